@@ -1,0 +1,168 @@
+"""What a place that keeps records and durable state offers; `embedded.py` and `memory.py` are such places.
+
+Records are Kafka record batches (v2) in bytes, as produced, base offset filled in. All methods are called on one
+event loop; no method blocks it. Errors: see the classes below. A confirmed write is never lost (what "confirmed"
+survives is the implementation's setting).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flowshare.share.types import LogBatch
+
+
+class LogError(Exception):
+    """Base of the log's errors."""
+
+
+class TopicExists(LogError):
+    """A topic of this name exists."""
+
+
+class UnknownTopic(LogError):
+    """There is no such topic or partition."""
+
+
+class InvalidTopic(LogError):
+    """A topic name, partition count or topic setting is refused."""
+
+
+class OffsetOutOfRange(LogError):
+    """The offset is below the log start or above the log end."""
+
+
+class CorruptRecords(LogError):
+    """The bytes are not whole record batches with right checksums."""
+
+
+class RecordsTooLarge(LogError):
+    """A batch is larger than the topic takes (max.message.bytes)."""
+
+
+class StorageError(LogError):
+    """The disk refused the write; nothing of it was confirmed."""
+
+
+class StorageDamaged(LogError):
+    """What is stored contradicts itself; nothing was changed by opening it."""
+
+
+class StorageHeld(LogError):
+    """Another process holds the path; the text names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic. `configs` holds only what was set, under Kafka's names."""
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: int
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOffsets:
+    """Bounds of a partition's log: first offset, next offset of what is confirmed, last stable offset."""
+
+    log_start: int
+    high_watermark: int
+    last_stable: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Where a confirmed append went."""
+
+    base_offset: int
+    last_offset: int
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadResult:
+    """Whole record batches from the one that holds the asked offset on; empty at the log's end."""
+
+    records: bytes
+    batches: tuple[LogBatch, ...]
+    offsets: LogOffsets
+
+
+AppendListener = Callable[[str, int], None]
+
+
+class Log(Protocol):
+    """Topics and their records."""
+
+    def topics(self) -> Mapping[str, Topic]:
+        """All topics by name: a view to read, not to keep."""
+        ...
+
+    async def create_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = ...) -> Topic:
+        """Make a topic. Raises: TopicExists, InvalidTopic, StorageError."""
+        ...
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic and its records. Raises: UnknownTopic, StorageError."""
+
+    async def create_partitions(self, name: str, total: int) -> Topic:
+        """Raise the number of partitions to `total`. Raises: UnknownTopic, InvalidTopic, StorageError."""
+        ...
+
+    async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
+        """Set (or with None unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
+        ...
+
+    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
+        """Check, place and confirm record batches.
+
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, StorageError.
+        """
+        ...
+
+    async def read(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> ReadResult:
+        """Batches from `offset` on, at least one if there is one.
+
+        Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords.
+        """
+        ...
+
+    def offsets(self, topic: str, partition: int) -> LogOffsets:
+        """Bounds of the partition. Raises: UnknownTopic."""
+        ...
+
+    async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
+        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic."""
+        ...
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Move the log start up to `before`; returns the new log start.
+
+        Raises: UnknownTopic, OffsetOutOfRange, StorageError.
+        """
+        ...
+
+    def on_append(self, listener: AppendListener) -> None:
+        """Call `listener(topic, partition)` on the loop after each confirmed append and each log start move."""
+
+
+class StateStore(Protocol):
+    """Small durable values under byte keys."""
+
+    async def write(self, writes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Put (None: delete) all or none, in order of calls; returns when durable. Raises: StorageError."""
+
+    async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """All entries under a prefix, in key order, confirmed writes included."""
+        ...
+
+
+class Storage(Log, StateStore, Protocol):
+    """Log and state in one place, with one life."""
+
+    async def close(self) -> None:
+        """Write what is queued, confirm it, let go of the place."""

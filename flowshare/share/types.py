@@ -1,0 +1,126 @@
+"""The words of the core: record states, acknowledge types, ranges, durable state, limits.
+
+Offsets in pairs `first`, `last` are inclusive. Times are integers in milliseconds, `_ms`. Words are KIP-932's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class RecordState(enum.IntEnum):
+    """State of one offset of a share-partition; the number is what is stored (KIP-932, KIP-1191)."""
+
+    AVAILABLE = 0
+    ACQUIRED = 1
+    ACKNOWLEDGED = 2
+    ARCHIVING = 3
+    ARCHIVED = 4
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the offset is finished and lets the start offset pass."""
+        return self in (RecordState.ACKNOWLEDGED, RecordState.ARCHIVED)
+
+
+class AcknowledgeType(enum.IntEnum):
+    """What a member says of a record it acquired; the number is the one on the wire (KIP-932, KIP-1222)."""
+
+    GAP = 0
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
+class AcquireMode(enum.IntEnum):
+    """How strictly the number of records asked for is kept (KIP-1206)."""
+
+    BATCH_OPTIMIZED = 0
+    RECORD_LIMIT = 1
+
+
+class LogBatch(NamedTuple):
+    """Offsets of one record batch as it lies in the log, both inclusive."""
+
+    first: int
+    last: int
+
+
+class AcquiredRange(NamedTuple):
+    """Offsets handed to a member, both inclusive, with the number of the delivery (the first is 1)."""
+
+    first: int
+    last: int
+    delivery_count: int
+
+
+class AcknowledgeBatch(NamedTuple):
+    """One range of a member's acknowledgements.
+
+    `types` holds one wire number for the whole range or one an offset. `not_before_ms` (absolute; 0: at once) delays
+    what this range releases; `unrun` says that the released records were never started, so that the delivery
+    does not count. Both are flowshare's own and are ignored for types other than RELEASE.
+    """
+
+    first: int
+    last: int
+    types: bytes
+    not_before_ms: int = 0
+    unrun: bool = False
+
+
+class StateRun(NamedTuple):
+    """A run of offsets, both inclusive, with equal durable state."""
+
+    first: int
+    last: int
+    state: RecordState
+    delivery_count: int
+    member_id: str | None = None
+    not_before_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """The whole durable state of one share-partition (a snapshot). `start_offset` −1: not resolved yet."""
+
+    state_epoch: int = 0
+    leader_epoch: int = 0
+    start_offset: int = -1
+    delivery_complete_count: int = 0
+    runs: tuple[StateRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionUpdate:
+    """What a step changed and what is to be written: runs replace what was known of their offsets, in log order."""
+
+    start_offset: int
+    delivery_complete_count: int
+    runs: tuple[StateRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Settings of a group that the share-partition reads at each step, so that a change takes effect at once.
+
+    lock_duration_ms: how long an acquisition lock holds (share.record.lock.duration.ms).
+    delivery_count_max: deliveries before a record is archived (share.delivery.count.limit).
+    record_locks_max: acquired records at once (share.partition.max.record.locks).
+    window_max: span from start offset to end offset (share.partition.max.window); None is the value `locks`: the
+        span itself is held to `record_locks_max`, finished offsets included, exactly as Kafka's brokers count.
+    renew_enabled: whether RENEW is taken (share.renew.acknowledge.enable).
+    dead_letter_on_limit, dead_letter_on_reject: such records become ARCHIVING, which blocks the start offset, until
+        the shell has written the dead letter and calls `finish_archiving` (KIP-1191).
+    """
+
+    lock_duration_ms: int = 30_000
+    delivery_count_max: int = 5
+    record_locks_max: int = 2_000
+    window_max: int | None = 200_000
+    renew_enabled: bool = True
+    dead_letter_on_limit: bool = False
+    dead_letter_on_reject: bool = False
