@@ -1,0 +1,55 @@
+# Every target sets up what it needs by itself and is quick when that is already done.
+# Versions are pinned with hashes in requirements/lock.txt; `make lock` renews them.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+UV    := 0.13.8
+STAMP := $(VENV)/.installed
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+.PHONY: setup demo test check bench scenarios mutants chaos lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements/lock.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "flowshare needs Python 3.11 or newer: install one, or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv && $(BIN)/uv --version | grep -q " $(UV)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/lock.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
+	@$(BIN)/flowshare demo
+
+test: setup  ## every test, the slow ones too
+	@$(BIN)/python -m pytest -q -m "slow or not slow"
+
+check: setup  ## format, lint, types, layers, fast tests
+	@$(BIN)/ruff format --check -q .
+	@$(BIN)/ruff check -q .
+	@$(BIN)/mypy
+	@$(BIN)/basedpyright --level error
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+scenarios: setup  ## which of the share-group scenarios are shown, which are left and why; proves the runner by flipping
+	@$(BIN)/python tests/scenarios/report.py
+
+mutants: setup  ## plants known bugs one at a time; each must be caught
+	@$(BIN)/python tests/share/mutants.py
+
+bench: setup  ## figures, printed
+	@for b in core log agent beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+
+chaos: setup  ## random kill -9 of a worker under load, judged from outside
+	@$(BIN)/python benchmarks/chaos.py --kills 20
+
+lock:  ## renew requirements/lock.txt (pandas and numpy are left out: the demo reads the data file without them)
+	$(BIN)/uv pip compile pyproject.toml --extra demo --group dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header \
+		--no-emit-package pandas --no-emit-package numpy --upgrade -o requirements/lock.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
