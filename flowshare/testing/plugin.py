@@ -1,0 +1,42 @@
+"""The pytest plugin that comes with flowshare: `@pytest.mark.flowshare` runs an async test on a virtual loop.
+
+Loaded by pytest through its entry point; it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", "flowshare: run this async test on an event loop with virtual time")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Wrap marked async tests, so that no other plugin needs to know them."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("flowshare"):
+            if not inspect.iscoroutinefunction(item.obj):
+                raise pytest.UsageError(f"{item.nodeid}: the marker `flowshare` is for async tests")
+            item.obj = _on_virtual_loop(item.obj)
+
+
+def _on_virtual_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run_it(*args: Any, **kwargs: Any) -> None:
+        from flowshare.testing.virtual import run
+
+        run(test(*args, **kwargs))
+
+    del run_it.__wrapped__  # type: ignore[attr-defined]  # pytest would see the coroutine function through it
+    run_it.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]  # but it must see the fixtures
+    return run_it

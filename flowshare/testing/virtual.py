@@ -1,0 +1,70 @@
+"""A whole event loop on virtual time: when every task waits, time jumps to the next timer.
+
+Waiting for ever is an error (`Deadlock`) instead of a test that hangs. The loop cannot wait for threads or for
+sockets of other processes: there is nobody whose time would pass meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+T = TypeVar("T")
+
+
+class Deadlock(Exception):
+    """Every task waits and no timer is set: nothing would ever happen again."""
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """Instead of waiting for its timeout it moves the loop's time by it."""
+
+    def __init__(self) -> None:
+        self._inner = selectors.DefaultSelector()
+        self.now_s = 0.0
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._inner.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._inner.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._inner.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._inner.get_map()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = self._inner.select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise Deadlock("every task waits and no timer is set: something is awaited that can never happen")
+        self.now_s += max(0.0, timeout)
+        return []
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop whose `time()` is virtual: sleeps and timeouts take no real time."""
+
+    def __init__(self) -> None:
+        self._virtual = _JumpingSelector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._virtual.now_s
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop with virtual time, as `asyncio.run` would on a real one. Raises: Deadlock."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(coroutine)
