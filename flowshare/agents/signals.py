@@ -1,0 +1,125 @@
+"""Signals that reach the worker whatever its handlers do.
+
+A signal's number is written to a socket by the interpreter's C code (`signal.set_wakeup_fd`) and read by a thread of
+its own, so that neither a blocked handler loop nor a busy service loop keeps a Ctrl-C waiting. Only code that holds
+the GIL delays it. The numbers are passed on to whoever had the wakeup descriptor before (uvloop's main loop does), so
+that handlers which an application adds to its loop go on working.
+
+First SIGTERM or SIGINT: `on_stop`. A Ctrl-C after that: `on_second`, which ends the process; further SIGTERMs change
+nothing (supervisors repeat them). SIGUSR1: `on_show`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SHOW_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
+EXIT_INTERRUPTED: Final = 130
+"""Exit code of a process ended by the second Ctrl-C (shell convention: 128 + SIGINT)."""
+_SAME_EVENT_S: Final = 0.5
+"""A parent that passes on SIGTERM and a terminal that sends SIGINT to all may mean one Ctrl-C."""
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Stand in for a Python handler, so that the C handler that writes to the descriptor is installed."""
+
+
+class Signals:
+    """Watches the worker's signals from `install` to `restore`; both on the main thread."""
+
+    def __init__(
+        self,
+        *,
+        on_stop: Callable[[signal.Signals], object],
+        on_second: Callable[[signal.Signals], object],
+        on_show: Callable[[], object],
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._on_stop = on_stop
+        self._on_second = on_second
+        self._on_show = on_show
+        self._stopped_at: float | None = None
+        self._interrupts = 0
+        self._previous: dict[int, object] = {}
+        self._forward = -1
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="flowshare-signals", daemon=True)
+
+    def install(self) -> None:
+        """Take the signals. Raises: ValueError when not on the main thread."""
+        for number in (*STOP_SIGNALS, *((SHOW_SIGNAL,) if SHOW_SIGNAL else ())):
+            self._previous[number] = signal.signal(number, _ignore)
+        self.claim()
+        self._thread.start()
+
+    def claim(self) -> None:
+        """Take the wakeup descriptor (again): a loop that starts on the main thread puts its own there."""
+        previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if previous != self._writer.fileno():
+            self._forward = previous
+
+    def disclaim(self) -> None:
+        """Stop passing signals on: the loop whose descriptor that is is about to end, and its number to be reused."""
+        self._forward = -1
+
+    def restore(self) -> None:
+        """Give the signals back and end the thread."""
+        self.disclaim()
+        current = signal.set_wakeup_fd(-1)
+        if current not in (self._writer.fileno(), -1):
+            signal.set_wakeup_fd(current)  # somebody else's by now
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+        self._previous.clear()
+        self._writer.setblocking(True)
+        self._writer.close()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+        self._reader.close()
+
+    def _watch(self) -> None:
+        while data := self._receive():
+            self._pass_on(data)
+            for number in data:
+                self._dispatch(number)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._reader.recv(64)
+        except OSError:
+            return b""
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._forward < 0:
+            return
+        try:
+            os.write(self._forward, data)
+        except OSError:
+            self._forward = -1  # that loop is gone
+
+    def _dispatch(self, number: int) -> None:
+        if number == SHOW_SIGNAL:
+            self._on_show()
+        elif number in STOP_SIGNALS:
+            self._stop(signal.Signals(number))
+
+    def _stop(self, number: signal.Signals) -> None:
+        now = self._clock.monotonic()
+        self._interrupts += number == signal.SIGINT
+        if self._stopped_at is None:
+            self._stopped_at = now
+            self._on_stop(number)
+        elif number == signal.SIGINT and (self._interrupts > 1 or now - self._stopped_at > _SAME_EVENT_S):
+            self._on_second(number)

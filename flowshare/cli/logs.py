@@ -1,0 +1,93 @@
+"""Logging set-up of the commands that run an app: text or JSON lines on stderr; stdout stays the application's.
+
+A line that a handler logs carries the delivery it was working on: agent, topic-partition@offset and attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Final
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+CONTEXT_FIELDS: Final = ("agent", "topic", "partition", "offset", "attempt")
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def set_up(level: str = "info", form: str = "text") -> None:
+    """Configure the root logger: one handler on stderr.
+
+    level: of flowshare and the application; libraries that are chatty at INFO (mode, faust, aiokafka) start at
+    WARNING unless the level is debug. form: `text` or `json`.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(colour=sys.stderr.isatty()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    if level != "debug":
+        for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+
+
+def flush() -> None:
+    """Write out what handlers and streams still hold."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+class TextFormatter(logging.Formatter):
+    """`09:15:02.123 INFO    shop: text [bill orders-0@17 attempt 2]`."""
+
+    _COLOURS: Final = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[31m"}
+
+    def __init__(self, *, colour: bool = False) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback below it."""
+        at = datetime.fromtimestamp(record.created).astimezone()
+        level = record.levelname.ljust(7)
+        if self._colour and (code := self._COLOURS.get(record.levelno)):
+            level = f"{code}{level}\x1b[0m"
+        line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {record.name}: {record.getMessage()}{_context(record)}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + self.formatException(record.exc_info)
+        if record.stack_info:
+            line += "\n" + self.formatStack(record.stack_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the delivery's fields, `extra=` fields, error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        data: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        data.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+        if record.exc_info and record.exc_info[0] is not None:
+            data["error"] = record.exc_info[0].__name__
+            data["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(data, default=str, ensure_ascii=False)
+
+
+def _context(record: logging.LogRecord) -> str:
+    agent = getattr(record, "agent", None)
+    if agent is None:
+        return ""
+    where = f"{getattr(record, 'topic', '?')}-{getattr(record, 'partition', '?')}@{getattr(record, 'offset', '?')}"
+    return f" [{agent} {where} attempt {getattr(record, 'attempt', '?')}]"

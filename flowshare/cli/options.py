@@ -1,0 +1,58 @@
+"""Options that several commands share, and the broker URL that they lead to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from flowshare.cli.errors import Failure
+
+Fun = TypeVar("Fun", bound=Callable[..., Any])
+
+BROKER_ENV: Final = "FLOWSHARE_BROKER"
+
+
+def debug_option(function: Fun) -> Fun:
+    """`--debug`, looked at by `flowshare.cli.main`."""
+    option = click.option("--debug", is_flag=True, expose_value=False, help="A traceback instead of a one-line error.")
+    return option(function)
+
+
+def json_option(function: Fun) -> Fun:
+    """`--json`: the same facts for programs."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(function)
+
+
+def broker_options(function: Fun) -> Fun:
+    """`--broker` and `--app`; the command gets them as `broker` and `app_path`, see `broker_url`."""
+    function = click.option("--app", "app_path", metavar="MODULE:APP", help="Use this app's broker.")(function)
+    function = click.option(
+        "--broker", metavar="URL", help=f"For example embedded:///tmp/shop. Default: ${BROKER_ENV}, or --app's."
+    )(function)
+    return debug_option(function)
+
+
+def broker_url(broker: str | None, app_path: str | None) -> str:
+    """The URL to use: --broker, --app's, or the environment's. Raises: click.UsageError when there is none."""
+    if broker:
+        return broker
+    if app_path:
+        return app_broker(app_path)
+    if from_env := os.environ.get(BROKER_ENV):
+        return from_env
+    raise click.UsageError(
+        f"say which log to use: --broker embedded:///path, --app module:app, or the environment variable {BROKER_ENV}"
+    )
+
+
+def app_broker(app_path: str) -> str:
+    """The broker URL of an app. Raises: AppNotFound, Failure."""
+    from flowshare.agents.loading import load_app
+
+    url = load_app(app_path).broker_url
+    if not url:
+        raise Failure(f'{app_path} has no broker; give its App one: App("name", broker="embedded:///path")')
+    return str(url)

@@ -1,0 +1,116 @@
+"""Tables, JSON and progress: rich on a terminal, plain columns in a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+Row = Mapping[str, Any]
+
+
+def show(
+    rows: Sequence[Row], columns: Mapping[str, str], *, as_json: bool, empty: str, right: Iterable[str] = ()
+) -> None:
+    """Print rows as JSON or as a table.
+
+    columns: key of each column to its heading, in order. JSON has all keys of the rows, the table these only.
+    empty: what to say when there are no rows. right: keys of columns with numbers.
+    """
+    if as_json:
+        emit_json(list(rows))
+    elif not rows:
+        click.echo(empty, err=True)
+    elif sys.stdout.isatty():
+        _rich_table(rows, columns, frozenset(right))
+    else:
+        _plain_table(rows, columns, frozenset(right))
+
+
+def emit_json(value: object) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def cell(value: object) -> str:
+    """A value as it stands in a table: `-` for unknown, thousands grouped on no account (they get copied)."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return str(value)
+
+
+def age(seconds: float | None) -> str:
+    """A duration for people: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h; `-` for None."""
+    if seconds is None or seconds < 0:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} m"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _plain_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozenset[str]) -> None:
+    texts = [[cell(row.get(key)) for key in columns] for row in rows]
+    widths = [max(len(heading), *(len(line[i]) for line in texts)) for i, heading in enumerate(columns.values())]
+    for line in [[heading.upper() for heading in columns.values()], *texts]:
+        parts = [
+            text.rjust(width) if key in right else text.ljust(width)
+            for key, text, width in zip(columns, line, widths, strict=True)
+        ]
+        click.echo("  ".join(parts).rstrip())
+
+
+def _rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozenset[str]) -> None:
+    from rich import box
+    from rich.console import Console
+
+    Console().print(rich_table(rows, columns, right, box=box.SIMPLE_HEAD))
+
+
+def rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: Iterable[str] = (), *, box: Any = None) -> Any:
+    """The rows as a rich Table, for `lag --watch` and the like."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box, pad_edge=False)
+    for key, heading in columns.items():
+        table.add_column(heading, justify="right" if key in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(row.get(key))) for key in columns))
+    return table
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr when it is a terminal; the function it gives takes the number of steps just done."""
+    if not sys.stderr.isatty():
+        yield lambda _steps: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(title, total=total)
+        yield lambda steps: bar.advance(task, steps)
