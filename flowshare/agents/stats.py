@@ -1,0 +1,47 @@
+"""What an agent counts. Plain integers; each is changed on one thread only, and read from anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class AgentStats:
+    """Counters of one agent in one process since its start.
+
+    received: deliveries taken from the group. accepted: confirmed accepts. released: `Release` outcomes.
+    retried: exceptions and timeouts that were released for another attempt. dead_lettered: rejected after the dead
+    letter was confirmed. rejected: rejected without dead letter (`dead_letter=None`). gaps: acquired offsets without
+    a record. undecodable: values that did not fit the annotation. timed_out: handlers past `timeout`.
+    cancelled: handlers that ended with CancelledError or another BaseException. lock_lost: outcomes discarded because
+    the acquisition lock was gone. ack_unknown: acknowledgements whose result is unknown. renewed: locks renewed.
+    unrun: records given back before a handler began. redelivered: deliveries after the first. sent: records produced
+    by sinks and `Send`. send_failed, dead_letter_failed: what could not be produced. handler_errors: exceptions out of handlers.
+    fetches, acknowledgements: requests made.
+    """
+
+    received: int = 0
+    accepted: int = 0
+    released: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    rejected: int = 0
+    gaps: int = 0
+    undecodable: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    lock_lost: int = 0
+    ack_unknown: int = 0
+    renewed: int = 0
+    unrun: int = 0
+    redelivered: int = 0
+    sent: int = 0
+    send_failed: int = 0
+    dead_letter_failed: int = 0
+    handler_errors: int = 0
+    fetches: int = 0
+    acknowledgements: int = 0
+
+    def counters(self) -> dict[str, float]:
+        """All counters by name."""
+        return {field.name: float(getattr(self, field.name)) for field in fields(self)}
