@@ -1,0 +1,250 @@
+"""Settings of the server and of a share group, read through the tables of `config_tables.py`.
+
+A group's overrides are checked when they are set (`GroupConfig.parse`); what was stored and lies outside the server's
+bounds later is moved to the nearest bound when it is used (`GroupConfig.effective`, KIP-1240).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
+from flowshare.share.errors import InvalidConfig
+from flowshare.share.settings import Setting, duration_ms, read_number, text_of, unknown
+from flowshare.share.types import Limits
+
+__all__ = [
+    "EMBEDDED_CONFIGS",
+    "GROUP_CONFIGS",
+    "SERVER_CONFIGS",
+    "ConfigValue",
+    "GroupConfig",
+    "ServerConfig",
+    "group_settings",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of a server; `…_min`, `…_max` bound what a group may set. Defaults are Kafka's brokers'."""
+
+    session_timeout_ms: int = 45_000
+    session_timeout_min_ms: int = 45_000
+    session_timeout_max_ms: int = 60_000
+    heartbeat_interval_ms: int = 5_000
+    heartbeat_interval_min_ms: int = 5_000
+    heartbeat_interval_max_ms: int = 15_000
+    assignment_interval_ms: int = 1_000
+    assignment_interval_min_ms: int = 0
+    assignment_interval_max_ms: int = 15_000
+    delivery_count_limit: int = 5
+    delivery_count_limit_min: int = 2
+    delivery_count_limit_max: int = 10
+    record_lock_duration_ms: int = 30_000
+    record_lock_duration_min_ms: int = 15_000
+    record_lock_duration_max_ms: int = 60_000
+    partition_max_record_locks: int = 2_000
+    partition_max_record_locks_min: int = 100
+    partition_max_record_locks_max: int = 4_000
+    group_max_size: int = 200
+    share_sessions_max: int = 2_000
+    assignor: str = "simple"
+    initialize_retry_interval_ms: int = 30_000
+    partition_max_window: int | None = 200_000
+    """None is the value `locks`."""
+    retention_ms: int | None = None
+    """None: for ever."""
+    snapshot_updates_max: int = 500
+    cold_snapshot_interval_ms: int = 300_000
+    dead_letter_prefix: str = "dlq."
+    dead_letter_auto_create: bool = False
+    acquire_durable: bool = True
+
+    @classmethod
+    def parse(cls, values: Mapping[str, str], *, table: Mapping[str, Setting] = SERVER_CONFIGS) -> ServerConfig:
+        """Read settings by their Kafka names; what is not given has the table's default.
+
+        Raises InvalidConfig for an unknown name, a value out of bounds, and values that contradict each other.
+        """
+        config = cls(**_read(values, table))
+        _check_server(config, table)
+        return config
+
+    @classmethod
+    def embedded(cls, values: Mapping[str, str] | None = None) -> ServerConfig:
+        """The settings of flowshare's own server: groups may set locks of 1 s to 1 h, 2 to 1,000,000 deliveries, …"""
+        return cls.parse(values or {}, table=EMBEDDED_CONFIGS)
+
+
+def _read(values: Mapping[str, str], table: Mapping[str, Setting]) -> dict[str, Any]:
+    for name in values:
+        if name not in table:
+            raise unknown(name, table)
+    return {setting.field: setting.parse(values.get(name, setting.default)) for name, setting in table.items()}
+
+
+def _check_server(config: ServerConfig, table: Mapping[str, Setting]) -> None:
+    for setting in table.values():
+        if not setting.name.startswith("group.share.min."):
+            continue
+        base = f"group.share.{setting.name.removeprefix('group.share.min.')}"
+        lowest = getattr(config, setting.field)
+        value = getattr(config, table[base].field)
+        highest = getattr(config, table[base.replace("group.share.", "group.share.max.", 1)].field)
+        if not lowest <= value <= highest:
+            raise InvalidConfig(
+                f"{base} is {value}; it must lie between its min and max settings, {lowest} to {highest}"
+            )
+    if config.share_sessions_max < config.group_max_size:
+        raise InvalidConfig(
+            f"group.share.max.share.sessions is {config.share_sessions_max}; it must be at least group.share.max.size, "
+            f"{config.group_max_size}"
+        )
+    if config.heartbeat_interval_ms >= config.session_timeout_ms:
+        raise InvalidConfig(
+            f"group.share.heartbeat.interval.ms is {config.heartbeat_interval_ms}; it must be below "
+            f"group.share.session.timeout.ms, {config.session_timeout_ms}"
+        )
+
+
+class ConfigValue(NamedTuple):
+    """One setting of a group as it acts: DescribeConfigs' answer."""
+
+    name: str
+    value: str
+    is_default: bool
+    doc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """Settings of one share group as they act now; build it with `parse` or `effective`."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    assignment_interval_ms: int = 1_000
+    delivery_count_limit: int = 5
+    record_lock_duration_ms: int = 30_000
+    partition_max_record_locks: int = 2_000
+    auto_offset_reset: str = "latest"
+    isolation_level: str = "read_uncommitted"
+    renew_acknowledge_enable: bool = True
+    partition_max_window: int | None = 200_000
+    """None is the value `locks`."""
+    retention_ms: int | None = None
+    """None: for ever."""
+    dead_letter_topic: str = ""
+    dead_letter_copy_record: bool = False
+    dead_letter_on: str = "all"
+    group_max_size: int = 200
+
+    @classmethod
+    def parse(cls, overrides: Mapping[str, str], server: ServerConfig) -> GroupConfig:
+        """Check a group's settings against the server's bounds and complete them with its defaults.
+
+        Raises InvalidConfig for an unknown name, a value out of bounds, and values that contradict each other.
+        """
+        table = group_settings(server)
+        config = cls(group_max_size=server.group_max_size, **_read(overrides, table))
+        if config.session_timeout_ms <= config.heartbeat_interval_ms:
+            raise InvalidConfig(
+                f"share.session.timeout.ms is {config.session_timeout_ms}; it must exceed share.heartbeat.interval.ms, "
+                f"{config.heartbeat_interval_ms}"
+            )
+        problem = _dead_letter_problem(config.dead_letter_topic, server)
+        if problem:
+            raise InvalidConfig(f"errors.deadletterqueue.topic.name is {config.dead_letter_topic!r}; {problem}")
+        return config
+
+    @classmethod
+    def effective(cls, stored: Mapping[str, str], server: ServerConfig) -> GroupConfig:
+        """What stored settings mean under the server's bounds of today; never raises (KIP-1240).
+
+        Numbers out of bounds are moved to the nearest bound; what cannot be read or is unknown has its default.
+        """
+        values: dict[str, Any] = {}
+        for name, setting in group_settings(server).items():
+            try:
+                values[setting.field] = _clamped(setting, stored.get(name, setting.default))
+            except InvalidConfig:
+                values[setting.field] = setting.parse(setting.default)
+        config = cls(group_max_size=server.group_max_size, **values)
+        if _dead_letter_problem(config.dead_letter_topic, server):
+            config = replace(config, dead_letter_topic="")
+        if config.session_timeout_ms <= config.heartbeat_interval_ms:
+            config = replace(config, heartbeat_interval_ms=max(1, config.session_timeout_ms // 3))
+        return config
+
+    @property
+    def reset_duration_ms(self) -> int | None:
+        """How far back `by_duration:` goes; None for `earliest` and `latest`."""
+        strategy, colon, duration = self.auto_offset_reset.partition(":")
+        return duration_ms(duration) if strategy == "by_duration" and colon else None
+
+    def limits(self) -> Limits:
+        """What the share-partitions of the group keep to."""
+        dead_letters = bool(self.dead_letter_topic)
+        return Limits(
+            lock_duration_ms=self.record_lock_duration_ms,
+            delivery_count_max=self.delivery_count_limit,
+            record_locks_max=self.partition_max_record_locks,
+            window_max=self.partition_max_window,
+            renew_enabled=self.renew_acknowledge_enable,
+            dead_letter_on_limit=dead_letters,
+            dead_letter_on_reject=dead_letters and self.dead_letter_on == "all",
+        )
+
+    def values(self, stored: Mapping[str, str]) -> tuple[ConfigValue, ...]:
+        """All settings by name as they act; `is_default` when `stored` does not set them."""
+        names = {field.name for field in fields(self)}
+        listed: list[ConfigValue] = []
+        for name, setting in sorted(GROUP_CONFIGS.items()):
+            assert setting.field in names
+            value = getattr(self, setting.field)
+            if value is None:
+                value = next(word for word, meaning in (setting.words or {}).items() if meaning is None)
+            listed.append(ConfigValue(name, text_of(value), name not in stored, setting.doc))
+        return tuple(listed)
+
+
+def group_settings(server: ServerConfig) -> dict[str, Setting]:
+    """`GROUP_CONFIGS` with the defaults and bounds of one server."""
+    table = dict(GROUP_CONFIGS)
+    for name, _ in BOUNDED:
+        setting = GROUP_CONFIGS[name]
+        stem = setting.field.removesuffix("_ms")
+        unit = "_ms" if setting.field.endswith("_ms") else ""
+        table[name] = replace(
+            setting,
+            default=str(getattr(server, setting.field)),
+            low=getattr(server, f"{stem}_min{unit}"),
+            high=getattr(server, f"{stem}_max{unit}"),
+        )
+    window = "locks" if server.partition_max_window is None else str(server.partition_max_window)
+    retention = "-1" if server.retention_ms is None else str(server.retention_ms)
+    table["share.partition.max.window"] = replace(table["share.partition.max.window"], default=window)
+    table["share.retention.ms"] = replace(table["share.retention.ms"], default=retention)
+    return table
+
+
+def _clamped(setting: Setting, text: str) -> Any:
+    """The value of a stored text; a number out of bounds becomes the nearest bound."""
+    value = replace(setting, low=None, high=None).parse(text)
+    if setting.read is not read_number or value is None:
+        return value
+    if setting.low is not None:
+        value = max(value, setting.low)
+    return value if setting.high is None else min(value, setting.high)
+
+
+def _dead_letter_problem(topic: str, server: ServerConfig) -> str:
+    """Why a topic cannot take dead letters (KIP-1191); empty when it can, or none is named."""
+    if not topic:
+        return ""
+    if topic.startswith("__"):
+        return "names that start with __ are for internal topics"
+    if not topic.startswith(server.dead_letter_prefix):
+        return f"it must start with {server.dead_letter_prefix!r} (errors.deadletterqueue.topic.name.prefix)"
+    return ""

@@ -1,0 +1,277 @@
+"""The tables of settings: Kafka's names, defaults and bounds (KIP-932, KIP-1191, KIP-1240), and flowshare's own few.
+
+`config.py` reads values through them. Flowshare's own: `share.partition.max.window`, `share.dead.letter.on`,
+`share.retention.ms`, `share.acquire.durable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from flowshare.share.settings import Setting, read_flag, read_number, read_offset_reset, read_text, read_word
+
+FLAG: Final[Mapping[str, bool]] = {"true": True, "false": False}
+
+
+def _number(
+    name: str,
+    field: str,
+    default: int | str,
+    low: int,
+    high: int | None,
+    doc: str,
+    words: Mapping[str, int | None] | None = None,
+) -> Setting:
+    return Setting(
+        name=name, field=field, default=str(default), low=low, high=high, doc=doc, words=words, read=read_number
+    )
+
+
+def _flag(name: str, field: str, default: str, doc: str) -> Setting:
+    return Setting(name=name, field=field, default=default, doc=doc, words=FLAG, read=read_flag)
+
+
+def _word(name: str, field: str, default: str, words: tuple[str, ...], doc: str) -> Setting:
+    return Setting(name=name, field=field, default=default, doc=doc, words={w: w for w in words}, read=read_word)
+
+
+def _text(name: str, field: str, doc: str) -> Setting:
+    return Setting(name=name, field=field, default="", doc=doc, read=read_text)
+
+
+def _triple(
+    name: str,
+    field: str,
+    default: tuple[int, int, int | None],
+    low: tuple[int, int, int | None],
+    high: tuple[int, int, int | None],
+    doc: str,
+) -> list[Setting]:
+    """`group.share.<name>` and its `min` and `max`; each is given as (default, lowest allowed, highest allowed)."""
+    stem = field.removesuffix("_ms")
+    unit = "_ms" if field.endswith("_ms") else ""
+    return [
+        _number(f"group.share.{name}", field, *default, doc),
+        _number(f"group.share.min.{name}", f"{stem}_min{unit}", *low, f"Lowest value a group may set: {doc}"),
+        _number(f"group.share.max.{name}", f"{stem}_max{unit}", *high, f"Highest value a group may set: {doc}"),
+    ]
+
+
+def _table(*settings: Setting) -> dict[str, Setting]:
+    return {setting.name: setting for setting in settings}
+
+
+SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
+    *_triple(
+        "session.timeout.ms",
+        "session_timeout_ms",
+        (45_000, 1, None),
+        (45_000, 1, None),
+        (60_000, 1, None),
+        "How long a member may be silent before it is removed from its group.",
+    ),
+    *_triple(
+        "heartbeat.interval.ms",
+        "heartbeat_interval_ms",
+        (5_000, 1, None),
+        (5_000, 1, None),
+        (15_000, 1, None),
+        "How often a member sends a heartbeat.",
+    ),
+    *_triple(
+        "assignment.interval.ms",
+        "assignment_interval_ms",
+        (1_000, 0, None),
+        (0, 0, None),
+        (15_000, 0, None),
+        "Least time between two computations of a group's assignment.",
+    ),
+    *_triple(
+        "delivery.count.limit",
+        "delivery_count_limit",
+        (5, 2, 10),
+        (2, 2, 5),
+        (10, 5, 25),
+        "How often a record is delivered before it is archived.",
+    ),
+    *_triple(
+        "record.lock.duration.ms",
+        "record_lock_duration_ms",
+        (30_000, 1_000, 3_600_000),
+        (15_000, 1_000, 30_000),
+        (60_000, 30_000, 3_600_000),
+        "How long a member holds the records it acquired.",
+    ),
+    *_triple(
+        "partition.max.record.locks",
+        "partition_max_record_locks",
+        (2_000, 100, 10_000),
+        (100, 100, 2_000),
+        (4_000, 2_000, 10_000),
+        "How many records of a share-partition may be acquired at once.",
+    ),
+    _number("group.share.max.size", "group_max_size", 200, 1, 1_000, "Members a group may have."),
+    _number("group.share.max.share.sessions", "share_sessions_max", 2_000, 1, None, "Share sessions open at once."),
+    _word("group.share.assignors", "assignor", "simple", ("simple",), "The assignor of share groups."),
+    _number(
+        "group.share.initialize.retry.interval.ms",
+        "initialize_retry_interval_ms",
+        30_000,
+        1,
+        None,
+        "Wait before the initialisation of a share-partition's state is tried again.",
+    ),
+    _number(
+        "group.share.partition.max.window",
+        "partition_max_window",
+        200_000,
+        100,
+        1_000_000,
+        "Default of share.partition.max.window.",
+        {"locks": None},
+    ),
+    _number(
+        "group.share.retention.ms",
+        "retention_ms",
+        -1,
+        0,
+        None,
+        "Default of share.retention.ms.",
+        {"-1": None},
+    ),
+    _number(
+        "share.coordinator.snapshot.update.records.per.snapshot",
+        "snapshot_updates_max",
+        500,
+        0,
+        500,
+        "Updates of a share-partition's state after which a snapshot is written; 0: a snapshot each time.",
+    ),
+    _number(
+        "share.coordinator.cold.partition.snapshot.interval.ms",
+        "cold_snapshot_interval_ms",
+        300_000,
+        1,
+        None,
+        "A share-partition not written for this long gets a snapshot, so that its updates can be dropped.",
+    ),
+    replace(
+        _text(
+            "errors.deadletterqueue.topic.name.prefix",
+            "dead_letter_prefix",
+            "How dead-letter topics' names must start.",
+        ),
+        default="dlq.",
+    ),
+    _flag(
+        "errors.deadletterqueue.auto.create.topics.enable",
+        "dead_letter_auto_create",
+        "false",
+        "Whether a missing dead-letter topic is created.",
+    ),
+    _flag(
+        "share.acquire.durable",
+        "acquire_durable",
+        "true",
+        "Whether an acquire is written before its records leave, so that a crash never loses a delivery count.",
+    ),
+)
+"""Name -> setting of Kafka's brokers, with Kafka's own defaults and bounds."""
+
+
+def _wide(name: str, default: int, low: int, high: int) -> Setting:
+    return replace(SERVER_CONFIGS[name], default=str(default), low=low, high=high)
+
+
+EMBEDDED_CONFIGS: Final[Mapping[str, Setting]] = {
+    **SERVER_CONFIGS,
+    **_table(
+        _wide("group.share.min.session.timeout.ms", 100, 1, 3_600_000),
+        _wide("group.share.max.session.timeout.ms", 3_600_000, 1, 3_600_000),
+        _wide("group.share.min.heartbeat.interval.ms", 10, 1, 3_600_000),
+        _wide("group.share.max.heartbeat.interval.ms", 3_600_000, 1, 3_600_000),
+        _wide("group.share.max.size", 200, 1, 10_000),
+        _wide("group.share.delivery.count.limit", 5, 2, 1_000_000),
+        _wide("group.share.min.delivery.count.limit", 2, 2, 1_000_000),
+        _wide("group.share.max.delivery.count.limit", 1_000_000, 2, 1_000_000),
+        _wide("group.share.min.record.lock.duration.ms", 1_000, 1_000, 3_600_000),
+        _wide("group.share.max.record.lock.duration.ms", 3_600_000, 1_000, 3_600_000),
+        _wide("group.share.partition.max.record.locks", 2_000, 1, 1_000_000),
+        _wide("group.share.min.partition.max.record.locks", 1, 1, 1_000_000),
+        _wide("group.share.max.partition.max.record.locks", 1_000_000, 1, 1_000_000),
+        replace(SERVER_CONFIGS["errors.deadletterqueue.topic.name.prefix"], default=""),
+        replace(SERVER_CONFIGS["errors.deadletterqueue.auto.create.topics.enable"], default="true"),
+    ),
+}
+"""The same names with the wide bounds of flowshare's own server."""
+
+
+BOUNDED: Final = (
+    ("share.session.timeout.ms", "How long a member may be silent before it is removed; above the heartbeat interval."),
+    ("share.heartbeat.interval.ms", "How often members send a heartbeat."),
+    ("share.assignment.interval.ms", "Least time between two computations of the assignment."),
+    ("share.delivery.count.limit", "How often a record is delivered before it is archived."),
+    ("share.record.lock.duration.ms", "How long a member holds the records it acquired."),
+    ("share.partition.max.record.locks", "How many records of a share-partition may be acquired at once."),
+)
+
+
+def _group_number(name: str, doc: str) -> Setting:
+    server = SERVER_CONFIGS[f"group.{name}"]
+    return replace(server, name=name, doc=doc, low=0, high=None)
+
+
+GROUP_CONFIGS: Final[Mapping[str, Setting]] = _table(
+    *(_group_number(name, doc) for name, doc in BOUNDED),
+    Setting(
+        name="share.auto.offset.reset",
+        field="auto_offset_reset",
+        default="latest",
+        doc="Where a share-partition starts that has no start offset yet.",
+        words={"latest": "latest", "earliest": "earliest", "by_duration:<ISO-8601 duration>": None},
+        read=read_offset_reset,
+    ),
+    _word(
+        "share.isolation.level",
+        "isolation_level",
+        "read_uncommitted",
+        ("read_uncommitted", "read_committed"),
+        "Whether records of open and aborted transactions are delivered.",
+    ),
+    _flag(
+        "share.renew.acknowledge.enable",
+        "renew_acknowledge_enable",
+        "true",
+        "Whether members may renew the lock of a record they hold.",
+    ),
+    replace(
+        SERVER_CONFIGS["group.share.partition.max.window"],
+        name="share.partition.max.window",
+        doc="Span of offsets from a share-partition's start offset to its end offset; `locks`: as the limit of record "
+        "locks, finished records included, exactly as Kafka's brokers count.",
+    ),
+    replace(
+        SERVER_CONFIGS["group.share.retention.ms"],
+        name="share.retention.ms",
+        doc="How long the state of a group without members is kept; -1: for ever.",
+    ),
+    _text(
+        "errors.deadletterqueue.topic.name", "dead_letter_topic", "Topic that gets the records given up; empty: none."
+    ),
+    _flag(
+        "errors.deadletterqueue.copy.record.enable",
+        "dead_letter_copy_record",
+        "false",
+        "Whether dead letters carry key, value and headers of the record.",
+    ),
+    _word(
+        "share.dead.letter.on",
+        "dead_letter_on",
+        "all",
+        ("all", "limit"),
+        "Which records become dead letters: all given up, or only those that reached the delivery limit.",
+    ),
+)
+"""Name -> setting of a share group. Where the server has a default and bounds of its own, those count."""

@@ -1,0 +1,219 @@
+"""Share sessions: one a group and member, with the epoch that orders its requests (KIP-932, share-groups.md §3.6).
+
+Rules kept here: epoch 0 opens (and replaces) a session, −1 closes it, everything else must be the expected epoch,
+which every accepted ShareFetch or ShareAcknowledge raises by one; after 2^31−1 comes 1. A session belongs to the
+connection that opened it and ends with it; acknowledgements are taken over any connection. What a closed session held
+is for the caller to release: only partitions that are in the session at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from flowshare.share.errors import (
+    InvalidRequest,
+    InvalidShareSessionEpoch,
+    ShareSessionLimitReached,
+    ShareSessionNotFound,
+)
+
+EPOCH_OPEN: Final = 0
+EPOCH_CLOSE: Final = -1
+EPOCH_LAST: Final = 2**31 - 1
+MEMBER_ID_LENGTH_MAX: Final = 36
+
+Key = tuple[UUID, int]
+"""A topic's id and one of its partitions; `protocol.messages.TopicPartition` is one."""
+
+
+def next_epoch(epoch: int) -> int:
+    """The epoch that follows; 1 follows the last one, 0 and −1 never come again."""
+    return 1 if epoch >= EPOCH_LAST else epoch + 1
+
+
+def rotated(keys: tuple[Key, ...], epoch: int) -> tuple[Key, ...]:
+    """The keys with `epoch mod n` of them moved to the end, so that each comes first in turn."""
+    if len(keys) < 2:
+        return keys
+    by = epoch % len(keys)
+    return keys[by:] + keys[:by]
+
+
+class ClosedSession(NamedTuple):
+    """A session that ended; records the member holds on `partitions` are to be released."""
+
+    group_id: str
+    member_id: str
+    partitions: tuple[Key, ...]
+    last_of_group: bool
+    """No other session of the group is open: its share-partitions may be dropped from memory."""
+
+
+@dataclass(slots=True, eq=False)
+class ShareSession:
+    """One open session: its partitions in order of adding, with the mark `must be listed in the next answer`."""
+
+    group_id: str
+    member_id: str
+    connection_id: Hashable
+    expected_epoch: int = 1
+    _marks: dict[Key, bool] = field(default_factory=dict[Key, bool])
+
+    @property
+    def partitions(self) -> tuple[Key, ...]:
+        """The session's partitions in order of adding."""
+        return tuple(self._marks)
+
+    def update(self, added: Iterable[Key], forgotten: Iterable[Key]) -> None:
+        """Add partitions (known ones keep their place), then drop the forgotten ones (unknown ones are no error)."""
+        for topic_id, partition in added:
+            self._marks.setdefault((topic_id, partition), True)
+        for topic_id, partition in forgotten:
+            self._marks.pop((topic_id, partition), None)
+
+    def must_list(self, key: Key, *, content: bool, error: bool) -> bool:
+        """Whether a partition is to be listed in the answer to a fetch; call it once for each answered partition.
+
+        Listed is what has content (records or acknowledgements) or an error, what was added with this request, and
+        what was listed with an error the last time. An error marks the partition for the next answer.
+        """
+        key = (key[0], key[1])
+        marked = self._marks.get(key, False)
+        if key in self._marks:
+            self._marks[key] = error
+        return content or error or marked
+
+
+class FetchTurn(NamedTuple):
+    """What an accepted ShareFetch is to do."""
+
+    session: ShareSession
+    partitions: tuple[Key, ...]
+    """To fetch from, in this order; empty when the session closes."""
+    closed: ClosedSession | None
+    """Set when the request closed the session: process its acknowledgements, then release."""
+
+
+class ShareSessions:
+    """All open sessions of a server, at most `sessions_max` of them (settable at any time)."""
+
+    def __init__(self, sessions_max: int = 2_000) -> None:
+        self.sessions_max = sessions_max
+        self._sessions: dict[tuple[str, str], ShareSession] = {}
+        self._by_connection: dict[Hashable, set[tuple[str, str]]] = {}
+        self._by_group: dict[Hashable, set[tuple[str, str]]] = {}
+
+    def __len__(self) -> int:
+        """Number of open sessions."""
+        return len(self._sessions)
+
+    def get(self, group_id: str, member_id: str) -> ShareSession | None:
+        """The open session of a member."""
+        return self._sessions.get((group_id, member_id))
+
+    def fetch(
+        self,
+        connection_id: Hashable,
+        group_id: str | None,
+        member_id: str | None,
+        epoch: int,
+        *,
+        added: Iterable[Key] = (),
+        forgotten: Iterable[Key] = (),
+        has_acks: bool = False,
+    ) -> FetchTurn:
+        """Accept a ShareFetch: open, go on or close; the session's epoch and partitions are changed at once.
+
+        `added` are all partitions the request names, those named only for acknowledgements included.
+        Raises InvalidRequest (ids; acknowledgements at epoch 0, which leaves an existing session as it is),
+        ShareSessionLimitReached, ShareSessionNotFound, InvalidShareSessionEpoch; nothing is changed then.
+        """
+        group_id, member_id = check_ids(group_id, member_id)
+        if epoch == EPOCH_OPEN:
+            if has_acks:
+                raise InvalidRequest("a ShareFetch that opens a share session must not carry acknowledgements")
+            session = self._open(connection_id, group_id, member_id)
+        else:
+            session = self._find(group_id, member_id)
+            if epoch == EPOCH_CLOSE:
+                return FetchTurn(session, (), self._remove(session))
+            self._advance(session, epoch)
+        session.update(added, forgotten)
+        return FetchTurn(session, rotated(session.partitions, epoch), None)
+
+    def acknowledge(self, group_id: str | None, member_id: str | None, epoch: int) -> ClosedSession | None:
+        """Accept a ShareAcknowledge; the closed session when it closed it: process the batches, then release.
+
+        Raises InvalidRequest, InvalidShareSessionEpoch (epoch 0 never opens here), ShareSessionNotFound.
+        """
+        group_id, member_id = check_ids(group_id, member_id)
+        if epoch == EPOCH_OPEN:
+            raise InvalidShareSessionEpoch("a ShareAcknowledge cannot open a share session; its epoch must not be 0")
+        session = self._find(group_id, member_id)
+        if epoch == EPOCH_CLOSE:
+            return self._remove(session)
+        self._advance(session, epoch)
+        return None
+
+    def close(self, group_id: str, member_id: str) -> ClosedSession | None:
+        """End a member's session from the server's side (the member left or timed out); None when none is open."""
+        session = self.get(group_id, member_id)
+        return None if session is None else self._remove(session)
+
+    def close_connection(self, connection_id: Hashable) -> tuple[ClosedSession, ...]:
+        """End the sessions that a connection opened, and nothing else."""
+        keys = self._by_connection.get(connection_id, set[tuple[str, str]]())
+        return tuple(self._remove(self._sessions[key]) for key in sorted(keys))
+
+    def _open(self, connection_id: Hashable, group_id: str, member_id: str) -> ShareSession:
+        old = self.get(group_id, member_id)
+        if old is None and len(self._sessions) >= self.sessions_max:
+            raise ShareSessionLimitReached(
+                f"{self.sessions_max} share sessions are open (group.share.max.share.sessions); try again later"
+            )
+        if old is not None:
+            self._remove(old)
+        key = (group_id, member_id)
+        session = ShareSession(group_id, member_id, connection_id)
+        self._sessions[key] = session
+        self._by_connection.setdefault(connection_id, set()).add(key)
+        self._by_group.setdefault(group_id, set()).add(key)
+        return session
+
+    def _find(self, group_id: str, member_id: str) -> ShareSession:
+        session = self.get(group_id, member_id)
+        if session is None:
+            raise ShareSessionNotFound(f"member {member_id} has no open share session in group {group_id}")
+        return session
+
+    @staticmethod
+    def _advance(session: ShareSession, epoch: int) -> None:
+        if epoch != session.expected_epoch:
+            raise InvalidShareSessionEpoch(f"share session epoch is {epoch}, expected {session.expected_epoch}")
+        session.expected_epoch = next_epoch(epoch)
+
+    def _remove(self, session: ShareSession) -> ClosedSession:
+        key = (session.group_id, session.member_id)
+        del self._sessions[key]
+        _discard(self._by_connection, session.connection_id, key)
+        _discard(self._by_group, session.group_id, key)
+        return ClosedSession(*key, session.partitions, session.group_id not in self._by_group)
+
+
+def check_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
+    """The ids of a ShareFetch or ShareAcknowledge. Raises InvalidRequest (share-groups.md §3.5)."""
+    if not group_id:
+        raise InvalidRequest("the group id is missing")
+    if not member_id or len(member_id) > MEMBER_ID_LENGTH_MAX:
+        raise InvalidRequest(f"the member id must have 1 to {MEMBER_ID_LENGTH_MAX} characters")
+    return group_id, member_id
+
+
+def _discard(index: dict[Hashable, set[tuple[str, str]]], at: Hashable, key: tuple[str, str]) -> None:
+    keys = index[at]
+    keys.discard(key)
+    if not keys:
+        del index[at]

@@ -1,0 +1,135 @@
+"""What one setting is: its name, its text form, its bounds, and the words in which a bad value is refused.
+
+The tables themselves are in `config.py`. A value is read from text, because that is what Kafka's config APIs carry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowshare.share.errors import InvalidConfig
+
+DURATION: Final = re.compile(
+    r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?\d{1,15})D)?"
+    r"(?:T(?=[-+\d])(?:(?P<hours>[-+]?\d{1,15})H)?(?:(?P<minutes>[-+]?\d{1,15})M)?"
+    r"(?:(?P<seconds>[-+]?\d{1,15})(?:[.,](?P<fraction>\d{0,9}))?S)?)?",
+    re.IGNORECASE | re.ASCII,
+)
+INTEGER: Final = re.compile(r"[-+]?\d{1,19}", re.ASCII)
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds, rounded down, of an ISO-8601 duration `PnDTnHnMn.nS`, as Java's `Duration.parse` reads it.
+
+    Raises InvalidConfig when the text is malformed or the duration is negative.
+    """
+    match = DURATION.fullmatch(text)
+    if match is None or all(match[part] is None for part in ("days", "hours", "minutes", "seconds")):
+        raise InvalidConfig(f"{text!r} is not an ISO-8601 duration; write PnDTnHnMn.nS, for example PT1H or P7DT12H")
+    whole = 86_400 * int(match["days"] or 0) + 3600 * int(match["hours"] or 0)
+    whole += 60 * int(match["minutes"] or 0) + int(match["seconds"] or 0)
+    nanos = int((match["fraction"] or "").ljust(9, "0"))
+    if (match["seconds"] or "").startswith("-"):
+        nanos = -nanos
+    total = whole * 1_000_000_000 + nanos
+    if match["sign"] == "-":
+        total = -total
+    if total < 0:
+        raise InvalidConfig(f"duration {text!r} is negative; it must be zero or more")
+    return total // 1_000_000
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint ` (did you mean …?)` for a name that is not in `known`; empty when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def unknown(name: str, known: Iterable[str]) -> InvalidConfig:
+    """The error for a setting that does not exist; it suggests the nearest name that does."""
+    return InvalidConfig(f"unknown setting {name!r}{nearest(name, known)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting. `low` and `high` are inclusive and apply to numbers; `words` are the values that are not numbers."""
+
+    name: str
+    field: str
+    doc: str
+    default: str
+    read: Callable[[Setting, str], Any]
+    low: int | None = None
+    high: int | None = None
+    words: Mapping[str, Any] | None = None
+
+    def parse(self, text: str) -> Any:
+        """The value of `text`. Raises InvalidConfig, with the name and what is allowed in the text."""
+        return self.read(self, text.strip())
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words: `15000 to 60000`, `at least 1`, `true or false`, …"""
+        span: list[str] = []
+        if self.low is not None and self.high is not None:
+            span.append(f"{self.low} to {self.high}")
+        elif self.low is not None:
+            span.append(f"at least {self.low}")
+        return " or ".join([*span, *(self.words or ())])
+
+    def refuse(self, text: str) -> InvalidConfig:
+        """The error for a value that is not allowed."""
+        return InvalidConfig(f"{self.name} is {text!r}; allowed: {self.allowed}")
+
+
+def read_number(setting: Setting, text: str) -> Any:
+    """An integer within the bounds, or the value of one of the words."""
+    if setting.words is not None and text in setting.words:
+        return setting.words[text]
+    if INTEGER.fullmatch(text) is None:
+        raise setting.refuse(text)
+    value = int(text)
+    if (setting.low is not None and value < setting.low) or (setting.high is not None and value > setting.high):
+        raise setting.refuse(text)
+    return value
+
+
+def read_word(setting: Setting, text: str) -> Any:
+    """The value of one of the words."""
+    words = setting.words or {}
+    if text not in words:
+        raise setting.refuse(text)
+    return words[text]
+
+
+def read_flag(setting: Setting, text: str) -> Any:
+    """`true` or `false` in any case."""
+    return read_word(setting, text.lower())
+
+
+def read_text(_: Setting, text: str) -> Any:
+    """Any text."""
+    return text
+
+
+def read_offset_reset(setting: Setting, text: str) -> Any:
+    """`earliest`, `latest` or `by_duration:` with an ISO-8601 duration that is not negative."""
+    strategy, colon, duration = text.partition(":")
+    if strategy == "by_duration" and colon:
+        try:
+            duration_ms(duration)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{setting.name}: {error}") from error
+        return text
+    return read_word(setting, text)
+
+
+def text_of(value: object) -> str:
+    """A value as it is written in a config: `true`, `30000`, …"""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
