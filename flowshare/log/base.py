@@ -85,11 +85,15 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResult:
-    """Whole record batches from the one that holds the asked offset on; empty at the log's end."""
+    """Whole record batches from the one that holds the asked offset on; empty at the log's end.
+
+    aborted: offsets among them that belong to aborted transactions; for readers of committed records only.
+    """
 
     records: bytes
     batches: tuple[LogBatch, ...]
     offsets: LogOffsets
+    aborted: tuple[LogBatch, ...] = ()
 
 
 AppendListener = Callable[[str, int], None]
@@ -102,8 +106,13 @@ class Log(Protocol):
         """All topics by name: a view to read, not to keep."""
         ...
 
-    async def create_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = ...) -> Topic:
-        """Make a topic. Raises: TopicExists, InvalidTopic, StorageError."""
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = ..., internal: bool = False
+    ) -> Topic:
+        """Make a topic; names that start with `__` only when `internal`.
+
+        Raises: TopicExists, InvalidTopic, StorageError.
+        """
         ...
 
     async def delete_topic(self, name: str) -> None:

@@ -1,0 +1,242 @@
+"""A storage that lives as long as the process: for the test kit and for apps that need no durability.
+
+Same contract as `embedded.py`; every write is confirmed when it is applied. `before_write` lets a test hold or fail
+writes: it is awaited before each one and what it raises is what the caller gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from flowshare.clock import Clock
+from flowshare.log.base import (
+    Appended,
+    AppendListener,
+    LogOffsets,
+    ReadResult,
+    Topic,
+)
+from flowshare.log.retention import RetentionTask, expired
+from flowshare.log.rules import check_cut, check_offset, check_produced, first_at, nth_partition
+from flowshare.log.topics import TopicRegistry, TopicSettings
+from flowshare.protocol.batches import batch_headers, rebase
+from flowshare.share.types import LogBatch
+
+NO_CONFIGS: Final[Mapping[str, str]] = {}
+
+
+class _Stored(NamedTuple):
+    first: int
+    last: int
+    max_timestamp: int
+    records: bytes
+
+
+@dataclass(slots=True)
+class _Partition:
+    log_start: int = 0
+    end: int = 0
+    size: int = 0
+    batches: list[_Stored] = field(default_factory=list[_Stored])
+    firsts: list[int] = field(default_factory=list[int])
+
+    def offsets(self) -> LogOffsets:
+        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=self.end)
+
+    def index_of(self, offset: int) -> int:
+        """Index of the first batch that ends at or behind `offset`."""
+        index = max(0, bisect.bisect_right(self.firsts, offset) - 1)
+        return index + (index < len(self.batches) and self.batches[index].last < offset)
+
+    def append(self, batch: _Stored) -> None:
+        self.batches.append(batch)
+        self.firsts.append(batch.first)
+        self.end = batch.last + 1
+        self.size += len(batch.records)
+
+    def cut(self, before: int) -> None:
+        self.log_start = before
+        count = self.index_of(before)
+        self.size -= sum(len(batch.records) for batch in self.batches[:count])
+        del self.batches[:count], self.firsts[:count]
+
+    def kept_from(self, settings: TopicSettings, now_ms: int) -> int:
+        """The log start that retention asks for; by size the last batch always stays."""
+        start, size = self.log_start, self.size
+        for batch in self.batches:
+            over = 0 <= settings.retention_bytes <= size - len(batch.records) and batch.last + 1 < self.end
+            if not over and not expired(batch.max_timestamp, now_ms=now_ms, retention_ms=settings.retention_ms):
+                break
+            start, size = batch.last + 1, size - len(batch.records)
+        return start
+
+
+class MemoryStorage:
+    """`Storage` in dictionaries. `clock` times retention and stamps LogAppendTime."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.before_write: Callable[[], Awaitable[None]] | None = None
+        self._clock = clock
+        self._registry = TopicRegistry()
+        self._partitions: dict[str, list[_Partition]] = {}
+        self._state: dict[bytes, bytes] = {}
+        self._listeners: list[AppendListener] = []
+        self._turn = asyncio.Lock()
+        self._retention = RetentionTask(clock, self._sweep)
+
+    def topics(self) -> Mapping[str, Topic]:
+        """All topics by name."""
+        return self._registry.view
+
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = NO_CONFIGS, internal: bool = False
+    ) -> Topic:
+        """Make a topic; `internal` allows reserved names. Raises: TopicExists, InvalidTopic, StorageError."""
+        self._registry.plan_create(name, partitions, configs, internal=internal)
+        async with self._turn:
+            await self._pass()
+            topic = self._registry.plan_create(name, partitions, configs, internal=internal)
+            self._partitions[name] = [_Partition() for _ in range(partitions)]
+            self._put(topic)
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic and its records. Raises: UnknownTopic, StorageError."""
+        self._registry.get(name)
+        async with self._turn:
+            await self._pass()
+            self._registry.get(name)
+            self._registry.remove(name)
+            del self._partitions[name]
+
+    async def create_partitions(self, name: str, total: int) -> Topic:
+        """Raise the number of partitions to `total`. Raises: UnknownTopic, InvalidTopic, StorageError."""
+        self._registry.plan_partitions(name, total)
+        async with self._turn:
+            await self._pass()
+            topic = self._registry.plan_partitions(name, total)
+            partitions = self._partitions[name]
+            partitions.extend(_Partition() for _ in range(total - len(partitions)))
+            self._put(topic)
+        return topic
+
+    async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
+        """Set (None: unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
+        self._registry.plan_alter(name, configs)
+        async with self._turn:
+            await self._pass()
+            topic = self._registry.plan_alter(name, configs)
+            self._put(topic)
+        return topic
+
+    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
+        """Check, place and keep record batches.
+
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, StorageError.
+        """
+        self._partition(topic, partition)
+        settings = self._registry.settings(topic)
+        headers = check_produced(records, settings)
+        async with self._turn:
+            await self._pass()
+            log = self._partition(topic, partition)
+            base = log.end
+            placed = rebase(records, headers, base, now_ms=self._clock.now_ms() if settings.append_time else None)
+            for header in batch_headers(placed):
+                bounds = slice(header.position, header.position + header.size)
+                log.append(_Stored(header.base_offset, header.last_offset, header.max_timestamp, placed[bounds]))
+        self._notify(topic, partition)
+        return Appended(base_offset=base, last_offset=log.end - 1, log_start=log.log_start)
+
+    async def read(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> ReadResult:
+        """Batches from `offset` on, at least one if there is one. Raises: UnknownTopic, OffsetOutOfRange."""
+        log = self._partition(topic, partition)
+        offsets = log.offsets()
+        check_offset(offset, offsets)
+        index, size, found = log.index_of(offset), 0, list[_Stored]()
+        while index < len(log.batches) and (not found or size + len(log.batches[index].records) <= max_bytes):
+            found.append(log.batches[index])
+            size += len(log.batches[index].records)
+            index += 1
+        records = b"".join(batch.records for batch in found)
+        return ReadResult(records=records, batches=tuple(LogBatch(b.first, b.last) for b in found), offsets=offsets)
+
+    def offsets(self, topic: str, partition: int) -> LogOffsets:
+        """Bounds of the partition. Raises: UnknownTopic."""
+        return self._partition(topic, partition).offsets()
+
+    async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
+        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic."""
+        log = self._partition(topic, partition)
+        for batch in log.batches:
+            if batch.max_timestamp >= timestamp_ms:
+                found = first_at(batch.records, timestamp_ms, log.log_start)
+                if found is not None:
+                    return found
+        return None
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Move the log start up to `before` (−1: the end). Raises: UnknownTopic, OffsetOutOfRange, StorageError."""
+        self._partition(topic, partition)
+        async with self._turn:
+            await self._pass()
+            log = self._partition(topic, partition)
+            before = check_cut(before, log.offsets())
+            moved = before > log.log_start
+            if moved:
+                log.cut(before)
+        if moved:
+            self._notify(topic, partition)
+        return log.log_start
+
+    def on_append(self, listener: AppendListener) -> None:
+        """Call `listener(topic, partition)` after each append and each log start move."""
+        self._listeners.append(listener)
+
+    async def write(self, writes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Put (None: delete) all or none, in order of calls. Raises: StorageError."""
+        async with self._turn:
+            await self._pass()
+            for key, value in writes:
+                if value is None:
+                    self._state.pop(key, None)
+                else:
+                    self._state[key] = value
+
+    async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """All entries under a prefix, in key order."""
+        return sorted(item for item in self._state.items() if item[0].startswith(prefix))
+
+    async def close(self) -> None:
+        """Stop the retention task."""
+        await self._retention.close()
+
+    async def _pass(self) -> None:
+        if self.before_write is not None:
+            await self.before_write()
+
+    def _put(self, topic: Topic) -> None:
+        self._registry.put(topic)
+        if self._registry.settings(topic.name).expires:
+            self._retention.ensure()
+
+    def _partition(self, topic: str, partition: int) -> _Partition:
+        return nth_partition(self._partitions.get(topic), topic, partition)
+
+    def _notify(self, topic: str, partition: int) -> None:
+        for listener in self._listeners:
+            listener(topic, partition)
+
+    async def _sweep(self) -> None:
+        now_ms = self._clock.now_ms()
+        for topic in self._registry:
+            settings = self._registry.settings(topic.name)
+            for number, log in enumerate(self._partitions[topic.name]):
+                start = log.kept_from(settings, now_ms)
+                if start > log.log_start:
+                    log.cut(start)
+                    self._notify(topic.name, number)

@@ -1,0 +1,54 @@
+"""The task that deletes what topics no longer want to keep: every `INTERVAL_S` on the storage's clock.
+
+How far a partition may be cut is the storage's knowledge; this holds only when it is looked at. The task starts with
+the first topic that has a retention setting, so that a storage without any has no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from flowshare.clock import Clock
+from flowshare.log.base import LogError
+
+INTERVAL_S: Final = 30.0
+logger = logging.getLogger(__name__)
+
+
+class RetentionTask:
+    """Calls `sweep` at each interval until closed; a failed sweep is logged and tried again at the next."""
+
+    def __init__(self, clock: Clock, sweep: Callable[[], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._sweep = sweep
+        self._task: asyncio.Task[None] | None = None
+
+    def ensure(self) -> None:
+        """Start unless it runs."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-retention")
+
+    async def close(self) -> None:
+        """Stop; a sweep under way is cut short."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        while True:
+            await self._clock.sleep(INTERVAL_S)
+            try:
+                await self._sweep()
+            except LogError:
+                logger.exception("old records could not be deleted; next try in %g s", INTERVAL_S)
+
+
+def expired(max_timestamp_ms: int, *, now_ms: int, retention_ms: int) -> bool:
+    """Whether a batch is older than the topic keeps records; batches without timestamps never are."""
+    return retention_ms >= 0 and 0 <= max_timestamp_ms < now_ms - retention_ms

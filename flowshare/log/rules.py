@@ -1,0 +1,63 @@
+"""What every storage checks in the same way: produced batches, offsets asked for, where a log may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from flowshare.log.base import CorruptRecords, LogOffsets, OffsetOutOfRange, RecordsTooLarge, UnknownTopic
+from flowshare.log.topics import TopicSettings
+from flowshare.protocol.batches import BatchHeader, DecodeError, check, decode_all
+
+P = TypeVar("P")
+
+
+def check_produced(records: bytes, settings: TopicSettings) -> tuple[BatchHeader, ...]:
+    """Headers of the batches that a producer sent. Raises: CorruptRecords, RecordsTooLarge."""
+    try:
+        headers = check(records)
+    except DecodeError as error:
+        raise CorruptRecords(str(error)) from error
+    size = max(header.size for header in headers)
+    if size > settings.max_message_bytes:
+        raise RecordsTooLarge(f"a batch of {size} bytes; the topic takes {settings.max_message_bytes}")
+    return headers
+
+
+def check_offset(offset: int, offsets: LogOffsets) -> None:
+    """Whether reading can start at `offset`: the end is allowed. Raises: OffsetOutOfRange."""
+    if not offsets.log_start <= offset <= offsets.high_watermark:
+        raise OffsetOutOfRange(f"offset {offset} is not in {offsets.log_start}-{offsets.high_watermark}")
+
+
+def check_cut(before: int, offsets: LogOffsets) -> int:
+    """The new log start when records before `before` (−1: all) are deleted. Raises: OffsetOutOfRange."""
+    if before == -1:
+        return offsets.high_watermark
+    if not 0 <= before <= offsets.high_watermark:
+        raise OffsetOutOfRange(f"records before {before} cannot be deleted: the log ends at {offsets.high_watermark}")
+    return max(before, offsets.log_start)
+
+
+def nth_partition(partitions: Sequence[P] | None, topic: str, partition: int) -> P:
+    """The entry of a partition. Raises: UnknownTopic."""
+    if partitions is None:
+        raise UnknownTopic(f"there is no topic {topic!r}")
+    if not 0 <= partition < len(partitions):
+        raise UnknownTopic(f"topic {topic!r} has {len(partitions)} partitions, none is {partition}")
+    return partitions[partition]
+
+
+def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, int] | None:
+    """First (offset, timestamp) of a batch from the log start on with timestamp ≥ `timestamp_ms`.
+
+    Raises: CorruptRecords
+    """
+    try:
+        decoded = decode_all(records)
+    except DecodeError as error:
+        raise CorruptRecords(str(error)) from error
+    for record in decoded:
+        if record.offset >= log_start and record.timestamp_ms >= timestamp_ms:
+            return record.offset, record.timestamp_ms
+    return None

@@ -1,0 +1,222 @@
+"""Topics: which names and settings are taken, and the registry of what exists.
+
+Settings have Kafka's names and meanings. Other than Kafka, nothing is deleted unless a topic asks for it
+(`retention.ms` and `retention.bytes` default to −1): a queue must not lose records that nobody has handled yet.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import orjson
+
+from flowshare.log.base import InvalidTopic, StorageDamaged, Topic, TopicExists, UnknownTopic
+
+NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+NAME_LENGTH_MAX: Final = 249
+PARTITIONS_MAX: Final = 10_000
+RESERVED_PREFIX: Final = "__"
+
+
+class TopicConfigDef(NamedTuple):
+    """One setting of a topic: its default as text, what it means, and the check that raises ValueError."""
+
+    default: str
+    doc: str
+    check: Callable[[str], object]
+
+
+def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
+    def check(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("a whole number is wanted") from None
+        if not low <= value <= high:
+            raise ValueError(f"must be between {low} and {high}")
+        return value
+
+    return check
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"only {' or '.join(values)} is supported")
+        return text
+
+    return check
+
+
+TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
+    {
+        "cleanup.policy": TopicConfigDef("delete", "What happens to old records.", _one_of("delete")),
+        "compression.type": TopicConfigDef("producer", "Batches are kept as produced.", _one_of("producer")),
+        "max.message.bytes": TopicConfigDef("1048588", "Largest batch taken, in bytes.", _integer(0, 2**31 - 1)),
+        "message.timestamp.type": TopicConfigDef(
+            "CreateTime",
+            "Whose clock stamps records: the producer's or the log's.",
+            _one_of("CreateTime", "LogAppendTime"),
+        ),
+        "retention.bytes": TopicConfigDef("-1", "Bytes kept per partition; -1: all.", _integer(-1)),
+        "retention.ms": TopicConfigDef("-1", "Milliseconds that records are kept; -1: for ever.", _integer(-1)),
+    }
+)
+"""Every topic setting, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """A topic's settings as values; retention −1 means without limit."""
+
+    max_message_bytes: int
+    append_time: bool
+    retention_ms: int
+    retention_bytes: int
+
+    @classmethod
+    def of(cls, configs: Mapping[str, str]) -> TopicSettings:
+        """Values of checked settings, defaults filled in."""
+
+        def value(name: str) -> str:
+            return configs.get(name, TOPIC_CONFIGS[name].default)
+
+        return cls(
+            max_message_bytes=int(value("max.message.bytes")),
+            append_time=value("message.timestamp.type") == "LogAppendTime",
+            retention_ms=int(value("retention.ms")),
+            retention_bytes=int(value("retention.bytes")),
+        )
+
+    @property
+    def expires(self) -> bool:
+        """Whether records of the topic are ever deleted by age or size."""
+        return self.retention_ms >= 0 or self.retention_bytes >= 0
+
+
+def check_name(name: str, *, internal: bool = False) -> None:
+    """Check a topic name by Kafka's rules; names that start with `__` are flowshare's own.
+
+    Raises: InvalidTopic
+    """
+    if name in ("", ".", "..") or not NAME.fullmatch(name):
+        raise InvalidTopic(f"topic name {name!r}: letters, digits, '.', '_' and '-' are taken, at least one of them")
+    if len(name) > NAME_LENGTH_MAX:
+        raise InvalidTopic(f"topic name of {len(name)} characters: at most {NAME_LENGTH_MAX} are taken")
+    if name.startswith(RESERVED_PREFIX) and not internal:
+        raise InvalidTopic(f"topic name {name!r}: names that start with {RESERVED_PREFIX!r} are reserved")
+
+
+def check_configs(configs: Mapping[str, str]) -> None:
+    """Check names and values of topic settings. Raises: InvalidTopic."""
+    for name, text in configs.items():
+        definition = TOPIC_CONFIGS.get(name)
+        if definition is None:
+            near = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(TOPIC_CONFIGS)}"
+            raise InvalidTopic(f"topic setting {name!r} is unknown{hint}")
+        try:
+            definition.check(text)
+        except ValueError as error:
+            raise InvalidTopic(f"topic setting {name}={text!r}: {error}") from None
+
+
+class TopicRegistry:
+    """All topics of one storage. `plan_…` checks a change and returns the topic as it would be; `put` applies it."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, Topic] = {}
+        self._settings: dict[str, TopicSettings] = {}
+        self.view: Final[Mapping[str, Topic]] = MappingProxyType(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(tuple(self._topics.values()))
+
+    def get(self, name: str) -> Topic:
+        """The topic. Raises: UnknownTopic."""
+        try:
+            return self._topics[name]
+        except KeyError:
+            raise UnknownTopic(f"there is no topic {name!r}") from None
+
+    def settings(self, name: str) -> TopicSettings:
+        """The topic's settings. Raises: UnknownTopic."""
+        self.get(name)
+        return self._settings[name]
+
+    def put(self, topic: Topic) -> None:
+        """Take over a new or changed topic."""
+        self._topics[topic.name] = topic
+        self._settings[topic.name] = TopicSettings.of(topic.configs)
+
+    def remove(self, name: str) -> None:
+        """Forget a topic."""
+        del self._topics[name]
+        del self._settings[name]
+
+    def plan_create(self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False) -> Topic:
+        """Raises: TopicExists, InvalidTopic."""
+        check_name(name, internal=internal)
+        if name in self._topics:
+            raise TopicExists(f"there is a topic {name!r} already")
+        twin = next((other for other in self._topics if _metric_name(other) == _metric_name(name)), None)
+        if twin is not None:
+            raise InvalidTopic(f"topic name {name!r} collides with {twin!r}: '.' and '_' are the same in metric names")
+        _check_partitions(partitions)
+        check_configs(configs)
+        return Topic(name=name, topic_id=uuid.uuid4(), partitions=partitions, configs=dict(configs))
+
+    def plan_partitions(self, name: str, total: int) -> Topic:
+        """Raises: UnknownTopic, InvalidTopic."""
+        topic = self.get(name)
+        _check_partitions(total)
+        if total <= topic.partitions:
+            raise InvalidTopic(f"topic {name!r} has {topic.partitions} partitions; their number can only grow")
+        return replace(topic, partitions=total)
+
+    def plan_alter(self, name: str, changes: Mapping[str, str | None]) -> Topic:
+        """Raises: UnknownTopic, InvalidTopic."""
+        topic = self.get(name)
+        check_configs({key: value if value is not None else _default(key) for key, value in changes.items()})
+        merged = {**topic.configs, **changes}
+        return replace(topic, configs={key: value for key, value in merged.items() if value is not None})
+
+
+def encode_topic(topic: Topic) -> bytes:
+    """The topic as it is stored."""
+    return orjson.dumps(
+        {"name": topic.name, "id": str(topic.topic_id), "partitions": topic.partitions, "configs": dict(topic.configs)}
+    )
+
+
+def decode_topic(stored: bytes) -> Topic:
+    """Raises: StorageDamaged."""
+    try:
+        fields = orjson.loads(stored)
+        return Topic(
+            name=fields["name"],
+            topic_id=uuid.UUID(fields["id"]),
+            partitions=fields["partitions"],
+            configs=fields["configs"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageDamaged(f"a stored topic cannot be read: {error}") from error
+
+
+def _default(name: str) -> str:
+    return TOPIC_CONFIGS[name].default if name in TOPIC_CONFIGS else ""
+
+
+def _metric_name(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidTopic(f"{partitions} partitions: 1 to {PARTITIONS_MAX} are possible")

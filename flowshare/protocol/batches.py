@@ -1,0 +1,142 @@
+"""Record batches for everybody else: check and place produced ones, build new ones, and the way to read them.
+
+Reading is in `headers.py` (headers only) and `decoding.py` (records); both are re-exported here. Building is done
+by aiokafka's compiled builder, which is loaded at its first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from flowshare.protocol.decoding import Decoded, DecodedRecord, Headers, decode, decode_all
+from flowshare.protocol.headers import (
+    APPEND_TIME_MASK,
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CODECS,
+    CRC_AT,
+    HEADER_BYTES,
+    BatchHeader,
+    DecodeError,
+    batch_headers,
+    check_crc,
+    crc32c,
+)
+
+__all__ = [
+    "CODECS",
+    "BatchBuilder",
+    "BatchHeader",
+    "DecodeError",
+    "Decoded",
+    "DecodedRecord",
+    "Headers",
+    "batch_headers",
+    "check",
+    "decode",
+    "decode_all",
+    "place",
+    "rebase",
+]
+
+MAX_TIMESTAMP_AT: Final = 35
+NO_BASE_SEQUENCE: Final = -1
+_offset = struct.Struct(">q")
+_epoch = struct.Struct(">i")
+_attributes = struct.Struct(">h")
+_crc = struct.Struct(">I")
+
+
+def check(records: bytes) -> tuple[BatchHeader, ...]:
+    """Check what a producer sent: whole batches, right checksums, no hole in the offsets, no control batch.
+
+    Raises: DecodeError
+    """
+    headers = batch_headers(records)
+    if not headers:
+        raise DecodeError("there is no record batch in the request")
+    for header in headers:
+        check_crc(records, header)
+        if header.is_control:
+            raise DecodeError("control batches are written by the server only")
+        if header.record_count == 0 or header.record_count != header.last_offset - header.base_offset + 1:
+            raise DecodeError(f"a produced batch of {header.record_count} records says another number of offsets")
+        if header.attributes & CODEC_MASK >= len(CODECS):
+            raise DecodeError(f"compression {header.attributes & CODEC_MASK} is unknown")
+    return headers
+
+
+def place(records: bytes, base_offset: int, *, now_ms: int | None = None) -> bytes:
+    """Check produced batches and give them consecutive offsets from `base_offset` on.
+
+    `now_ms`: stamp all records with this time (message.timestamp.type=LogAppendTime).
+
+    Raises: DecodeError
+    """
+    return rebase(records, check(records), base_offset, now_ms=now_ms)
+
+
+def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, now_ms: int | None = None) -> bytes:
+    """`place` for bytes that were checked already; `headers` are theirs."""
+    placed = bytearray(records)
+    for header in headers:
+        at = header.position
+        _offset.pack_into(placed, at, base_offset)
+        _epoch.pack_into(placed, at + 12, 0)
+        if now_ms is not None:
+            _attributes.pack_into(placed, at + ATTRIBUTES_AT, header.attributes | APPEND_TIME_MASK)
+            _offset.pack_into(placed, at + MAX_TIMESTAMP_AT, now_ms)
+            _crc.pack_into(placed, at + CRC_AT, crc32c()(memoryview(placed)[at + ATTRIBUTES_AT : at + header.size]))
+        base_offset += header.last_offset - header.base_offset + 1
+    return bytes(placed)
+
+
+@functools.cache
+def _builder() -> Any:
+    from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+    return DefaultRecordBatchBuilder
+
+
+class BatchBuilder:
+    """One record batch in the making. Offsets start at 0; the log gives the real ones.
+
+    `size_max` bounds the bytes before compression, header included; the first record is always taken.
+    """
+
+    __slots__ = ("_builder", "count", "size_max")
+
+    def __init__(self, *, size_max: int = 1_000_000, compression: str = "none") -> None:
+        if compression not in CODECS:
+            raise ValueError(f"compression {compression!r} is none of {', '.join(CODECS)}")
+        self.size_max = size_max
+        self.count = 0
+        self._builder = _builder()(2, CODECS.index(compression), False, -1, -1, NO_BASE_SEQUENCE, size_max)
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, before compression."""
+        return cast(int, self._builder.size()) if self.count else HEADER_BYTES
+
+    def add(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        *,
+        timestamp_ms: int,
+    ) -> bool:
+        """Add a record; False (and nothing is changed) when the batch is full."""
+        added = self._builder.append(self.count, timestamp_ms, key, value, list(headers))
+        if added is None:
+            return False
+        self.count += 1
+        return True
+
+    def build(self) -> bytes:
+        """The finished batch; the builder is used up."""
+        assert self.count, "a batch holds at least one record"
+        return bytes(self._builder.build())

@@ -1,0 +1,152 @@
+"""Record batch headers (Kafka's format v2): finding the batches in a run of bytes, checking their checksums.
+
+Only headers are parsed here, so a whole fetch costs microseconds; records are read in `decoding.py`. Bytes that
+cannot be record batches raise `DecodeError`, nothing else. Source: Kafka's DefaultRecordBatch.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, cast
+
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES: Final = HEADER.size
+LOG_OVERHEAD: Final = 12
+"""Bytes of base offset and length, which the length field does not count."""
+MAGIC_AT: Final = 16
+CRC_AT: Final = 17
+ATTRIBUTES_AT: Final = 21
+"""The CRC covers everything from here on; base offset and leader epoch may change without it."""
+OFFSET_MAX: Final = 2**63 - 1
+
+CODEC_MASK: Final = 0x07
+APPEND_TIME_MASK: Final = 0x08
+TRANSACTIONAL_MASK: Final = 0x10
+CONTROL_MASK: Final = 0x20
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+class DecodeError(Exception):
+    """The bytes are not what they should be: truncated, damaged, or of another format."""
+
+
+class BatchHeader(NamedTuple):
+    """What a batch says of itself; `position` and `size` are where it lies in the bytes, header included."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    attributes: int
+    crc: int
+    first_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def codec(self) -> str:
+        """Name of the compression. Raises: DecodeError when the number is unknown."""
+        number = self.attributes & CODEC_MASK
+        if number >= len(CODECS):
+            raise DecodeError(f"compression {number} of the batch at offset {self.base_offset} is unknown")
+        return CODECS[number]
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch holds transaction markers instead of records."""
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a transaction."""
+        return bool(self.attributes & TRANSACTIONAL_MASK)
+
+    @property
+    def is_append_time(self) -> bool:
+        """Whether all records carry the time of the append (`max_timestamp`)."""
+        return bool(self.attributes & APPEND_TIME_MASK)
+
+
+@functools.cache
+def crc32c() -> Callable[[bytes | bytearray | memoryview], int]:
+    """The compiled CRC-32C function; aiokafka is loaded at the first use."""
+    from aiokafka.record.util import calc_crc32c
+
+    return cast("Callable[[bytes | bytearray | memoryview], int]", calc_crc32c)
+
+
+def frames(records: bytes, *, partial_tail: bool = False) -> Iterator[BatchHeader]:
+    """Headers in order, checked only so far that each batch lies inside the bytes.
+
+    `partial_tail`: a batch cut off at the end is left out instead of refused (Kafka's fetch answers may end so).
+
+    Raises: DecodeError
+    """
+    position, end = 0, len(records)
+    while position < end:
+        if end - position < HEADER_BYTES:
+            if partial_tail:
+                return
+            raise DecodeError(f"{end - position} bytes at {position} are too few for a record batch")
+        header = _header(records, position)
+        if header.size > end - position:
+            if partial_tail:
+                return
+            raise DecodeError(f"the batch at byte {position} says {header.size} bytes, {end - position} are left")
+        yield header
+        position += header.size
+
+
+def _header(records: bytes, position: int) -> BatchHeader:
+    base, length, _, magic, crc, attributes, delta, first_ts, max_ts, pid, pepoch, sequence, count = HEADER.unpack_from(
+        records, position
+    )
+    if magic != 2:
+        raise DecodeError(f"the bytes at {position} are not a record batch of format 2 (magic {magic})")
+    if length < HEADER_BYTES - LOG_OVERHEAD:
+        raise DecodeError(f"the batch at byte {position} says a length of {length}")
+    return BatchHeader(
+        position,
+        LOG_OVERHEAD + length,
+        base,
+        base + delta,
+        attributes,
+        crc,
+        first_ts,
+        max_ts,
+        pid,
+        pepoch,
+        sequence,
+        count,
+    )
+
+
+def batch_headers(records: bytes) -> tuple[BatchHeader, ...]:
+    """Headers of all batches, offsets and counts checked; CRCs are not.
+
+    Raises: DecodeError
+    """
+    headers = tuple(frames(records))
+    for header in headers:
+        check_header(header)
+    return headers
+
+
+def check_header(header: BatchHeader) -> None:
+    """Check that offsets and count fit together. Raises: DecodeError."""
+    if header.base_offset < 0 or header.last_offset < header.base_offset or header.last_offset >= OFFSET_MAX:
+        raise DecodeError(f"the batch at byte {header.position} says offsets {header.base_offset}-{header.last_offset}")
+    if not 0 <= header.record_count <= header.last_offset - header.base_offset + 1:
+        raise DecodeError(f"the batch at offset {header.base_offset} says {header.record_count} records")
+
+
+def check_crc(records: bytes, header: BatchHeader) -> None:
+    """Check the checksum of one batch. Raises: DecodeError."""
+    covered = memoryview(records)[header.position + ATTRIBUTES_AT : header.position + header.size]
+    if crc32c()(covered) != header.crc:
+        raise DecodeError(f"checksum of the batch at offset {header.base_offset} does not match its bytes")
