@@ -1,0 +1,126 @@
+"""The assignor `simple`: which member fetches from which share-partitions (share-groups.md §4.3).
+
+Partitions are shared, so nothing is ever taken from a member before another gets it. Members with equal
+subscriptions share all partitions evenly; else each topic is shared evenly among its subscribers, by itself. What a
+member has it keeps as far as the balance allows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from uuid import UUID
+
+Key = tuple[UUID, int]
+
+
+def assign(
+    subscriptions: Mapping[str, Collection[UUID]],
+    partitions: Mapping[UUID, Sequence[int]],
+    current: Mapping[str, Iterable[Key]],
+) -> dict[str, tuple[Key, ...]]:
+    """The target assignment of every member in `subscriptions`; keys in the order of `partitions`.
+
+    subscriptions: member -> ids of its topics, in the fixed order of members; topics without partitions may be in it.
+    partitions: topic -> its assignable partitions, in order.
+    current: member -> what it is to keep if possible.
+    """
+    members = list(subscriptions)
+    existing = frozenset(partitions)
+    wanted = {member: existing.intersection(subscriptions[member]) for member in members}
+    held = {member: list(current.get(member, ())) for member in members}
+    groups: list[tuple[list[str], list[Key]]] = []
+    if len(set(wanted.values())) == 1:
+        topics = wanted[members[0]]
+        groups.append((members, [(t, p) for t, ps in partitions.items() if t in topics for p in ps]))
+    else:
+        for topic, numbers in partitions.items():
+            subscribers = [member for member in members if topic in wanted[member]]
+            groups.append((subscribers, [(topic, p) for p in numbers]))
+    target: dict[str, list[Key]] = {member: [] for member in members}
+    for subscribers, keys in groups:
+        index = {key: i for i, key in enumerate(keys)}
+        kept = [[index[key] for key in held[member] if key in index] for member in subscribers]
+        for member, chosen in zip(subscribers, spread(len(keys), kept), strict=True):
+            target[member].extend(keys[i] for i in chosen)
+    return {member: tuple(keys) for member, keys in target.items()}
+
+
+def spread(partition_count: int, kept: Sequence[Collection[int]]) -> list[list[int]]:
+    """Share partitions 0…n−1 evenly among members, of whom member i has `kept[i]` so far.
+
+    With `sharing = ceil(members / partitions)` every partition gets exactly `sharing` members, and the members'
+    numbers of partitions differ by one at most.
+    """
+    member_count = len(kept)
+    if not partition_count or not member_count:
+        return [[] for _ in kept]
+    sharing = -(-member_count // partition_count)
+    wishes = _wishes(sharing * partition_count, [len(k) for k in kept])
+    holders = [0] * partition_count
+    chosen: list[set[int]] = []
+    for wish, old in zip(wishes, kept, strict=True):
+        mine: set[int] = set()
+        for p in old:
+            if len(mine) < wish and holders[p] < sharing and p not in mine:
+                mine.add(p)
+                holders[p] += 1
+        chosen.append(mine)
+    _fill(chosen, wishes, _free(holders, sharing))
+    return [sorted(mine) for mine in chosen]
+
+
+def _wishes(total: int, had: Sequence[int]) -> list[int]:
+    """How many partitions each member gets: `ceil(per·(i+1)) − ceil(per·i)` in the fixed order of members.
+
+    The larger wishes move to members that would else have to give one up, so that less is moved.
+    """
+    count = len(had)
+    ceilings = [-(-total * i // count) for i in range(count + 1)]
+    wishes = [ceilings[i + 1] - ceilings[i] for i in range(count)]
+    low = total // count
+    takers = [i for i in range(count) if wishes[i] == low and had[i] > low]
+    givers = [i for i in range(count) if wishes[i] > low and had[i] <= low]
+    # Givers from the end: the members that came last are the ones that have least.
+    for taker, giver in zip(takers, reversed(givers), strict=False):
+        wishes[taker], wishes[giver] = wishes[giver], wishes[taker]
+    return wishes
+
+
+def _free(holders: Sequence[int], sharing: int) -> deque[int]:
+    """The places that are left, partition by partition and round by round, the emptiest partitions first."""
+    return deque(p for level in range(sharing) for p, held in enumerate(holders) if held <= level)
+
+
+def _fill(chosen: list[set[int]], wishes: Sequence[int], free: deque[int]) -> None:
+    """Hand out the free places until every member has its wish."""
+    for member, mine in enumerate(chosen):
+        passed: list[int] = []
+        while len(mine) < wishes[member] and free:
+            p = free.popleft()
+            if p in mine:
+                passed.append(p)
+            else:
+                mine.add(p)
+        free.extendleft(reversed(passed))
+        while len(mine) < wishes[member]:
+            _swap(chosen, member, free.popleft())
+
+
+def _swap(chosen: list[set[int]], member: int, spare: int) -> None:
+    """Give `member`, which already has the only spare partition, one of another member that takes the spare one.
+
+    Such a member exists: a partition that `member` lacks is full, so it has more holders than the spare one has
+    beside `member`.
+    """
+    mine = chosen[member]
+    for theirs in chosen:
+        if spare in theirs:
+            continue
+        given = min(theirs - mine, default=None)
+        if given is not None:
+            theirs.remove(given)
+            theirs.add(spare)
+            mine.add(given)
+            return
+    raise AssertionError(f"no member can take partition {spare}")

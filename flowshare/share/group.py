@@ -1,0 +1,385 @@
+"""One share group: members, epochs, assignment (KIP-932, share-groups.md §4).
+
+The group epoch rises with every change of members, subscriptions or subscribed topics; the target assignment is
+computed for a group epoch; a member jumps to it at its own next heartbeat, with no step of revoking, because
+partitions are shared. Better than Kafka's brokers in one point: partitions that have no state yet are reported
+(`Heartbeat.to_initialize`) and assigned in the same answer, so a new member can fetch at once. The caller therefore
+writes the state of those share-partitions and the group before it sends the answer, and calls `initialize_failed`
+when it could not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from flowshare.share.assignor import assign
+from flowshare.share.config import GroupConfig
+from flowshare.share.errors import (
+    FencedMemberEpoch,
+    GroupMaxSizeReached,
+    InvalidRequest,
+    NonEmptyGroup,
+    UnknownMemberId,
+    UnknownTopicOrPartition,
+)
+from flowshare.share.group_state import GroupState, Key, Member, TopicInfo, decode_group, encode_group
+
+__all__ = ["GroupView", "Heartbeat", "Member", "ShareGroup", "ToInitialize", "TopicInfo", "check_heartbeat"]
+
+JOIN: Final = 0
+LEAVE: Final = -1
+ASSIGNOR: Final = "simple"
+
+
+class ToInitialize(NamedTuple):
+    """A share-partition that needs a state before the answer leaves (InitializeShareGroupState)."""
+
+    topic_id: UUID
+    partition: int
+    start_offset: int
+    """−1: by share.auto.offset.reset at the first fetch; 0: the partition was added to a topic the group knew."""
+    state_epoch: int
+
+
+class Heartbeat(NamedTuple):
+    """The answer to a heartbeat, and what the caller has to write first."""
+
+    member_epoch: int
+    assignment: tuple[Key, ...] | None
+    """None: unchanged."""
+    to_initialize: tuple[ToInitialize, ...]
+    left: bool
+    changed: bool
+    """The group is to be written."""
+
+
+class GroupView(NamedTuple):
+    """A group as ShareGroupDescribe shows it."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[Member, ...]
+
+
+class ShareGroup:
+    """A share group. `config` may be replaced at any time; deadlines follow from the members' next heartbeats."""
+
+    def __init__(self, group_id: str, *, config: GroupConfig, state: GroupState | None = None) -> None:
+        self.group_id = group_id
+        self.config = config
+        self._state = GroupState() if state is None else state
+        self._computed_ms: int | None = None
+        self._subscriptions = Counter(name for m in self._state.members.values() for name in m.subscribed)
+        self._recheck = True
+        """Partitions without state may exist although the topics look as before."""
+
+    @property
+    def group_epoch(self) -> int:
+        """Rises with every change."""
+        return self._state.group_epoch
+
+    @property
+    def assignment_epoch(self) -> int:
+        """The group epoch that the target assignment was computed for."""
+        return self._state.assignment_epoch
+
+    @property
+    def state(self) -> str:
+        """`Empty` without members, else `Stable`."""
+        return "Stable" if self._state.members else "Empty"
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Members by id, in order of joining."""
+        return self._state.members
+
+    @property
+    def initialized(self) -> frozenset[Key]:
+        """Share-partitions that the group has state for."""
+        return frozenset(self._state.initialized)
+
+    @property
+    def empty_since_ms(self) -> int | None:
+        """Since when the group has had no member; None while it has one (for `retention.py`)."""
+        return self._state.empty_since_ms
+
+    def has_state(self, topic_id: UUID, partition: int) -> bool:
+        """Whether the group has state for a share-partition."""
+        return (topic_id, partition) in self._state.initialized
+
+    # --- members ------------------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self,
+        *,
+        member_id: str,
+        member_epoch: int,
+        rack_id: str | None,
+        subscribed_topics: tuple[str, ...] | None,
+        client_id: str,
+        client_host: str,
+        topics: Mapping[str, TopicInfo],
+        now_ms: int,
+    ) -> Heartbeat:
+        """Take one heartbeat: join or rejoin (epoch 0), go on, or leave (−1). Applied at once.
+
+        `topics` has at least every subscribed topic that exists, by name.
+        Raises InvalidRequest, UnknownMemberId, FencedMemberEpoch, GroupMaxSizeReached; nothing is changed then.
+        """
+        check_heartbeat(self.group_id, member_id, member_epoch, rack_id, subscribed_topics)
+        if member_epoch == LEAVE:
+            self._find(member_id)
+            self._remove((member_id,), now_ms)
+            return Heartbeat(LEAVE, None, (), left=True, changed=True)
+        self._check_epoch(member_id, member_epoch)
+        group_epoch_before = self.group_epoch
+        member, urgent = self._update(member_id, rack_id, subscribed_topics)
+        epoch_before = member.epoch
+        renamed = (member.client_id, member.client_host) != (client_id, client_host)
+        member.client_id, member.client_host = client_id, client_host
+        member.deadline_ms = now_ms + self.config.session_timeout_ms
+        to_initialize = self._see(topics, bump=urgent)
+        self._compute_if_due(now_ms, at_once=urgent)
+        moved = self._reconcile(member)
+        # A member at its previous epoch has not got the last answer, so it is told everything again.
+        full = member_epoch < epoch_before or member_epoch == JOIN or subscribed_topics is not None
+        return Heartbeat(
+            member.epoch,
+            member.assignment if full or moved else None,
+            to_initialize,
+            left=False,
+            changed=renamed or member.epoch != epoch_before or self.group_epoch != group_epoch_before,
+        )
+
+    def expire(self, now_ms: int) -> tuple[str, ...]:
+        """Remove the members that have been silent for too long, as if each had left. Write the group if any was."""
+        gone = tuple(m.member_id for m in self._state.members.values() if m.deadline_ms <= now_ms)
+        self._remove(gone, now_ms)
+        return gone
+
+    def next_deadline_ms(self) -> int | None:
+        """When the next session times out; None without members."""
+        return min((member.deadline_ms for member in self._state.members.values()), default=None)
+
+    def describe(self) -> GroupView:
+        """The group and its members as they are now; `assignment` is what each member was told."""
+        return GroupView(
+            self.group_id,
+            self.state,
+            self.group_epoch,
+            self.assignment_epoch,
+            ASSIGNOR,
+            tuple(replace(member) for member in self._state.members.values()),
+        )
+
+    # --- administration -----------------------------------------------------------------------------------------
+
+    def require_empty(self) -> None:
+        """Raises NonEmptyGroup while there are members."""
+        if self._state.members:
+            raise NonEmptyGroup(
+                f"group {self.group_id} has {len(self._state.members)} members; stop them first, then try again"
+            )
+
+    def reset(self, topic: TopicInfo, partitions: Iterable[int], *, now_ms: int) -> int:
+        """Prepare AlterShareGroupOffsets: the state epoch to initialise these share-partitions with.
+
+        The epoch is higher than any before, which fences whoever still leads them. Write states and group then.
+        Raises NonEmptyGroup, UnknownTopicOrPartition; nothing is changed then.
+        """
+        self.require_empty()
+        chosen = set(partitions)
+        for partition in sorted(chosen):
+            if not 0 <= partition < topic.partitions:
+                raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {partition}")
+        state = self._state
+        state.initialized.update((topic.topic_id, partition) for partition in chosen)
+        state.known.setdefault(topic.topic_id, topic.partitions)
+        state.empty_since_ms = now_ms
+        state.group_epoch += 1
+        self._recheck = True
+        return state.group_epoch
+
+    def forget_topic(self, topic_id: UUID) -> tuple[Key, ...]:
+        """Prepare DeleteShareGroupOffsets: the share-partitions whose state is to be deleted; then write the group.
+
+        Raises NonEmptyGroup, and UnknownTopicOrPartition when the group has no state for the topic.
+        """
+        self.require_empty()
+        keys = self._drop(topic_id)
+        if not keys:
+            raise UnknownTopicOrPartition(f"group {self.group_id} has no offset information for the topic")
+        self._state.group_epoch += 1
+        return keys
+
+    def topic_deleted(self, topic_id: UUID) -> tuple[Key, ...]:
+        """Forget a topic that was deleted: the share-partitions whose state is to be deleted, if any."""
+        return self._drop(topic_id)
+
+    def initialize_failed(self, failed: Iterable[ToInitialize]) -> None:
+        """The states of these share-partitions could not be written: they come with a later heartbeat again."""
+        state = self._state
+        for item in failed:
+            state.initialized.discard((item.topic_id, item.partition))
+            if item.start_offset == 0:
+                state.known[item.topic_id] = min(state.known[item.topic_id], item.partition)
+        self._recheck = True
+
+    # --- persistence --------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """The group for the store: epochs, members, assignments, initialised share-partitions."""
+        return encode_group(self._state)
+
+    @classmethod
+    def decode(cls, data: bytes, *, group_id: str, config: GroupConfig, now_ms: int) -> ShareGroup:
+        """The group that `encode` wrote; every member has a whole session timeout again. Raises StateCorrupt."""
+        state = decode_group(data)
+        for member in state.members.values():
+            member.deadline_ms = now_ms + config.session_timeout_ms
+        return cls(group_id, config=config, state=state)
+
+    # --- steps of a heartbeat -----------------------------------------------------------------------------------
+
+    def _find(self, member_id: str) -> Member:
+        member = self._state.members.get(member_id)
+        if member is None:
+            raise UnknownMemberId(f"group {self.group_id} has no member {member_id}; join again with epoch 0")
+        return member
+
+    def _check_epoch(self, member_id: str, epoch: int) -> None:
+        """Whether a member may join, or go on with this epoch."""
+        if epoch == JOIN:
+            if member_id not in self._state.members and len(self._state.members) >= self.config.group_max_size:
+                raise GroupMaxSizeReached(
+                    f"group {self.group_id} has {len(self._state.members)} members already (group.share.max.size)"
+                )
+            return
+        member = self._find(member_id)
+        if epoch not in (member.epoch, member.previous_epoch):
+            raise FencedMemberEpoch(f"member epoch is {epoch}, expected {member.epoch}; join again with epoch 0")
+
+    def _update(self, member_id: str, rack_id: str | None, topics: tuple[str, ...] | None) -> tuple[Member, bool]:
+        """Take over what a member says of itself; whether that changes what it is to have."""
+        state = self._state
+        member = state.members.get(member_id)
+        urgent = member is None
+        if member is None:
+            member = state.members[member_id] = Member(member_id=member_id)
+            state.empty_since_ms = None
+        if rack_id is not None and rack_id != member.rack_id:
+            member.rack_id = rack_id
+            urgent = True
+        if topics is not None and set(topics) != set(member.subscribed):
+            self._subscribe(member, topics)
+            urgent = True
+        return member, urgent
+
+    def _subscribe(self, member: Member, topics: tuple[str, ...]) -> None:
+        """Replace a member's subscription; topics that nobody subscribes to are no longer counted."""
+        self._subscriptions.subtract(member.subscribed)
+        member.subscribed = tuple(sorted(set(topics)))
+        self._subscriptions.update(member.subscribed)
+        self._subscriptions = +self._subscriptions
+
+    def _see(self, topics: Mapping[str, TopicInfo], *, bump: bool) -> tuple[ToInitialize, ...]:
+        """Look at the subscribed topics; raise the group epoch if they, or what `bump` stands for, changed."""
+        state = self._state
+        seen = {name: topics[name] for name in sorted(self._subscriptions) if name in topics}
+        missing: list[Key] = []
+        if self._recheck or seen != state.metadata:
+            keys = ((info.topic_id, p) for info in seen.values() for p in range(info.partitions))
+            missing = [key for key in keys if key not in state.initialized]
+        if bump or missing or seen != state.metadata:
+            state.group_epoch += 1
+        state.metadata = seen
+        self._recheck = False
+        items = tuple(
+            ToInitialize(topic_id, p, 0 if p >= state.known.get(topic_id, p + 1) else -1, state.group_epoch)
+            for topic_id, p in missing
+        )
+        state.initialized.update(missing)
+        for info in seen.values():
+            state.known[info.topic_id] = max(info.partitions, state.known.get(info.topic_id, 0))
+        return items
+
+    def _compute_if_due(self, now_ms: int, *, at_once: bool) -> None:
+        """Compute the target assignment for the group epoch, not more often than the assignment interval allows."""
+        state = self._state
+        if state.assignment_epoch == state.group_epoch:
+            return
+        recent = self._computed_ms is not None and 0 <= now_ms - self._computed_ms < self.config.assignment_interval_ms
+        if recent and not at_once:
+            return
+        ids: dict[tuple[str, ...], frozenset[UUID]] = {}
+        for member in state.members.values():
+            if member.subscribed not in ids:
+                names = [name for name in member.subscribed if name in state.metadata]
+                ids[member.subscribed] = frozenset(state.metadata[name].topic_id for name in names)
+        assignable = {
+            info.topic_id: [p for p in range(info.partitions) if (info.topic_id, p) in state.initialized]
+            for info in state.metadata.values()
+        }
+        subscriptions = {member.member_id: ids[member.subscribed] for member in state.members.values()}
+        state.target = assign(subscriptions, assignable, state.target)
+        state.assignment_epoch = state.group_epoch
+        self._computed_ms = now_ms
+
+    def _reconcile(self, member: Member) -> bool:
+        """Let a member jump to the target assignment; whether its partitions changed."""
+        target = self._state.target[member.member_id]
+        if member.epoch != self.assignment_epoch:
+            member.previous_epoch, member.epoch = member.epoch, self.assignment_epoch
+        moved = target != member.assignment
+        member.assignment = target
+        return moved
+
+    def _remove(self, member_ids: Iterable[str], now_ms: int) -> None:
+        """Members left or timed out; the others get their partitions at their next heartbeats."""
+        state = self._state
+        for member_id in member_ids:
+            self._subscribe(state.members[member_id], ())
+            del state.members[member_id]
+            state.target.pop(member_id, None)
+            state.group_epoch += 1
+            if not state.members:
+                state.empty_since_ms = now_ms
+
+    def _drop(self, topic_id: UUID) -> tuple[Key, ...]:
+        """Forget that a topic was ever known."""
+        state = self._state
+        keys = tuple(sorted(key for key in state.initialized if key[0] == topic_id))
+        state.initialized.difference_update(keys)
+        state.known.pop(topic_id, None)
+        self._recheck = True
+        return keys
+
+
+def check_heartbeat(
+    group_id: str,
+    member_id: str,
+    member_epoch: int,
+    rack_id: str | None,
+    subscribed_topics: tuple[str, ...] | None,
+) -> None:
+    """Check a heartbeat by itself. Raises InvalidRequest.
+
+    Call it before a group is looked up: epoch 0 makes a group that does not exist, any other epoch is GroupIdNotFound.
+    """
+    if not group_id:
+        raise InvalidRequest("the group id must not be empty")
+    if not member_id:
+        raise InvalidRequest("the member id must not be empty")
+    if member_epoch < LEAVE:
+        raise InvalidRequest(f"the member epoch {member_epoch} is invalid; it must be -1 or more")
+    if rack_id is not None and not rack_id:
+        raise InvalidRequest("the rack id must not be empty; leave it out instead")
+    if member_epoch == JOIN and not subscribed_topics:
+        raise InvalidRequest("the subscribed topic names must be given when joining")

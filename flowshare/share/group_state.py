@@ -1,0 +1,154 @@
+"""What a share group remembers, and its form in the store: a version, a checksum and JSON (share-groups.md §4.5).
+
+Deadlines are not stored: after a restart every member has a whole session timeout again.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from flowshare.share.errors import StateCorrupt
+
+VERSION: Final = 1
+HEADER: Final = struct.Struct(">BI")
+"""Format version; CRC-32 of what follows."""
+
+Key = tuple[UUID, int]
+"""A topic's id and one of its partitions; `protocol.messages.TopicPartition` is one."""
+
+
+class TopicInfo(NamedTuple):
+    """A topic that exists."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One member. `epoch` is what it was told last, `assignment` too; `previous_epoch` is accepted still."""
+
+    member_id: str
+    epoch: int = 0
+    previous_epoch: int = -1
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    subscribed: tuple[str, ...] = ()
+    assignment: tuple[Key, ...] = ()
+    deadline_ms: int = 0
+    """When the session times out."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupState:
+    """The durable part of a share group."""
+
+    group_epoch: int = 1
+    assignment_epoch: int = 0
+    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    """In order of joining, which is the assignor's order."""
+    target: dict[str, tuple[Key, ...]] = field(default_factory=dict[str, tuple[Key, ...]])
+    """Member -> what it is to have; it has it from its next heartbeat on."""
+    initialized: set[Key] = field(default_factory=set[Key])
+    """Share-partitions that have a state; only these are assigned."""
+    known: dict[UUID, int] = field(default_factory=dict[UUID, int])
+    """Topic -> its number of partitions when the group saw it last: later ones start at offset 0."""
+    metadata: dict[str, TopicInfo] = field(default_factory=dict[str, TopicInfo])
+    """The subscribed topics that exist, as seen at the last heartbeat, by name."""
+    empty_since_ms: int | None = None
+    """Since when there has been no member; None when there is one, or never was anything."""
+
+
+def encode_group(state: GroupState) -> bytes:
+    """The state as bytes."""
+    topics: dict[UUID, int] = {}
+
+    def pack(keys: Iterable[Key]) -> list[list[Any]]:
+        packed: dict[UUID, list[int]] = {}
+        for topic_id, partition in keys:
+            packed.setdefault(topic_id, []).append(partition)
+        return [[topics.setdefault(topic_id, len(topics)), numbers] for topic_id, numbers in packed.items()]
+
+    content: dict[str, Any] = {
+        "group_epoch": state.group_epoch,
+        "assignment_epoch": state.assignment_epoch,
+        "empty_since_ms": state.empty_since_ms,
+        "initialized": pack(sorted(state.initialized)),
+        "known": [[topics.setdefault(topic_id, len(topics)), count] for topic_id, count in state.known.items()],
+        "metadata": [
+            [info.name, topics.setdefault(info.topic_id, len(topics)), info.partitions]
+            for info in state.metadata.values()
+        ],
+        "members": [
+            [
+                m.member_id,
+                m.epoch,
+                m.previous_epoch,
+                m.rack_id,
+                m.client_id,
+                m.client_host,
+                m.subscribed,
+                pack(m.assignment),
+            ]
+            for m in state.members.values()
+        ],
+        "target": [[member_id, pack(keys)] for member_id, keys in state.target.items()],
+    }
+    content["topics"] = [topic_id.hex for topic_id in topics]
+    body = json.dumps(content, separators=(",", ":")).encode()
+    return HEADER.pack(VERSION, zlib.crc32(body)) + body
+
+
+def decode_group(data: bytes) -> GroupState:
+    """The state that `encode_group` wrote. Raises StateCorrupt."""
+    if len(data) < HEADER.size:
+        raise StateCorrupt("stored group is cut short")
+    version, checksum = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise StateCorrupt(f"stored group has format {version}; this release reads {VERSION}")
+    body = data[HEADER.size :]
+    if zlib.crc32(body) != checksum:
+        raise StateCorrupt("stored group fails its checksum")
+    try:
+        return _state(json.loads(body))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise StateCorrupt(f"stored group cannot be read: {error!r}") from error
+
+
+def _state(content: Any) -> GroupState:
+    topics = [UUID(hex=text) for text in content["topics"]]
+
+    def unpack(packed: list[tuple[int, list[int]]]) -> tuple[Key, ...]:
+        return tuple((topics[index], partition) for index, numbers in packed for partition in numbers)
+
+    members = [
+        Member(
+            member_id=member_id,
+            epoch=epoch,
+            previous_epoch=previous,
+            rack_id=rack,
+            client_id=client_id,
+            client_host=host,
+            subscribed=tuple(subscribed),
+            assignment=unpack(assignment),
+        )
+        for member_id, epoch, previous, rack, client_id, host, subscribed, assignment in content["members"]
+    ]
+    return GroupState(
+        group_epoch=content["group_epoch"],
+        assignment_epoch=content["assignment_epoch"],
+        empty_since_ms=content["empty_since_ms"],
+        members={member.member_id: member for member in members},
+        target={member_id: unpack(packed) for member_id, packed in content["target"]},
+        initialized=set(unpack(content["initialized"])),
+        known={topics[index]: count for index, count in content["known"]},
+        metadata={name: TopicInfo(name, topics[index], count) for name, index, count in content["metadata"]},
+    )
