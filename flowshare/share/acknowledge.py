@@ -1,0 +1,300 @@
+"""What a member says of its records: share-groups.md §2.10, and what a request may look like (§3.4).
+
+`decide` checks everything first and changes nothing if any of it is wrong; then the offsets are PENDING until
+`commit` or `abort`. Renewals need no write and are applied at once. Offsets keep their hold while they are PENDING,
+so that a lock which lapses meanwhile is seen by `abort`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from flowshare.share.errors import InvalidRecordState, InvalidRequest
+from flowshare.share.expiry import take_back
+from flowshare.share.state import EVENTS, step
+from flowshare.share.types import (
+    AcknowledgeBatch,
+    AcknowledgeType,
+    Limits,
+    PartitionUpdate,
+    RecordState,
+    StateRun,
+)
+from flowshare.share.window import ACQUIRED, DELAYED, HOLE, PENDING, Window
+
+_RENEW: Final = int(AcknowledgeType.RENEW)
+_RELEASE: Final = int(AcknowledgeType.RELEASE)
+_TYPES: Final = len(AcknowledgeType)
+
+
+class Change(NamedTuple):
+    """What becomes of `first`..`last`, all acquired by the member, once the write is durable."""
+
+    first: int
+    last: int
+    state: RecordState
+    delivery_count: int
+    not_before_ms: int
+
+
+class Decision:
+    """An acknowledgement that is to be written. `update` is what to write; None: nothing, it is done already."""
+
+    __slots__ = ("changes", "settled", "update")
+
+    def __init__(self, changes: list[Change], update: PartitionUpdate | None) -> None:
+        self.changes = changes
+        self.update = update
+        self.settled = False
+
+
+class Outcomes:
+    """What each acknowledge type leads to under one `Limits`, looked up by its wire number.
+
+    Read from `step` once, so that the table in `state` stays the only place that knows.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        def after(kind: AcknowledgeType, count: int) -> RecordState:
+            return step(RecordState.ACQUIRED, EVENTS[kind], count, limits)
+
+        self.delivery_count_max = limits.delivery_count_max
+        self.below_limit = tuple(after(kind, 0) for kind in AcknowledgeType)
+        self.at_limit = tuple(after(kind, limits.delivery_count_max) for kind in AcknowledgeType)
+
+
+def validate(batches: Sequence[AcknowledgeBatch], version: int, *, is_renew_ack: bool) -> None:
+    """Check one share-partition's batches as the API does, before the state machine sees them (KA:4078).
+
+    `version` is that of ShareAcknowledge or ShareFetch: RENEW exists from 2 on, and then only in a request that says
+    so. Raises InvalidRequest.
+    """
+    type_max = _RENEW if version >= 2 else _RENEW - 1
+    _check_shape(batches, type_max)
+    if not is_renew_ack and any(_RENEW in batch.types for batch in batches):
+        raise InvalidRequest("RENEW in a request that is not marked as a renewal")
+
+
+def _check_shape(batches: Sequence[AcknowledgeBatch], type_max: int) -> None:
+    previous = 0
+    for first, last, types, _, _ in batches:
+        # "<", not "<=": two batches may share one offset here; the second then finds it pending (§14, V22).
+        if first < previous or last < first:
+            raise InvalidRequest(f"batch {first}-{last}: offsets must be ascending and not negative")
+        if len(types) != 1 and len(types) != last - first + 1:
+            raise InvalidRequest(f"batch {first}-{last}: {len(types)} acknowledge types for {last - first + 1} offsets")
+        if max(types) > type_max:
+            raise InvalidRequest(f"batch {first}-{last}: unknown acknowledge type {max(types)}")
+        previous = last
+
+
+def decide(
+    window: Window,
+    limits: Limits,
+    outcomes: Outcomes,
+    member_id: str,
+    batches: Sequence[AcknowledgeBatch],
+    now_ms: int,
+) -> Decision:
+    """Check an acknowledgement and mark its offsets PENDING; see `SharePartition.acknowledge`."""
+    _check_shape(batches, _TYPES - 1)
+    changes: list[Change] = []
+    renewed: list[tuple[int, int]] = []
+    marked = 0
+    try:
+        for batch in batches:
+            if batch.last < window.start:
+                continue
+            _locate(window, batch.first, batch.last)
+            for first, last, kind in _pieces(window, member_id, batch):
+                if kind == _RENEW:
+                    if not limits.renew_enabled:
+                        raise InvalidRecordState("renewal is turned off for this group")
+                    renewed.append((first, last))
+                else:
+                    _plan(window, outcomes, batch, first, last, kind, now_ms, changes)
+                    while marked < len(changes):
+                        window.put(changes[marked].first, changes[marked].last, ACQUIRED, PENDING)
+                        marked += 1
+    except InvalidRecordState:
+        for change in changes[:marked]:
+            window.put(change.first, change.last, PENDING, ACQUIRED)
+        raise
+    _explode(window, batches)
+    if renewed:
+        _renew(window, member_id, renewed, now_ms + limits.lock_duration_ms)
+    return Decision(changes, _planned_update(window, changes) if changes else None)
+
+
+def _locate(window: Window, first: int, last: int) -> None:
+    """Raise unless a batch that was acquired stands at or before `first`, and one at `last` (SP:2088)."""
+    cached = window.cached
+    index = cached.floor(first)
+    if index < 0 and not (first < window.start < window.end):
+        raise InvalidRecordState(f"offsets {first}-{last} are not acquired")
+    index = cached.floor(last)
+    if index < 0 or cached.lasts[index] < last:
+        raise InvalidRequest(f"offsets {first}-{last} reach past what was acquired")
+
+
+def _pieces(window: Window, member_id: str, batch: AcknowledgeBatch) -> Iterator[tuple[int, int, int]]:
+    """Cut a batch into (first, last, type), all acquired by the member; natural holes are left out."""
+    at, types = max(batch.first, window.start), batch.types
+    while at <= batch.last:
+        state = window.states[at - window.base]
+        until = window.same_until(at, batch.last)
+        if state == ACQUIRED:
+            _check_owner(window, member_id, at, until)
+            if len(types) == 1:
+                yield at, until, types[0]
+            else:
+                yield from _typed(types, batch.first, at, until)
+        elif state != HOLE:
+            raise InvalidRecordState(f"offset {at} is not acquired")
+        at = until + 1
+
+
+def _typed(types: bytes, base: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    while first <= last:
+        rest = types[first - base : last - base + 1]
+        until = last - len(rest.lstrip(rest[:1]))
+        yield first, until, rest[0]
+        first = until + 1
+
+
+def _check_owner(window: Window, member_id: str, first: int, last: int) -> None:
+    for held_first, _, hold_id in window.held(first, last):
+        if window.holds.by_id[hold_id].member_id != member_id:
+            raise InvalidRecordState(f"offset {held_first} is acquired by another member")
+
+
+def _plan(
+    window: Window,
+    outcomes: Outcomes,
+    batch: AcknowledgeBatch,
+    first: int,
+    last: int,
+    kind: int,
+    now_ms: int,
+    changes: list[Change],
+) -> None:
+    """Append what becomes of `first`..`last`, a piece for each delivery count."""
+    not_before_ms = batch.not_before_ms if kind == _RELEASE and batch.not_before_ms > now_ms else 0
+    unrun = kind == _RELEASE and batch.unrun
+    for low, high, delivered in window.counted(first, last):
+        count = delivered - 1 if unrun else delivered
+        at_limit = count >= outcomes.delivery_count_max
+        state = (outcomes.at_limit if at_limit else outcomes.below_limit)[kind]
+        changes.append(Change(low, high, state, count, not_before_ms if state is RecordState.AVAILABLE else 0))
+
+
+def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
+    """Track by offset the batches that are acknowledged in part or with a type an offset."""
+    cached = window.cached
+    for first, last, types, _, _ in batches:
+        if last < window.start:
+            continue
+        cached.explode(first, last)
+        if len(types) > 1:
+            for index in range(max(cached.floor(first), cached.head), cached.floor(last) + 1):
+                cached.exploded.add(cached.firsts[index])
+
+
+def _renew(window: Window, member_id: str, pieces: list[tuple[int, int]], due_ms: int) -> None:
+    size = sum(last - first + 1 for first, last in pieces)
+    lock = window.holds.open(member_id, due_ms, pieces[0][0], pieces[-1][1], size)
+    for first, last in pieces:
+        window.let_go(first, last)
+        window.hold(first, last, lock.hold_id)
+
+
+def _planned_update(window: Window, changes: list[Change]) -> PartitionUpdate:
+    """Return the update with the start offset and finished count that the partition will have after `commit`.
+
+    Other decisions that are still open are taken as not written: should they fail, nothing is skipped.
+    """
+    finished = window.finished
+    start = window.start
+    for change in changes:
+        if change.state.terminal:
+            finished += change.last - change.first + 1
+    for change in changes:
+        if change.first > start:
+            start = window.finished_until(start)
+        if change.first != start or not change.state.terminal:
+            break
+        start = change.last + 1
+    if start != window.start:
+        start = window.finished_until(start)
+        finished -= window.finished_between(window.start, start - 1)
+        finished -= sum(
+            change.last - change.first + 1 for change in changes if change.last < start and change.state.terminal
+        )
+    return PartitionUpdate(start_offset=start, delivery_complete_count=finished, runs=_stored(changes, start))
+
+
+def _stored(changes: Iterable[Change], start: int) -> tuple[StateRun, ...]:
+    runs: list[StateRun] = []
+    for first, last, state, count, not_before_ms in changes:
+        if last < start:
+            continue
+        previous = runs[-1] if runs else None
+        if previous is not None and previous[1] + 1 == first and previous[2:] == (state, count, None, not_before_ms):
+            runs[-1] = previous._replace(last=last)
+        else:
+            runs.append(StateRun(first, last, state, count, None, not_before_ms))
+    return tuple(runs)
+
+
+def commit(window: Window, decision: Decision) -> None:
+    """Apply a decision whose update is durable."""
+    _settle(decision)
+    delayed: dict[int, list[Change]] = {}
+    for change in _alive(window, decision):
+        first, last, state, count, not_before_ms = change
+        window.let_go(first, last)
+        if not_before_ms:
+            window.put(first, last, PENDING, DELAYED)
+            delayed.setdefault(not_before_ms, []).append(change)
+        else:
+            window.put(first, last, PENDING, state)
+        if window.count(first) != count:
+            window.set_count(first, last, count)
+    for not_before_ms, changes in delayed.items():
+        size = sum(change.last - change.first + 1 for change in changes)
+        hold = window.holds.open(None, not_before_ms, changes[0].first, changes[-1].last, size)
+        for change in changes:
+            window.hold(change.first, change.last, hold.hold_id)
+    window.advance()
+
+
+def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> PartitionUpdate | None:
+    """Undo a decision whose write failed: back to the member, or away from it if its lock lapsed meanwhile."""
+    _settle(decision)
+    runs: list[StateRun] = []
+    for change in _alive(window, decision):
+        for first, last, hold_id in list(window.held(change.first, change.last)):
+            hold = window.holds.by_id[hold_id]
+            if hold.lapsed or hold.due_ms <= now_ms:
+                runs += take_back(window, limits, [(first, last)], PENDING)
+            else:
+                window.put(first, last, PENDING, ACQUIRED)
+    if not runs:
+        return None
+    window.advance()
+    return window.update(runs)
+
+
+def _settle(decision: Decision) -> None:
+    assert not decision.settled, "a decision is settled once"
+    decision.settled = True
+
+
+def _alive(window: Window, decision: Decision) -> Iterator[Change]:
+    """Yield the changes without what the log start passed meanwhile."""
+    for change in decision.changes:
+        if change.first >= window.start:
+            yield change
+        elif change.last >= window.start:
+            yield change._replace(first=window.start)

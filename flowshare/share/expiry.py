@@ -1,0 +1,74 @@
+"""What takes offsets back without their member's word: lapsed locks, members that left, delays that are over, and a
+log start that moved.
+
+Offsets with a pending acknowledgement are left alone: their hold is marked lapsed, and the write decides. If it
+succeeds the acknowledgement counts; if it fails `abort` takes the offsets back (§2.14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from flowshare.share.holds import Hold
+from flowshare.share.state import Event, step
+from flowshare.share.types import Limits, PartitionUpdate, RecordState, StateRun
+from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, Window
+
+
+def expire(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | None:
+    """Take back the locks whose time has come and make due what was delayed."""
+    due = window.holds.take_due(now_ms)
+    for hold in due:
+        if hold.member_id is None:
+            for first, last in list(_held_in(window, hold, DELAYED)):
+                window.let_go(first, last)
+                window.put(first, last, DELAYED, AVAILABLE)
+    return _lapse(window, limits, [hold for hold in due if hold.member_id is not None])
+
+
+def release_member(window: Window, limits: Limits, member_id: str) -> PartitionUpdate | None:
+    """Take back everything a member holds."""
+    return _lapse(window, limits, window.holds.take_member(member_id))
+
+
+def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]], state: int) -> list[StateRun]:
+    """Apply a lapsed lock to pieces that are all in `state` (ACQUIRED or PENDING)."""
+    runs: list[StateRun] = []
+    for piece_first, piece_last in pieces:
+        window.let_go(piece_first, piece_last)
+        for first, last, count in list(window.counted(piece_first, piece_last)):
+            after = step(RecordState.ACQUIRED, Event.LAPSE, count, limits)
+            window.put(first, last, state, after)
+            runs.append(StateRun(first, last, after, count))
+    return runs
+
+
+def move_log_start(window: Window, log_start: int) -> PartitionUpdate | None:
+    """Forget what the log no longer has; what members still hold of it is theirs to acknowledge, without effect."""
+    if log_start <= window.start:
+        return None
+    window.drop_below(log_start)
+    window.advance()
+    return window.update(())
+
+
+def _lapse(window: Window, limits: Limits, holds: Iterable[Hold]) -> PartitionUpdate | None:
+    runs: list[StateRun] = []
+    for hold in holds:
+        hold.lapsed = True
+        runs += take_back(window, limits, list(_held_in(window, hold, ACQUIRED)), ACQUIRED)
+    if not runs:
+        return None
+    window.advance()
+    return window.update(runs)
+
+
+def _held_in(window: Window, hold: Hold, state: int) -> Iterator[tuple[int, int]]:
+    """Yield the pieces of a hold that are in `state`, as (first, last)."""
+    at, last = max(hold.first, window.start), hold.last
+    while (at := window.states.find(state, at - window.base, last + 1 - window.base) + window.base) >= window.base:
+        until = window.same_until(at, last)
+        for first, piece_last, hold_id in window.held(at, until):
+            if hold_id == hold.hold_id:
+                yield first, piece_last
+        at = until + 1

@@ -1,0 +1,92 @@
+"""The state machine of one offset: one table of moves and one function that applies it.
+
+`TRANSITIONS` says where a record goes when something happens to it; `step` looks a move up and then applies the two
+rules that depend on the group's limits: a record that would be AVAILABLE again but has used up its deliveries is
+ARCHIVED (KIP-932), and what has a dead letter to be written is ARCHIVING first (KIP-1191). Nothing else in the core
+decides a state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from flowshare.share.types import AcknowledgeType, Limits, RecordState
+
+
+class Event(enum.Enum):
+    """What can happen to a record."""
+
+    ACQUIRE = "acquire"
+    ACCEPT = "accept"
+    RELEASE = "release"
+    REJECT = "reject"
+    RENEW = "renew"
+    GAP = "gap"
+    LAPSE = "lapse"  # the acquisition lock ran out, or its member is gone
+    VANISH = "vanish"  # the log no longer holds it, or its transaction was aborted
+    BURY = "bury"  # its dead letter is written
+
+
+class IllegalTransition(AssertionError):
+    """The core asked for a move that the table does not have: our fault, never a peer's."""
+
+
+TRANSITIONS: Final[Mapping[RecordState, Mapping[Event, RecordState]]] = MappingProxyType(
+    {
+        RecordState.AVAILABLE: MappingProxyType(
+            {Event.ACQUIRE: RecordState.ACQUIRED, Event.VANISH: RecordState.ARCHIVED}
+        ),
+        RecordState.ACQUIRED: MappingProxyType(
+            {
+                Event.ACCEPT: RecordState.ACKNOWLEDGED,
+                Event.RELEASE: RecordState.AVAILABLE,
+                Event.REJECT: RecordState.ARCHIVED,
+                Event.RENEW: RecordState.ACQUIRED,
+                Event.GAP: RecordState.ARCHIVED,
+                Event.LAPSE: RecordState.AVAILABLE,
+                Event.VANISH: RecordState.ARCHIVED,
+            }
+        ),
+        RecordState.ARCHIVING: MappingProxyType({Event.BURY: RecordState.ARCHIVED}),
+        RecordState.ACKNOWLEDGED: MappingProxyType({}),
+        RecordState.ARCHIVED: MappingProxyType({}),
+    }
+)
+
+EVENTS: Final[Mapping[AcknowledgeType, Event]] = MappingProxyType(
+    {
+        AcknowledgeType.GAP: Event.GAP,
+        AcknowledgeType.ACCEPT: Event.ACCEPT,
+        AcknowledgeType.RELEASE: Event.RELEASE,
+        AcknowledgeType.REJECT: Event.REJECT,
+        AcknowledgeType.RENEW: Event.RENEW,
+    }
+)
+
+
+def step(state: RecordState, event: Event, delivery_count: int, limits: Limits) -> RecordState:
+    """Return the state after `event`. Raises IllegalTransition if the table has no such move."""
+    target = TRANSITIONS[state].get(event)
+    if target is None:
+        raise IllegalTransition(f"{state.name} does not allow {event.value}")
+    if target is RecordState.AVAILABLE and delivery_count >= limits.delivery_count_max:
+        return RecordState.ARCHIVING if limits.dead_letter_on_limit else RecordState.ARCHIVED
+    if event is Event.REJECT and limits.dead_letter_on_reject:
+        return RecordState.ARCHIVING
+    return target
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram; the two rules that follow the table are drawn as dashed notes."""
+    lines = ["stateDiagram-v2", "    [*] --> AVAILABLE"]
+    for state, moves in TRANSITIONS.items():
+        lines += [f"    {state.name} --> {target.name}: {event.value}" for event, target in moves.items()]
+    lines += [
+        "    ACQUIRED --> ARCHIVED: release or lapse at the delivery limit",
+        "    ACQUIRED --> ARCHIVING: the same, or reject, with a dead letter to write",
+    ]
+    lines += [f"    {state.name} --> [*]" for state in TRANSITIONS if state.terminal]
+    return "\n".join(lines) + "\n"

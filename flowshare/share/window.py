@@ -1,0 +1,372 @@
+"""The window of offsets between start offset and end offset: one byte of state an offset, and what stands beside it.
+
+Find, count and slice on a `bytearray` run at C speed, so no step costs more than a scan of memory; ranges exist only
+at the edges, for the wire and for the store. Rules that keep it so:
+
+- `states`, `counts` and `hold_ids` have the same length; index 0 is offset `base`. `base` may lag behind `start`: the
+  dead head is cut off only when it outweighs the rest, so that trimming is amortised.
+- the offset at `start` is never finished, unless the window is empty (`start == end`);
+- every change of a state goes through `put`, which keeps `tally`, the number of offsets in each state;
+- deliveries of 255 and more stand in `high`, their byte is 255.
+
+Three states exist only here: HOLE (no batch was ever acquired there), DELAYED (AVAILABLE, but not before a time) and
+PENDING (ACQUIRED, with an acknowledgement being written).
+
+`cached` holds the boundaries of the batches as they were first acquired, as Kafka's in-flight map does: poison
+throttling halves their size, and responses follow them. The gap window (SP:1648) is what a reload leaves: holes from
+`gap_start` on may hold records that were delivered but never settled, and are fetched again.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from flowshare.share.holds import Holds
+from flowshare.share.types import PartitionUpdate, RecordState, StateRun
+
+AVAILABLE: Final = int(RecordState.AVAILABLE)
+ACQUIRED: Final = int(RecordState.ACQUIRED)
+ACKNOWLEDGED: Final = int(RecordState.ACKNOWLEDGED)
+ARCHIVING: Final = int(RecordState.ARCHIVING)
+ARCHIVED: Final = int(RecordState.ARCHIVED)
+HOLE: Final = 5
+DELAYED: Final = 6
+PENDING: Final = 7
+
+_HIGH: Final = 255
+_COMPACT: Final = 4096
+_FINISHED = re.compile(rb"[\x02\x04\x05]*")
+_SAME = [re.compile(b"[" + re.escape(bytes([state])) + b"]*") for state in range(8)]
+_DURABLE: Final = {
+    AVAILABLE: RecordState.AVAILABLE,
+    ACQUIRED: RecordState.ACQUIRED,
+    ACKNOWLEDGED: RecordState.ACKNOWLEDGED,
+    ARCHIVING: RecordState.ARCHIVING,
+    ARCHIVED: RecordState.ARCHIVED,
+    DELAYED: RecordState.AVAILABLE,
+    PENDING: RecordState.ACQUIRED,
+}
+
+
+class Run(NamedTuple):
+    """Offsets `first`..`last` with the same state byte, delivery count and hold."""
+
+    first: int
+    last: int
+    state: int
+    delivery_count: int
+    hold_id: int
+
+
+class CachedBatches:
+    """First and last offsets of the batches in the window, ascending, and which of them are tracked by offset."""
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+        self.exploded: set[int] = set()
+        self.head = 0  # entries before it are finished; they are cut off when they outweigh the rest
+
+    def floor(self, offset: int) -> int:
+        """Return the index of the last batch that starts at or before `offset`, −1 if there is none."""
+        index = bisect_right(self.firsts, offset, self.head) - 1
+        return index if index >= self.head else -1
+
+    def add(self, first: int, last: int) -> None:
+        """Add a batch that overlaps no other."""
+        index = bisect_left(self.firsts, first, self.head)
+        self.firsts.insert(index, first)
+        self.lasts.insert(index, last)
+
+    def explode(self, first: int, last: int) -> None:
+        """Track by offset those batches that `first`..`last` covers in part."""
+        for offset in (first, last):
+            index = self.floor(offset)
+            if (
+                index >= 0
+                and first <= self.lasts[index]
+                and not (first <= self.firsts[index] and self.lasts[index] <= last)
+            ):
+                self.exploded.add(self.firsts[index])
+
+    def trim(self, start: int) -> None:
+        """Forget the batches that end below `start`."""
+        lasts, head, size = self.lasts, self.head, len(self.lasts)
+        while head < size and lasts[head] < start:
+            self.exploded.discard(self.firsts[head])
+            head += 1
+        if head > _COMPACT and 2 * head > size:
+            del self.firsts[:head]
+            del self.lasts[:head]
+            head = 0
+        self.head = head
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        self.firsts.clear()
+        self.lasts.clear()
+        self.exploded.clear()
+        self.head = 0
+
+
+class Window:
+    """State of the offsets from `start` (inclusive) to `end` (exclusive)."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.base = start
+        self.states = bytearray()
+        self.counts = bytearray()
+        self.hold_ids = array("q")
+        self.high: dict[int, int] = {}
+        self.tally = [0] * 8
+        self.cached = CachedBatches()
+        self.holds = Holds()
+        self.gap_start = -1
+        self._available_from = start
+
+    @property
+    def end(self) -> int:
+        """The first offset never put into the window."""
+        return self.base + len(self.states)
+
+    @property
+    def finished(self) -> int:
+        """Offsets in a terminal state that the start offset has not passed (KIP-1226: delivery complete count)."""
+        return self.tally[ACKNOWLEDGED] + self.tally[ARCHIVED]
+
+    @property
+    def acquired(self) -> int:
+        """Offsets that a member holds, those included whose acknowledgement is being written."""
+        return self.tally[ACQUIRED] + self.tally[PENDING]
+
+    def finished_between(self, first: int, last: int) -> int:
+        """Return how many offsets of `first`..`last` are in a terminal state."""
+        at, until = first - self.base, last + 1 - self.base
+        return self.states.count(ACKNOWLEDGED, at, until) + self.states.count(ARCHIVED, at, until)
+
+    # -- reading
+
+    def next_available(self, first: int, last: int) -> int:
+        """Return the first fetchable offset in `first`..`last`, −1 if there is none."""
+        if not self.tally[AVAILABLE]:
+            return -1
+        at = self.states.find(AVAILABLE, max(first, self._available_from) - self.base, last + 1 - self.base)
+        if at < 0:
+            if first <= self._available_from <= last:
+                self._available_from = last + 1
+            return -1
+        if first <= self._available_from:
+            self._available_from = at + self.base
+        return at + self.base
+
+    def next_gap(self, first: int, last: int) -> int:
+        """Return the first offset in `first`..`last` that a reload left open, −1 if there is none."""
+        if self.gap_start < 0:
+            return -1
+        first = max(first, self.gap_start, self.start)
+        at = self.states.find(HOLE, first - self.base, max(last + 1, first) - self.base)
+        return at + self.base if at >= 0 else -1
+
+    def same_until(self, offset: int, last: int) -> int:
+        """Return the last offset up to `last` in one piece with `offset` whose state is the same."""
+        at = offset - self.base
+        match = _SAME[self.states[at]].match(self.states, at, last + 1 - self.base)
+        assert match is not None
+        return match.end() - 1 + self.base
+
+    def count(self, offset: int) -> int:
+        """Return the delivery count of an offset."""
+        count = self.counts[offset - self.base]
+        return count if count < _HIGH else self.high[offset]
+
+    def counted(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Cut `first`..`last` into (first, last, delivery count)."""
+        at, end = first - self.base, last + 1 - self.base
+        while at < end:
+            low = self.counts[at : at + 1]
+            if low[0] == _HIGH:
+                until = at + 1
+            elif self.counts.count(low, at, end) == end - at:
+                until = end
+            else:
+                rest = self.counts[at:end]
+                until = end - len(rest.lstrip(low))
+            yield at + self.base, until - 1 + self.base, low[0] if low[0] < _HIGH else self.high[at + self.base]
+            at = until
+
+    def held(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Cut `first`..`last` into (first, last, hold id)."""
+        ids, at, end = self.hold_ids, first - self.base, last + 1 - self.base
+        while at < end:
+            hold_id = ids[at]
+            until = at + 1
+            if until < end and ids[end - 1] == hold_id and ids[at:end] == array("q", [hold_id]) * (end - at):
+                until = end
+            while until < end and ids[until] == hold_id:
+                until += 1
+            yield at + self.base, until - 1 + self.base, hold_id
+            at = until
+
+    def runs(self, first: int, last: int) -> Iterator[Run]:
+        """Cut `first`..`last` into runs that are alike in all; holes are left out."""
+        while first <= last:
+            until = self.same_until(first, last)
+            state = self.states[first - self.base]
+            if state != HOLE:
+                for low, high, count in self.counted(first, until):
+                    for held_first, held_last, hold_id in self.held(low, high):
+                        yield Run(held_first, held_last, state, count, hold_id)
+            first = until + 1
+
+    def durable(self, run: Run) -> StateRun:
+        """Return a run as it is stored: an acknowledgement that is being written has not happened yet."""
+        hold = self.holds.by_id[run.hold_id] if run.hold_id else None
+        return StateRun(
+            run.first,
+            run.last,
+            _DURABLE[run.state],
+            run.delivery_count,
+            hold.member_id if hold is not None else None,
+            hold.due_ms if hold is not None and run.state == DELAYED else 0,
+        )
+
+    def finished_until(self, offset: int) -> int:
+        """Return the first offset from `offset` on that is not finished; holes are passed, except a reload's."""
+        at = offset - self.base
+        match = _FINISHED.match(self.states, at)
+        assert match is not None
+        until = match.end() + self.base
+        gap = self.next_gap(offset, until - 1)
+        return until if gap < 0 else gap
+
+    def update(self, runs: Iterable[StateRun]) -> PartitionUpdate:
+        """Return `runs`, which stand so in the window, as an update to be stored."""
+        return PartitionUpdate(
+            start_offset=self.start, delivery_complete_count=self.finished, runs=merged(runs, self.start)
+        )
+
+    # -- changing
+
+    def put(self, first: int, last: int, old: int, new: int) -> None:
+        """Move `first`..`last`, all in state `old`, to state `new`."""
+        size = last - first + 1
+        at = first - self.base
+        if size == 1:
+            self.states[at] = new
+        else:
+            self.states[at : at + size] = bytes((new,)) * size
+        self.tally[old] -= size
+        self.tally[new] += size
+        if new == AVAILABLE and first < self._available_from:
+            self._available_from = first
+
+    def set_count(self, first: int, last: int, count: int) -> None:
+        """Set the delivery count of `first`..`last`."""
+        size = last - first + 1
+        at = first - self.base
+        self.counts[at : at + size] = bytes((min(count, _HIGH),)) * size
+        if count >= _HIGH:
+            self.high.update(dict.fromkeys(range(first, last + 1), count))
+        elif self.high:
+            for offset in range(first, last + 1):
+                self.high.pop(offset, None)
+
+    def hold(self, first: int, last: int, hold_id: int) -> None:
+        """Note a hold, 0 for none, beside `first`..`last`."""
+        size = last - first + 1
+        at = first - self.base
+        self.hold_ids[at : at + size] = array("q", (hold_id,)) * size
+
+    def let_go(self, first: int, last: int) -> None:
+        """End the holds of `first`..`last`."""
+        for held_first, held_last, hold_id in self.held(first, last):
+            if hold_id:
+                self.holds.let_go(hold_id, held_last - held_first + 1)
+        self.hold(first, last, 0)
+
+    def place(self, first: int, last: int) -> None:
+        """Make room for `first`..`last`, at the end or in a hole, as AVAILABLE and never delivered."""
+        if self.start == self.end:
+            self.clear(max(first, self.start))
+        if last >= self.end:
+            self.grow(last)
+            self.gap_start = -1
+        self.put(first, last, HOLE, AVAILABLE)
+
+    def grow(self, last: int) -> None:
+        """Extend the window by a hole up to `last`."""
+        size = last + 1 - self.end
+        self.states += bytes((HOLE,)) * size
+        self.counts += bytes(size)
+        self.hold_ids.frombytes(bytes(self.hold_ids.itemsize * size))
+        self.tally[HOLE] += size
+
+    def advance(self) -> None:
+        """Move the start offset past what is finished."""
+        at = self.start - self.base
+        if at < len(self.states) and self.states[at] in (ACKNOWLEDGED, ARCHIVED, HOLE):
+            self._forget(self.finished_until(self.start))
+
+    def drop_below(self, start: int) -> None:
+        """Forget everything below `start`, whatever its state."""
+        if start < self.end:
+            self.let_go(self.start, start - 1)
+        self._forget(start)
+
+    def _forget(self, start: int) -> None:
+        if start >= self.end:
+            self.clear(start)
+            return
+        at, until = self.start - self.base, start - self.base
+        for state in range(8):
+            if self.tally[state]:
+                self.tally[state] -= self.states.count(state, at, until)
+        if self.high:
+            for offset in range(self.start, start):
+                self.high.pop(offset, None)
+        self.start = start
+        self.cached.trim(start)
+        if until > _COMPACT and 2 * until > len(self.states):
+            del self.states[:until]
+            del self.counts[:until]
+            del self.hold_ids[:until]
+            self.base = start
+
+    def clear(self, start: int) -> None:
+        """Forget everything; the empty window stands at `start`."""
+        self.start = self.base = self._available_from = start
+        self.states.clear()
+        self.counts.clear()
+        del self.hold_ids[:]
+        self.high.clear()
+        self.tally = [0] * 8
+        self.cached.clear()
+        self.holds.clear()
+        self.gap_start = -1
+
+    def close_gap(self, offset: int) -> None:
+        """Note that holes below `offset` were looked at: the log has nothing there."""
+        if self.gap_start >= 0:
+            self.gap_start = max(self.gap_start, offset)
+            if self.next_gap(self.gap_start, self.end - 1) < 0:
+                self.gap_start = -1
+
+
+def merged(runs: Iterable[StateRun], start: int) -> tuple[StateRun, ...]:
+    """Sort runs that do not overlap, leave out what is below `start` and join equal neighbours."""
+    result: list[StateRun] = []
+    for run in sorted(runs):
+        if run.last < start:
+            continue
+        if run.first < start:
+            run = run._replace(first=start)
+        if result and result[-1].last + 1 == run.first and result[-1][2:] == run[2:]:
+            result[-1] = result[-1]._replace(last=run.last)
+        else:
+            result.append(run)
+    return tuple(result)
