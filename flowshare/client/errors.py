@@ -1,0 +1,145 @@
+"""What the client raises. Every text says what happened and, where a user can act, what to do.
+
+    ClientError
+      ServerError               the server refused: `code`, `retriable`
+      NotConnected              no connection could be had in time; the request was never sent
+      ConnectionLost            the connection ended before the answer; the request may have been carried out
+      IllegalState              the calls contradict each other (an unacknowledged record, two polls at once, …)
+        Closed                  the object was closed
+      Wakeup                    `wakeup()` was called
+      RecordError               one record cannot be decoded: `topic`, `partition`, `offset`
+      RecordTooLarge            the record is larger than what may be sent
+      BufferFull                the producer's buffer has no room now
+      DeliveryTimeout           a record was not confirmed in time; it may or may not be in the log
+
+`NotConnected` and `ConnectionLost` are ConnectionErrors too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowshare.protocol.errors import ErrorCode
+
+RETRIABLE: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.SHARE_SESSION_NOT_FOUND,
+        ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+        ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+    }
+)
+"""Codes after which the same request can succeed later (Kafka's RetriableException)."""
+
+SESSION_GONE: Final = frozenset(
+    {
+        ErrorCode.SHARE_SESSION_NOT_FOUND,
+        ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+        ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+    }
+)
+"""Codes after which the share session is opened anew with epoch 0 (KIP-932)."""
+
+ADVICE: Final[dict[ErrorCode, str]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name (flowshare topics ls)",
+    ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted, perhaps made anew; subscribe again",
+    ErrorCode.MESSAGE_TOO_LARGE: "send less in one record, or raise the topic's max.message.bytes",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask for the right to use the topic",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for the right to use the group",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or delete it first",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "topic names have 1 to 249 of the characters a-z A-Z 0-9 . _ -",
+    ErrorCode.INVALID_PARTITIONS: "ask for at least one partition, and for more than there are when adding some",
+    ErrorCode.UNSUPPORTED_VERSION: "the server does not offer this; use a newer one",
+    ErrorCode.NON_EMPTY_GROUP: "stop the group's members first (flowshare groups members)",
+    ErrorCode.GROUP_ID_NOT_FOUND: "check the group's name (flowshare groups ls), and that it is a share group",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "stop a member, or raise the server's group.share.max.size",
+    ErrorCode.INVALID_RECORD_STATE: "the lock lapsed or the record was given back: it runs again elsewhere; "
+    "renew records that take longer than the lock",
+    ErrorCode.SHARE_SESSION_LIMIT_REACHED: "stop a member, or raise the server's group.share.max.share.sessions",
+    ErrorCode.KAFKA_STORAGE_ERROR: "the server cannot write to its disk: check its space and its log",
+    ErrorCode.NETWORK_EXCEPTION: "the connection ended; what was held runs again",
+}
+
+
+class ClientError(Exception):
+    """Base of all that the client raises."""
+
+
+class ServerError(ClientError):
+    """The server refused. `code` is Kafka's; `retriable` says whether the same request can succeed later."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None, *, about: str = "") -> None:
+        self.code = code
+        self.message = message
+        text = f"{about}: {code.name}" if about else code.name
+        if message:
+            text += f": {message}"
+        advice = ADVICE.get(code)
+        super().__init__(f"{text} ({advice})" if advice else text)
+
+    @property
+    def retriable(self) -> bool:
+        """Whether the same request can succeed later."""
+        return self.code in RETRIABLE
+
+
+class NotConnected(ClientError, ConnectionError):
+    """No connection could be had in time; the request was never sent."""
+
+
+class ConnectionLost(ClientError, ConnectionError):
+    """The connection ended before the answer came; the request may have been carried out."""
+
+
+class IllegalState(ClientError):
+    """The calls contradict each other."""
+
+
+class Closed(IllegalState):
+    """The object was closed."""
+
+
+class Wakeup(ClientError):
+    """`wakeup()` was called; the call that raises this changed nothing."""
+
+
+class RecordError(ClientError):
+    """One record cannot be decoded. It is released unless it is acknowledged otherwise by topic, partition, offset."""
+
+    def __init__(self, topic: str, partition: int, offset: int, cause: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(
+            f"{topic}-{partition}@{offset} cannot be decoded: {cause} (it is released; to drop it, "
+            "acknowledge(topic, partition, offset, AcknowledgeType.REJECT) before the next poll)"
+        )
+
+
+class RecordTooLarge(ClientError):
+    """The record is larger than what may be sent."""
+
+
+class BufferFull(ClientError):
+    """The producer's buffer has no room now; await `send` instead of `send_nowait`, or raise `buffer_bytes`."""
+
+
+class DeliveryTimeout(ClientError):
+    """A record was not confirmed in time; it may or may not be in the log."""
+
+
+def check(code: ErrorCode, message: str | None, about: str) -> None:
+    """Nothing for NONE. Raises: ServerError."""
+    if code is not ErrorCode.NONE:
+        raise ServerError(code, message, about=about)

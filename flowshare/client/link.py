@@ -1,0 +1,146 @@
+"""One connection that is opened again when it ends: under the member, the producer and the admin client.
+
+Nothing is sent twice here: what may have reached the server comes back as `ConnectionLost`, what never left as
+`NotConnected`, and the caller decides. Opening is tried for as long as somebody may want it, with a pause between
+tries that doubles up to a bound and is spread between clients by their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from flowshare.client.errors import Closed, ConnectionLost, NotConnected
+
+if TYPE_CHECKING:
+    from flowshare.client.settings import LinkSettings
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import Connection, Request
+
+R = TypeVar("R")
+Connect = Callable[[], Awaitable["Connection"]]
+"""Opens a new connection, in process or a socket. Raises OSError (ConnectionError is one) when it cannot."""
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """Keeps one connection; `generation` counts how many were lost."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        clock: Clock,
+        settings: LinkSettings,
+        name: str,
+        on_lost: Callable[[], object] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._settings = settings
+        self._name = name
+        self._on_lost = on_lost
+        self._spread = zlib.crc32(name.encode()) / 0xFFFFFFFF
+        self._opening: asyncio.Task[Connection] | None = None
+        self._failures = 0
+        self._closed = False
+        self.current: Connection | None = None
+        self.generation = 0
+        self.trouble: str | None = None
+
+    def pause_s(self, failures: int) -> float:
+        """The pause after so many failures in a row: doubled each time, bounded, spread by ±20 % between clients."""
+        if failures <= 0:
+            return 0.0
+        doubled = self._settings.backoff_min_s * 2.0 ** min(failures - 1, 30)
+        return min(doubled, self._settings.backoff_max_s) * (0.8 + 0.4 * self._spread)
+
+    async def connection(self, timeout_s: float | None = None) -> Connection:
+        """The connection, opened if need be, within `timeout_s` (default: the settings').
+
+        Raises: NotConnected, Closed; what `connect` raises when it is no OSError.
+        """
+        if self._closed:
+            raise Closed(f"{self._name} is closed")
+        if self.current is not None:
+            return self.current
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name=f"{self._name}: connect")
+        limit_s = self._settings.connect_timeout_s if timeout_s is None else timeout_s
+        try:
+            return await self._clock.wait_for(asyncio.shield(self._opening), limit_s)
+        except TimeoutError:
+            raise NotConnected(f"{self._name}: no connection within {limit_s:g} s: {self.trouble}") from None
+        except asyncio.CancelledError:
+            if self._closed:
+                raise Closed(f"{self._name} is closed") from None
+            raise
+
+    async def send(self, request: Request[R], *, wait_s: float = 0.0, connect_timeout_s: float | None = None) -> R:
+        """Answer of the server; `wait_s` is how long the request itself may wait there.
+
+        Raises: NotConnected, ConnectionLost, Closed.
+        """
+        connection = await self.connection(connect_timeout_s)
+        return await self.send_on(connection, request, wait_s=wait_s)
+
+    async def send_on(self, connection: Connection, request: Request[R], *, wait_s: float = 0.0) -> R:
+        """As `send`, over this very connection; handed to it before anything is awaited. Raises: ConnectionLost."""
+        limit_s = self._settings.request_timeout_s + wait_s
+        try:
+            answer = await self._clock.wait_for(connection.send(request), limit_s)
+        except TimeoutError:
+            await self._drop(connection, f"no answer to {type(request).__name__} within {limit_s:g} s")
+            raise ConnectionLost(f"{self._name}: {self.trouble}") from None
+        except OSError as error:
+            await self._drop(connection, str(error) or type(error).__name__)
+            raise ConnectionLost(f"{self._name}: the connection ended: {error}") from error
+        self._failures = 0
+        return answer
+
+    async def close(self) -> None:
+        """Close the connection and stop opening a new one."""
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        connection, self.current = self.current, None
+        if connection is not None:
+            await connection.close()
+
+    async def _open(self) -> Connection:
+        try:
+            while True:
+                await self._clock.sleep(self.pause_s(self._failures))
+                try:
+                    connection = await self._connect()
+                except OSError as error:
+                    self._failures += 1
+                    self.trouble = str(error) or type(error).__name__
+                    logger.warning("%s cannot connect, try %d: %s", self._name, self._failures, self.trouble)
+                    continue
+                self.current = connection
+                self.trouble = None
+                return connection
+        finally:
+            self._opening = None
+
+    async def _drop(self, connection: Connection, reason: str) -> None:
+        """Forget a connection that failed, once, and make sure that it is closed."""
+        if self.current is not connection:
+            return
+        self.current = None
+        self.generation += 1
+        self._failures += 1
+        self.trouble = reason
+        logger.warning("%s lost its connection: %s", self._name, reason)
+        if self._on_lost is not None:
+            self._on_lost()
+        try:
+            await connection.close()
+        except OSError as error:
+            logger.debug("%s: closing the lost connection: %s", self._name, error)

@@ -1,0 +1,231 @@
+"""One member's life in its share group: joining, heartbeats, epochs, assignment, leaving (ShareGroupHeartbeat).
+
+Assignments name topics by id; a topic's name is asked for once. Partitions of a topic whose name is not known yet
+wait until it is. What the answers' errors mean stands in `_refused` (KIP-932; share-groups reference §3.12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.errors import ClientError, Closed, ConnectionLost, NotConnected, ServerError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    MetadataRequest,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Sequence
+
+    from flowshare.client.link import Link
+    from flowshare.client.settings import MemberSettings
+    from flowshare.clock import Clock
+
+EPOCH_JOIN: Final = 0
+EPOCH_LEAVE: Final = -1
+REJOIN: Final = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
+LATER: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+NAME_RETRY_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """Keeps one member in its group; `assignment` holds the partitions it may fetch from now."""
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        group_id: str,
+        member_id: str,
+        topics: Sequence[str],
+        clock: Clock,
+        settings: MemberSettings,
+        on_assignment: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self._clock = clock
+        self._settings = settings
+        self._on_assignment = on_assignment
+        self.group_id = group_id
+        self.member_id = member_id
+        self.epoch = EPOCH_JOIN
+        self.topics = tuple(sorted(set(topics)))
+        self.names: dict[uuid.UUID, str] = {}
+        self.assignment: frozenset[TopicPartition] = frozenset()
+        self.failed: ClientError | None = None
+        self.trouble: str | None = None
+        self._assigned: frozenset[TopicPartition] = frozenset()
+        self._announced: tuple[str, ...] | None = None
+        self._interval_s = 5.0
+        self._failures = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether heartbeats are being sent."""
+        return self._task is not None
+
+    async def join(self) -> None:
+        """Join and return after the first answer; heartbeats go on by themselves.
+
+        Raises: NotConnected, ServerError (the group refuses the member).
+        """
+        if self._task is not None:
+            return
+        self.failed = None
+        self._failures = 0
+        deadline_s = self._clock.monotonic() + self._settings.link.connect_timeout_s
+        while not await self._beat():
+            if self._clock.monotonic() >= deadline_s:
+                raise NotConnected(f"member {self.member_id} cannot join {self.group_id}: {self.trouble}")
+            await self._clock.sleep(self._link.pause_s(self._failures))
+        self._task = asyncio.create_task(self._run(), name=f"heartbeat {self.group_id}/{self.member_id}")
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Replace the topics; told to the group at once."""
+        self.topics = tuple(sorted(set(topics)))
+        self._wake.set()
+
+    def refresh(self) -> None:
+        """Send a heartbeat now: something hints that the assignment is out of date."""
+        self._wake.set()
+
+    async def leave(self) -> None:
+        """Stop the heartbeats and tell the group; never raises what the group or the connection says."""
+        await self.stop()
+        if self.epoch > 0 and self._link.current is not None:
+            try:
+                await self._link.send(self._request(EPOCH_LEAVE))
+            except (ConnectionLost, NotConnected, Closed) as error:
+                logger.info("%s/%s left without an answer: %s", self.group_id, self.member_id, error)
+        self.epoch = EPOCH_JOIN
+        self._announced = None
+        self._assigned = frozenset()
+        self._publish()
+
+    async def stop(self) -> None:
+        """Stop the heartbeats without a word to the group."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wait(self._next_s())
+                await self._beat()
+        except Closed:
+            pass
+        except ClientError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("heartbeats of %s/%s ended", self.group_id, self.member_id)
+            self._fail(ClientError(f"heartbeats of {self.group_id} ended: {error!r}"))
+
+    def _fail(self, error: ClientError) -> None:
+        self.failed = error
+        self._task = None
+        self.epoch = EPOCH_JOIN
+        self._announced = None
+        self._assigned = frozenset()
+        logger.error("member %s is out of group %s: %s", self.member_id, self.group_id, error)
+        self._publish()
+
+    def _next_s(self) -> float:
+        if self._failures:
+            return self._link.pause_s(self._failures)
+        nameless = len(self.assignment) != len(self._assigned)
+        return min(self._interval_s, NAME_RETRY_S) if nameless else self._interval_s
+
+    async def _wait(self, delay_s: float) -> None:
+        try:
+            await self._clock.wait_for(self._wake.wait(), delay_s)
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    def _request(self, epoch: int) -> ShareGroupHeartbeatRequest:
+        tell = epoch != EPOCH_LEAVE and (epoch == EPOCH_JOIN or self._announced != self.topics)
+        return ShareGroupHeartbeatRequest(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            member_epoch=epoch,
+            rack_id=self._settings.rack_id if tell else None,
+            subscribed_topics=self.topics if tell else None,
+        )
+
+    async def _beat(self) -> bool:
+        """One heartbeat and its answer; False when it is to be tried again. Raises: ServerError, NotConnected."""
+        request = self._request(self.epoch)
+        try:
+            answer = await self._link.send(request)
+        except (NotConnected, ConnectionLost) as error:
+            self._announced = None
+            self._later(str(error))
+            return False
+        if answer.error is not ErrorCode.NONE:
+            self._refused(answer)
+            return False
+        self._failures = 0
+        self.trouble = None
+        self.epoch = answer.member_epoch
+        self._interval_s = max(0.001, answer.heartbeat_interval_ms / 1000)
+        if request.subscribed_topics is not None:
+            self._announced = request.subscribed_topics
+        if answer.assignment is not None:
+            self._assigned = frozenset(answer.assignment)
+        await self._name_topics()
+        self._publish()
+        return True
+
+    def _refused(self, answer: ShareGroupHeartbeatResponse) -> None:
+        """What to do about an error: join again, wait, or give up. Raises: ServerError (give up)."""
+        if answer.error in REJOIN:
+            logger.info("%s/%s joins again: %s", self.group_id, self.member_id, answer.error.name)
+            self.epoch = EPOCH_JOIN
+            self._announced = None
+            self._later(answer.error.name)
+        elif answer.error in LATER:
+            self._later(f"{answer.error.name} {answer.message or ''}".strip())
+        else:
+            raise ServerError(answer.error, answer.message, about=f"joining group {self.group_id}")
+
+    def _later(self, trouble: str) -> None:
+        self._failures += 1
+        self.trouble = trouble
+
+    async def _name_topics(self) -> None:
+        """Ask for the names of topics that the assignment gives by id only."""
+        if all(tp.topic_id in self.names for tp in self._assigned):
+            return
+        try:
+            answer = await self._link.send(MetadataRequest(topics=self.topics or None))
+        except (NotConnected, ConnectionLost) as error:
+            self.trouble = str(error)
+            return
+        for topic in answer.topics:
+            if topic.topic_id is not None:
+                self.names[topic.topic_id] = topic.name
+
+    def _publish(self) -> None:
+        usable = frozenset(tp for tp in self._assigned if tp.topic_id in self.names)
+        if usable != self.assignment:
+            self.assignment = usable
+            self._on_assignment()

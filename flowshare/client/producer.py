@@ -1,0 +1,463 @@
+"""`Producer`: one per process, behind `topic.send`, sinks and dead letters.
+
+At least once: a request whose answer was lost is sent again, so a record can be in the log twice; it is confirmed
+when the server has made it durable. Order within a partition is kept. What a server cannot write to its disk fails
+at once (KAFKA_STORAGE_ERROR is not tried again: the caller knows better what can wait).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, overload
+
+from flowshare.client.batching import Batch, Buffer, Bulk, PartitionQueue, Receipt, RecordMetadata, fail
+from flowshare.client.errors import (
+    BufferFull,
+    ClientError,
+    Closed,
+    ConnectionLost,
+    DeliveryTimeout,
+    NotConnected,
+    RecordTooLarge,
+    ServerError,
+)
+from flowshare.client.link import Connect, Link
+from flowshare.client.partitioner import partition_for
+from flowshare.client.settings import Compression, ProducerSettings
+from flowshare.client.topics import TopicSizes
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ProduceRequest
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+
+__all__ = ["Message", "Producer", "RecordMetadata"]
+
+Headers = Sequence[tuple[str, bytes | None]]
+BATCH_OVERHEAD: Final = 61
+RECORD_OVERHEAD: Final = 24
+ROUND: Final = 1000
+"""Records that `send_many` adds before it lets others run."""
+
+logger = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """One record for `send_many`. `timestamp_ms` None: now; `partition` None: by key, or spread."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    partition: int | None = None
+
+
+class _Final(ServerError):
+    """A refusal that was looked into: trying again is of no use."""
+
+
+class _Target:
+    """One topic's queues, and the records that wait for its partition count."""
+
+    __slots__ = ("early", "name", "queues", "resolving", "sticky")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queues: list[PartitionQueue] = []
+        self.sticky = 0
+        self.early: list[tuple[Message, Receipt, int]] = []
+        self.resolving: asyncio.Task[ClientError | None] | None = None
+
+
+class Producer:
+    """Sends records in batches. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        clock: Clock,
+        linger_s: float | None = None,
+        batch_bytes: int | None = None,
+        compression: Compression | None = None,
+        buffer_bytes: int | None = None,
+        settings: ProducerSettings | None = None,
+        client_id: str = "producer",
+    ) -> None:
+        """Connects at the first record. The short arguments override the same ones of `settings`."""
+        given = {
+            "linger_s": linger_s,
+            "batch_bytes": batch_bytes,
+            "compression": compression,
+            "buffer_bytes": buffer_bytes,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        self._settings = replace(settings or ProducerSettings(), **chosen)  # type: ignore[arg-type]  # names as above
+        self._clock = clock
+        self._link = Link(connect, clock=clock, settings=self._settings.link, name=client_id)
+        self._sizes = TopicSizes(
+            self._link,
+            clock=clock,
+            age_max_s=self._settings.metadata_age_max_s,
+            create=self._settings.auto_create_topics,
+        )
+        self._buffer = Buffer(self._settings.buffer_bytes)
+        self._targets: dict[str, _Target] = {}
+        self._closed = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that are not confirmed yet."""
+        return self._buffer.used
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """Send one record and return when it is confirmed; waits while the buffer is full.
+
+        Raises: RecordTooLarge (at once), DeliveryTimeout, ServerError, Closed.
+        """
+        message = Message(value, key, headers, timestamp_ms, partition)
+        size = self._size(topic, message)
+        if not self._buffer.take(size):
+            await self._buffer.wait(size)
+        return await self._add(topic, message, size)
+
+    def send_nowait(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Queue one record; the future is done when it is confirmed or failed.
+
+        Raises: BufferFull, RecordTooLarge, Closed (now); the future: DeliveryTimeout, ServerError.
+        """
+        message = Message(value, key, headers, timestamp_ms, partition)
+        size = self._size(topic, message)
+        if not self._buffer.take(size):
+            raise BufferFull(
+                f"{self._buffer.used} of {self._buffer.limit} bytes wait to be confirmed; await send(), "
+                "or raise buffer_bytes"
+            )
+        return self._add(topic, message, size)
+
+    @overload
+    async def send_many(
+        self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: Literal[False] = False
+    ) -> list[RecordMetadata]: ...
+    @overload
+    async def send_many(
+        self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: Literal[True]
+    ) -> list[RecordMetadata | ClientError]: ...
+    async def send_many(
+        self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: bool = False
+    ) -> list[RecordMetadata] | list[RecordMetadata | ClientError]:
+        """Send many records of one topic and return when all are settled, in order: the fast way.
+
+        An item is a value or a `Message`. With `return_exceptions` a failed record's error stands in its place.
+        Raises: the first error otherwise (the other records may be in the log); Closed.
+        """
+        target = await self._resolved(topic)
+        bulk = Bulk()
+        try:
+            await self._add_all(target, items, bulk)
+        finally:
+            bulk.finish()
+        await bulk.done
+        outcomes = cast("list[RecordMetadata | ClientError]", bulk.results)
+        if not return_exceptions:
+            for outcome in outcomes:
+                if isinstance(outcome, ClientError):
+                    raise outcome
+        return outcomes
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Send what is queued without lingering and wait until it is settled. Raises: TimeoutError."""
+        await self._clock.wait_for(self._flush(), timeout_s)
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """Flush for up to `timeout_s` seconds, fail what is left, close the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        self._buffer.close()
+        try:
+            await self._clock.wait_for(self._flush(), timeout_s)
+        except TimeoutError:
+            logger.warning("the producer was closed with records that are not confirmed")
+        error = Closed("the producer was closed before the record was confirmed")
+        for target in self._targets.values():
+            await self._abandon(target, error)
+        await self._link.close()
+
+    # --- adding -------------------------------------------------------------------------------------------------
+
+    def _size(self, topic: str, message: Message) -> int:
+        """Bytes the record takes, about, and from above. Raises: RecordTooLarge, Closed."""
+        if self._closed:
+            raise Closed("the producer is closed")
+        size = RECORD_OVERHEAD + len(message.value or b"") + len(message.key or b"")
+        for name, content in message.headers:
+            size += 10 + 4 * len(name) + len(content or b"")
+        if size + BATCH_OVERHEAD > self._settings.request_bytes_max:
+            raise RecordTooLarge(
+                f"a record of {size} bytes for {topic} is larger than request_bytes_max "
+                f"({self._settings.request_bytes_max}); send less, or raise it"
+            )
+        return size
+
+    def _add(self, topic: str, message: Message, size: int) -> asyncio.Future[RecordMetadata]:
+        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        target = self._target(topic)
+        if self._sizes.get(topic) is None:
+            self._resolve(target)
+        if target.queues:  # an old partition count does until the new one is known
+            self._route(target, message, future, size, self._clock.now_ms())
+        else:
+            target.early.append((message, future, size))
+        return future
+
+    async def _add_all(self, target: _Target, items: Iterable[Message | bytes | None], bulk: Bulk) -> None:
+        now_ms = self._clock.now_ms()
+        single = target.queues[0] if len(target.queues) == 1 else None
+        take, append = self._buffer.take, None if single is None else single.append
+        for number, item in enumerate(items, 1):
+            position = bulk.expect()
+            if append is not None and type(item) is bytes and len(item) < self._settings.batch_bytes:
+                size = len(item) + RECORD_OVERHEAD
+                if not take(size):
+                    await self._reserve(bulk, position, size)
+                append(None, item, (), now_ms, (bulk, position), size)
+            else:
+                await self._add_message(target, item, bulk, position, now_ms)
+            if not number % ROUND:
+                await self._clock.sleep(0)
+                now_ms = self._clock.now_ms()
+
+    async def _reserve(self, bulk: Bulk, position: int, size: int) -> None:
+        """Wait for room; a record that gets none is not waited for. Raises: Closed."""
+        try:
+            await self._buffer.wait(size)
+        except Closed as error:
+            bulk.settle(position, error)
+            raise
+
+    async def _add_message(
+        self, target: _Target, item: Message | bytes | None, bulk: Bulk, position: int, now_ms: int
+    ) -> None:
+        message = item if isinstance(item, Message) else Message(item)
+        try:
+            size = self._size(target.name, message)
+        except RecordTooLarge as error:
+            bulk.settle(position, error)
+            return
+        if not self._buffer.take(size):
+            await self._reserve(bulk, position, size)
+        self._route(target, message, (bulk, position), size, now_ms)
+
+    def _route(self, target: _Target, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
+        """Choose the partition and queue the record there; errors go to the receipt."""
+        value, key, headers, timestamp_ms, partition = message
+        count = len(target.queues)
+        if partition is None:
+            partition = self._spread(target, size) if key is None else partition_for(key, count)
+        elif not 0 <= partition < count:
+            self._buffer.give(size)
+            text = f"there is no partition {partition}, the topic has {count}"
+            fail(receipt, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {target.name}"))
+            return
+        moment_ms = now_ms if timestamp_ms is None else timestamp_ms
+        target.queues[partition].append(key, value, headers, moment_ms, receipt, size)
+
+    @staticmethod
+    def _spread(target: _Target, size: int) -> int:
+        """Partition for a record without key: the same until its batch is full or gone, then the next."""
+        if len(target.queues) > 1 and not target.queues[target.sticky].has_room(size):
+            target.sticky = (target.sticky + 1) % len(target.queues)
+        return target.sticky
+
+    # --- topics -------------------------------------------------------------------------------------------------
+
+    def _target(self, topic: str) -> _Target:
+        target = self._targets.get(topic)
+        if target is None:
+            target = self._targets[topic] = _Target(topic)
+        return target
+
+    async def _resolved(self, topic: str) -> _Target:
+        """The topic with its queues. Raises: ServerError, DeliveryTimeout, Closed."""
+        if self._closed:
+            raise Closed("the producer is closed")
+        target = self._target(topic)
+        if self._sizes.get(topic) is None:
+            resolving = self._resolve(target)
+            problem = None if target.queues else await asyncio.shield(resolving)
+            if problem is not None:
+                raise problem
+        return target
+
+    def _resolve(self, target: _Target) -> asyncio.Task[ClientError | None]:
+        if target.resolving is None:
+            target.resolving = asyncio.create_task(self._resolve_early(target), name=f"topic {target.name}")
+        return target.resolving
+
+    async def _resolve_early(self, target: _Target) -> ClientError | None:
+        """Ask for the partitions, then queue (or fail) the records that waited for them, in order; what went wrong."""
+        problem: ClientError | None = None
+        try:
+            await self._ask(target)
+        except ClientError as error:
+            problem = error
+        target.resolving = None
+        early, target.early = target.early, []
+        now_ms = self._clock.now_ms()
+        for message, receipt, size in early:
+            if problem is None:
+                self._route(target, message, receipt, size, now_ms)
+            else:
+                self._buffer.give(size)
+                fail(receipt, problem)
+        return problem
+
+    async def _ask(self, target: _Target) -> None:
+        try:
+            count = await self._sizes.ask(target.name, timeout_s=self._settings.delivery_timeout_s)
+        except (NotConnected, ConnectionLost) as error:
+            raise DeliveryTimeout(f"topic {target.name} could not be looked up: {error}") from error
+        for partition in range(len(target.queues), count):
+            target.queues.append(
+                PartitionQueue(
+                    target.name, partition, clock=self._clock, settings=self._settings, deliver=self._deliver
+                )
+            )
+
+    # --- delivering ---------------------------------------------------------------------------------------------
+
+    async def _deliver(self, queue: PartitionQueue, batches: list[Batch]) -> None:
+        """Send batches until they are confirmed or failed; never raises for either."""
+        try:
+            await self._settle(queue, batches)
+        except Exception as error:
+            logger.exception("producing to %s-%d failed", queue.topic, queue.partition)
+            for batch in batches:
+                if not batch.done.done():
+                    batch.fail(ClientError(f"producing to {queue.topic}-{queue.partition} failed: {error!r}"))
+        finally:
+            self._buffer.give(sum(batch.reserved for batch in batches if batch.done.done()))
+
+    async def _settle(self, queue: PartitionQueue, batches: list[Batch]) -> None:
+        problem = await self._produce(queue, batches)
+        if problem is None:
+            return
+        if isinstance(problem, ServerError) and len(batches) > 1:
+            for batch in batches:  # which of them it was is not known
+                await self._settle(queue, [batch])
+            return
+        batch = batches[0]
+        too_large = isinstance(problem, ServerError) and problem.code is ErrorCode.MESSAGE_TOO_LARGE
+        if too_large and len(batch.receipts) > 1:
+            for part in batch.halves(self._settings.compression):
+                await self._settle(queue, [part])
+            batch.done.set_result(None)
+            return
+        for failed in batches:
+            failed.fail(RecordTooLarge(str(problem)) if too_large else problem)
+
+    async def _produce(self, queue: PartitionQueue, batches: list[Batch]) -> ClientError | None:
+        """Send until confirmed (None) or until there is no use in going on (why)."""
+        records = b"".join([batch.build() for batch in batches])
+        deadline_s = batches[0].created_s + self._settings.delivery_timeout_s
+        tries = 0
+        problem: ClientError | None = None
+        while True:
+            left_s = deadline_s - self._clock.monotonic()
+            if left_s <= 0:
+                where = f"{queue.topic}-{queue.partition}"
+                return DeliveryTimeout(
+                    f"not confirmed within {self._settings.delivery_timeout_s:g} s for {where}: {problem}"
+                )
+            problem = await self._produce_once(queue, batches, records, left_s)
+            if problem is None or not self._passing(problem):
+                return problem
+            tries += 1
+            logger.info("producing to %s-%d, try %d: %s", queue.topic, queue.partition, tries, problem)
+            await self._clock.sleep(min(self._link.pause_s(tries), max(0.0, deadline_s - self._clock.monotonic())))
+
+    async def _produce_once(
+        self, queue: PartitionQueue, batches: list[Batch], records: bytes, left_s: float
+    ) -> ClientError | None:
+        request = ProduceRequest(topic=queue.topic, partition=queue.partition, records=records)
+        limit_s = min(left_s, self._settings.link.connect_timeout_s)
+        try:
+            answer = await self._link.send(request, connect_timeout_s=limit_s)
+        except (NotConnected, ConnectionLost) as error:
+            return error
+        if answer.error is not ErrorCode.NONE:
+            problem = ServerError(answer.error, answer.message, about=f"producing to {queue.topic}-{queue.partition}")
+            if problem.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return await self._topic_gone(queue, problem, left_s)
+            return problem
+        offset = answer.base_offset
+        for batch in batches:
+            batch.settle(queue.topic, queue.partition, offset)
+            offset += len(batch.receipts)
+        return None
+
+    async def _topic_gone(self, queue: PartitionQueue, problem: ServerError, left_s: float) -> ClientError:
+        """The topic is not there (any more): look again, which creates it if that is wanted."""
+        self._sizes.forget(queue.topic)
+        try:
+            count = await self._sizes.ask(queue.topic, timeout_s=left_s)
+        except ServerError as error:
+            return _Final(error.code, error.message, about=f"producing to {queue.topic}")
+        except (NotConnected, ConnectionLost) as error:
+            return error
+        if queue.partition < count:
+            return problem
+        return _Final(problem.code, f"now it has {count} partitions", about=f"{queue.topic}-{queue.partition}")
+
+    @staticmethod
+    def _passing(problem: ClientError) -> bool:
+        if isinstance(problem, ServerError):
+            final = isinstance(problem, _Final) or problem.code is ErrorCode.KAFKA_STORAGE_ERROR
+            return problem.retriable and not final
+        return isinstance(problem, NotConnected | ConnectionLost)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        resolving = [target.resolving for target in self._targets.values() if target.resolving is not None]
+        if resolving:
+            await asyncio.wait(resolving)
+        waited = [done for target in self._targets.values() for queue in target.queues for done in queue.hurry()]
+        if waited:
+            await asyncio.wait(waited)
+
+    async def _abandon(self, target: _Target, error: ClientError) -> None:
+        if target.resolving is not None:
+            target.resolving.cancel()
+            await asyncio.gather(target.resolving, return_exceptions=True)
+        for _, receipt, size in target.early:
+            self._buffer.give(size)
+            fail(receipt, error)
+        target.early = []
+        for queue in target.queues:
+            for batch in await queue.abandon(error):
+                self._buffer.give(batch.reserved)

@@ -1,0 +1,93 @@
+"""Settings of the client's parts, with Kafka's defaults where Kafka has the setting (its name in brackets).
+
+Durations are seconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from flowshare.share.types import AcquireMode
+
+Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How a connection is kept.
+
+    connect_timeout_s: how long a call waits for a connection before it gives up (default.api.timeout.ms is 60 s).
+    request_timeout_s: how long an answer may take, on top of what the request itself waits (request.timeout.ms).
+    backoff_min_s, backoff_max_s: pause before a new try, doubled each time (retry.backoff.ms, retry.backoff.max.ms).
+    """
+
+    connect_timeout_s: float = 30.0
+    request_timeout_s: float = 30.0
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSettings:
+    """Settings of one member of a share group.
+
+    rack_id: where the member runs (client.rack).
+    close_timeout_s: how long `close` waits in all.
+    """
+
+    link: LinkSettings = field(default_factory=LinkSettings)
+    rack_id: str | None = None
+    close_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """Settings of a `ShareConsumer`.
+
+    acknowledgement_mode: `implicit`: the next poll or commit accepts what the last poll returned; `explicit`: every
+        record is acknowledged by the application before the next poll (share.acknowledgement.mode).
+    acquire_mode: how strictly `poll_records_max` is kept (share.acquire.mode, KIP-1206).
+    poll_records_max: records a poll asks for; with BATCH_OPTIMIZED it may return more (max.poll.records).
+    poll_interval_max_s: the longest time between two polls; after it the member leaves its group, and the next
+        poll joins again (max.poll.interval.ms).
+    fetch_bytes_max, fetch_wait_s: bytes of one fetch and how long the server may hold it (fetch.max.bytes,
+        fetch.max.wait.ms).
+    api_timeout_s: how long `commit_sync` waits unless told otherwise (default.api.timeout.ms).
+    """
+
+    member: MemberSettings = field(default_factory=MemberSettings)
+    acknowledgement_mode: Literal["implicit", "explicit"] = "implicit"
+    acquire_mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED
+    poll_records_max: int = 500
+    poll_interval_max_s: float = 300.0
+    fetch_bytes_max: int = 50 * MIB
+    fetch_wait_s: float = 0.5
+    api_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """Settings of a `Producer`.
+
+    linger_s: how long a batch waits for more records (linger.ms).
+    batch_bytes: size at which a batch is closed (batch.size; Kafka's 16 KiB is small for one process).
+    request_bytes_max: the largest record, and about the largest request (max.request.size).
+    buffer_bytes: records not yet confirmed, in all; above it `send` waits (buffer.memory).
+    compression: codec of the batches (compression.type).
+    delivery_timeout_s: after it an unconfirmed record fails (delivery.timeout.ms).
+    metadata_age_max_s: how long a topic's partition count is believed (metadata.max.age.ms).
+    auto_create_topics: create an unknown topic with one partition, as brokers do by default
+        (auto.create.topics.enable).
+    """
+
+    link: LinkSettings = field(default_factory=LinkSettings)
+    linger_s: float = 0.002
+    batch_bytes: int = 64 * 1024
+    request_bytes_max: int = MIB
+    buffer_bytes: int = 32 * MIB
+    compression: Compression = "none"
+    delivery_timeout_s: float = 120.0
+    metadata_age_max_s: float = 300.0
+    auto_create_topics: bool = True
