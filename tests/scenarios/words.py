@@ -1,0 +1,176 @@
+"""Reading and writing the small notations inside a step: offsets, ranges, acknowledgements, share-partitions, members."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from flowshare.share.types import AcknowledgeType, AcquiredRange, LogBatch, RecordState, StateRun
+from tests.scenarios.language import BadStep
+
+TOPIC = "t"
+GROUP = "g"
+
+
+class Place(NamedTuple):
+    """A topic's partition, by name."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        """`3` for partition 3 of the usual topic, else `name.3`."""
+        return str(self.partition) if self.topic == TOPIC else f"{self.topic}.{self.partition}"
+
+
+class Ack(NamedTuple):
+    """One acknowledgement batch as written in a step."""
+
+    place: Place
+    first: int
+    last: int
+    types: bytes
+    delay_ms: int
+    unrun: bool
+
+
+class Batch(NamedTuple):
+    """One batch of the log. `kind`: empty, `x` aborted, `o` in an open transaction, `k` committed, `c` control."""
+
+    first: int
+    last: int
+    kind: str = ""
+
+    @property
+    def offsets(self) -> LogBatch:
+        """As the core takes it."""
+        return LogBatch(self.first, self.last)
+
+
+STATES = {
+    "A": RecordState.AVAILABLE,
+    "Q": RecordState.ACQUIRED,
+    "K": RecordState.ACKNOWLEDGED,
+    "G": RecordState.ARCHIVING,
+    "R": RecordState.ARCHIVED,
+}
+LETTERS = {state: letter for letter, state in STATES.items()}
+
+
+def place(text: str) -> Place:
+    """`3` or `name.3`."""
+    topic, _, partition = text.rpartition(".")
+    return Place(topic or TOPIC, int(partition))
+
+
+def member(text: str) -> tuple[str, str]:
+    """`M1` or `group:M1`, as (group, member)."""
+    group, _, name = text.rpartition(":")
+    return group or GROUP, name
+
+
+def span(text: str) -> tuple[int, int]:
+    """`3-7` or `3`, inclusive."""
+    match = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text)
+    if match is None:
+        raise BadStep(f"not a range: {text!r}")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def placed(text: str) -> tuple[Place, str]:
+    """`1@rest` or `rest` (partition 0 of the usual topic)."""
+    where, at, rest = text.rpartition("@")
+    return (place(where) if at else Place(TOPIC, 0)), rest
+
+
+def batches(words: Iterable[str]) -> list[tuple[Place, Batch]]:
+    """`0-9`, `1@0-9`, `0-9x` …; `0-9*10` is ten batches of one record."""
+    found = []
+    for word in words:
+        where, rest = placed(word)
+        match = re.fullmatch(r"(\d+(?:-\d+)?)([xkoc]?)(\*)?", rest)
+        if match is None:
+            raise BadStep(f"not a log batch: {word!r}")
+        first, last = span(match[1])
+        if match[3]:
+            found.extend((where, Batch(offset, offset, match[2])) for offset in range(first, last + 1))
+        else:
+            found.append((where, Batch(first, last, match[2])))
+    return found
+
+
+def types(text: str) -> bytes:
+    """`accept`, `renew,accept`, `release*5,gap`, `raw5` (a wire number), `empty`."""
+    if text == "empty":
+        return b""
+    numbers = bytearray()
+    for part in text.split(","):
+        name, _, times = part.partition("*")
+        number = int(name[3:]) if name.startswith("raw") else AcknowledgeType[name.upper()].value
+        numbers.extend([number % 256] * int(times or 1))
+    return bytes(numbers)
+
+
+def acks(words: Iterable[str]) -> list[Ack]:
+    """`0-9:accept`, `1@0-9:release`, with `~500` a delay in ms and `!` for records never run."""
+    found = []
+    for word in words:
+        where, rest = placed(word)
+        offsets, _, kinds = rest.partition(":")
+        unrun = kinds.endswith("!")
+        kinds, _, delay = kinds.rstrip("!").partition("~")
+        found.append(Ack(where, *span(offsets), types(kinds), int(delay or 0), unrun))
+    return found
+
+
+def by_place(found: Sequence[Ack]) -> dict[Place, list[Ack]]:
+    """Acknowledgements of each share-partition, in order."""
+    grouped: dict[Place, list[Ack]] = {}
+    for ack in found:
+        grouped.setdefault(ack.place, []).append(ack)
+    return grouped
+
+
+def runs(words: Iterable[str]) -> list[StateRun]:
+    """`15-18A2`: offsets, state letter, delivery count."""
+    found = []
+    for word in words:
+        match = re.fullmatch(r"(\d+(?:-\d+)?)([AQKGR])(\d+)", word)
+        if match is None:
+            raise BadStep(f"not a run of states: {word!r}")
+        found.append(StateRun(*span(match[1]), STATES[match[2]], int(match[3])))
+    return found
+
+
+def show_runs(found: Iterable[StateRun]) -> str:
+    """Runs as `runs` reads them."""
+    return " ".join(f"{run.first}-{run.last}{LETTERS[run.state]}{run.delivery_count}" for run in found) or "nothing"
+
+
+def show_ranges(found: Iterable[AcquiredRange]) -> str:
+    """Acquired ranges in the catalogue's notation."""
+    return " ".join(f"[{first}-{last}]c{count}" for first, last, count in found) or "nothing"
+
+
+def show_offsets(offsets: Iterable[int]) -> str:
+    """Offsets as inclusive ranges joined by commas."""
+    shown: list[list[int]] = []
+    for offset in sorted(offsets):
+        if shown and shown[-1][1] == offset - 1:
+            shown[-1][1] = offset
+        else:
+            shown.append([offset, offset])
+    return ",".join(f"{first}-{last}" for first, last in shown) or "none"
+
+
+def show_places(found: Iterable[Place]) -> str:
+    """Share-partitions joined by commas."""
+    return ",".join(map(str, found)) or "none"
+
+
+def show_by_place(found: Mapping[Place, str], *, alone: bool, empty: str) -> str:
+    """Texts of share-partitions: bare when there is only one share-partition in the scenario, else prefixed."""
+    if alone:
+        return " ".join(found.values()) or empty
+    return " ".join(f"{where}:{text}" for where, text in found.items()) or empty
