@@ -96,6 +96,12 @@ class Watchdog:
         frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - the documented way to another thread's stack
         return "".join(traceback.format_list(_relevant(frame))) if frame is not None else ""
 
+    def end_after(self, limit_s: float) -> None:
+        """End the process in `limit_s` seconds unless `stop` comes first, even when no Python code runs by then."""
+        self._dump = False
+        with contextlib.suppress(ValueError, OSError, RuntimeError):
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
+
     def stop(self) -> None:
         """End both timers and disarm faulthandler."""
         self._stopped = True

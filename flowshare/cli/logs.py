@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-CONTEXT_FIELDS: Final = ("agent", "topic", "partition", "offset", "attempt")
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -45,7 +44,7 @@ def flush() -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`09:15:02.123 INFO    shop: text [bill orders-0@17 attempt 2]`."""
+    """`09:15:02.123 INFO    shop: [bill orders-0@17 attempt 2] text`."""
 
     _COLOURS: Final = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[31m"}
 
@@ -59,7 +58,8 @@ class TextFormatter(logging.Formatter):
         level = record.levelname.ljust(7)
         if self._colour and (code := self._COLOURS.get(record.levelno)):
             level = f"{code}{level}\x1b[0m"
-        line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {record.name}: {record.getMessage()}{_context(record)}"
+        of = getattr(record, "flowshare", "")  # set by flowshare.agents.logs inside handlers
+        line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {record.name}: {of}{record.getMessage()}"
         if record.exc_info and record.exc_info[0] is not None:
             line += "\n" + self.formatException(record.exc_info)
         if record.stack_info:
@@ -78,16 +78,13 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        data.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+        if agent := getattr(record, "flowshare_agent", ""):
+            data.update(
+                agent=agent, record=record.__dict__["flowshare_record"], attempt=record.__dict__["flowshare_attempt"]
+            )
+        extra = ((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+        data.update((name, value) for name, value in extra if not name.startswith("flowshare"))
         if record.exc_info and record.exc_info[0] is not None:
             data["error"] = record.exc_info[0].__name__
             data["traceback"] = "".join(traceback.format_exception(*record.exc_info))
         return json.dumps(data, default=str, ensure_ascii=False)
-
-
-def _context(record: logging.LogRecord) -> str:
-    agent = getattr(record, "agent", None)
-    if agent is None:
-        return ""
-    where = f"{getattr(record, 'topic', '?')}-{getattr(record, 'partition', '?')}@{getattr(record, 'offset', '?')}"
-    return f" [{agent} {where} attempt {getattr(record, 'attempt', '?')}]"

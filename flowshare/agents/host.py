@@ -1,0 +1,354 @@
+"""One process that runs an app: the service loop with backend, producer and members, the handler loop with the app.
+
+Start: service thread → backend → producer and admin → health pages → the app (resources, timers, tasks, web) → agents.
+Stop: agents drain first, while producer and connections still work (Faust flushes its producer before its children
+stop, which loses what handlers produce meanwhile) → the app → members leave → producer → backend → service thread.
+With `threads=False` both loops are the running one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from flowshare.agents.inflight import rows
+from flowshare.agents.outbox import Outbox
+from flowshare.agents.runtime import AgentRuntime, Observer
+from flowshare.agents.service import ServiceLoop
+from flowshare.agents.watchdog import Watchdog
+from flowshare.clock import LoopClock
+
+if TYPE_CHECKING:
+    import random as random_module
+
+    from flowshare.agents.app import App
+    from flowshare.backend.base import Backend
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.producer import Producer
+    from flowshare.clock import Clock
+
+T = TypeVar("T")
+
+logger = logging.getLogger("flowshare.host")
+
+_HOOK_LIMIT_S: Final = 10.0
+_CLOSE_LIMIT_S: Final = 2.0
+
+
+class ServicePart(Protocol):
+    """Something that lives on the service loop beside the agents: health pages, a dashboard."""
+
+    address: str
+
+    async def start(self) -> str:
+        """Begin; returns the `host:port` it answers on, or an empty text."""
+        ...
+
+    async def close(self) -> None:
+        """End."""
+
+
+PartFactory = Callable[["Host"], ServicePart]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """How a host runs its app.
+
+    threads: a service thread beside the handler loop; False puts everything on the running loop (test kit).
+    watchdog: watch the handler loop (needs threads).
+    inline_threads: run `def` handlers on the handler loop (test kit).
+    client_id: shown by `groups members`; None is the app's id.
+    """
+
+    threads: bool = True
+    watchdog: bool = False
+    inline_threads: bool = False
+    client_id: str | None = None
+
+
+class Host:
+    """Runs one app in this process. All methods on the handler loop unless they say otherwise.
+
+    backend: where the log is; None opens the app's broker URL.
+    clock: rules all of flowshare's waiting. observer, random: handed to each agent's runtime.
+    parts: made and started on the service loop once the backend answers.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        backend: Backend | None = None,
+        clock: Clock | None = None,
+        settings: HostSettings | None = None,
+        observer: Observer | None = None,
+        random: random_module.Random | None = None,
+        parts: Sequence[PartFactory] = (),
+    ) -> None:
+        self.app = app
+        self.clock: Clock = clock or LoopClock()
+        self.settings = settings or HostSettings()
+        self.runtimes: dict[str, AgentRuntime] = {}
+        """Runtime of each agent by its name."""
+        self.service = ServiceLoop(threads=self.settings.threads)
+        self.watchdog = Watchdog(self.clock) if self.settings.watchdog and self.settings.threads else None
+        self.address = ""
+        """Where the health pages answer, `host:port`."""
+        self.state = "new"
+        """new, starting, running, draining, stopped."""
+        self._backend = backend
+        self._own_backend = backend is None
+        self._observer = observer
+        self._random = random
+        self._part_factories = tuple(parts)
+        self._parts: list[ServicePart] = []
+        self._producer: Producer | None = None
+        self._admin: ShareAdmin | None = None
+        self._outbox: Outbox | None = None
+        self._drained: asyncio.Future[bool] | None = None
+        self._app_started = False
+        self._handler_thread = 0
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start everything; when it returns, the agents fetch.
+
+        Raises: what refused, after everything that had started was stopped again (StorageHeld, StorageDamaged, a
+        refused broker URL, a missing topic, an agent's option, an error in an `on_start` function).
+        """
+        self.state = "starting"
+        self.handler_loop = asyncio.get_running_loop()
+        self._handler_thread = threading.get_ident()
+        self.service.start()
+        if self.watchdog is not None:
+            self.watchdog.beat_from_here()
+        try:
+            await self.service.call(self._start_service)
+            await self._start_app()
+            await self.service.call(self._start_agents)
+        except BaseException:
+            await self.stop()
+            raise
+        if self.state == "starting":
+            self.state = "running"
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Fetch no more, let handlers finish, acknowledge; from any loop, and once: later calls get the first's result.
+
+        timeout_s: seconds for the handlers; None is the longest `drain_timeout` of the app's agents. Returns whether
+        all handlers finished by themselves; those that did not are cancelled and their records released.
+        """
+        return await self.service.call(lambda: self._drain(timeout_s))
+
+    async def stop(self) -> None:
+        """Stop everything, without waiting for handlers (`drain` first for that). Safe to call twice."""
+        if self.state == "stopped":
+            return
+        self.state = "draining"
+        if self._app_started:
+            await self._stop_app()
+        if self.service.running:
+            await self.service.call(self.close_service)
+        if self.watchdog is not None:
+            self.watchdog.stop()
+        self.app.host = None
+        self.service.stop()
+        self.state = "stopped"
+
+    async def close_service(self) -> None:
+        """Members leave, producer and backend close. On the service loop: also when the handler loop is blocked."""
+        await self._limited("stopping the agents", *(runtime.stop() for runtime in self.runtimes.values()))
+        parts, self._parts = self._parts, []
+        await self._limited("closing the health pages", *(part.close() for part in parts))
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            await self._limited("closing the producer", producer.close())
+        if self._admin is not None:
+            admin, self._admin = self._admin, None
+            await self._limited("closing the admin client", admin.close())
+        if self._backend is not None and self._own_backend:
+            backend, self._backend = self._backend, None
+            await backend.close()
+
+    # --- what others ask -------------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> Producer:
+        """The process's producer, for the service loop. Raises: RuntimeError when the host does not run."""
+        return _running(self._producer)
+
+    @property
+    def maybe_producer(self) -> Producer | None:
+        """The process's producer, or None when the host does not run."""
+        return self._producer
+
+    @property
+    def admin(self) -> ShareAdmin:
+        """The process's admin client, for the service loop. Raises: RuntimeError when the host does not run."""
+        return _running(self._admin)
+
+    @property
+    def outbox(self) -> Outbox:
+        """The producer, for any loop. Raises: RuntimeError when the host does not run."""
+        return _running(self._outbox)
+
+    @property
+    def backend(self) -> Backend:
+        """Where the log is. Raises: RuntimeError when the host does not run."""
+        return _running(self._backend)
+
+    def drain_timeout_s(self) -> float:
+        """Seconds that handlers get when nothing else is said: the longest `drain_timeout` of the agents."""
+        return max((agent.options.drain_timeout for agent in self.app.share_agents.values()), default=0.0)
+
+    def live(self) -> tuple[str, ...]:
+        """Why this process should be restarted; empty when it is well. From any thread."""
+        if self.watchdog is not None and not self.watchdog.live():
+            return (f"the handler loop has been blocked for {self.watchdog.stalled_s():.0f} s",)
+        return ()
+
+    def ready(self) -> tuple[str, ...]:
+        """Why this process does not work right now; empty when it does. From any thread."""
+        reasons = [*self.live()]
+        if self.state != "running":
+            reasons.append(f"the worker is {self.state}")
+        if not reasons and self.watchdog is not None and not self.watchdog.ready():
+            reasons.append(f"the handler loop has been blocked for {self.watchdog.stalled_s():.0f} s")
+        for name, runtime in self.runtimes.items():
+            reasons.extend(f"{name}: {problem}" for problem in runtime.problems())
+        return tuple(reasons)
+
+    def in_flight(self, *, stacks: bool = False) -> list[dict[str, Any]]:
+        """What the handlers work on, oldest first; with `stacks` where each of them is. From any thread."""
+        found = [record for runtime in self.runtimes.values() for record in runtime.in_flight()]
+        return rows(found, handler_thread=self._handler_thread, stacks=stacks)
+
+    async def lag(self) -> list[dict[str, Any]]:
+        """Backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
+
+        On the service loop. Empty while the backend does not answer.
+        """
+        if self._admin is None:
+            return []
+        groups = list(dict.fromkeys(runtime.agent.group for runtime in self.runtimes.values()))
+        found: list[dict[str, Any]] = []
+        for group in groups:
+            for part in await self._admin.group_offsets(group):
+                found.append(lag_row(group, part, self.clock.now_ms()))  # noqa: PERF401 - the await is outside
+        return found
+
+    # --- on the service loop ---------------------------------------------------------------------------------------
+
+    async def _start_service(self) -> None:
+        from flowshare.backend import open_backend
+        from flowshare.client.admin import ShareAdmin
+        from flowshare.client.producer import Producer
+
+        if self._backend is None:
+            self._backend = open_backend(self.app.broker_url, clock=self.clock)
+            await self._backend.start()
+        self._producer = Producer(self._connect, clock=self.clock)
+        self._admin = ShareAdmin(self._connect, clock=self.clock)
+        self._outbox = Outbox(self._producer, self.service.loop)
+        if self.watchdog is not None:
+            self.watchdog.watch_from_here()
+
+    async def _connect(self) -> Any:
+        return await self.backend.connect(self.settings.client_id or self.app.conf.id)
+
+    async def _start_agents(self) -> None:
+        for name, agent in self.app.share_agents.items():
+            self.runtimes[name] = AgentRuntime(
+                agent,
+                clock=self.clock,
+                service_loop=self.service.loop,
+                handler_loop=self.handler_loop,
+                connect=self._connect,
+                producer=self.producer,
+                admin=self.admin,
+                random=self._random,
+                inline_threads=self.settings.inline_threads,
+                observer=self._observer,
+            )
+        async with asyncio.TaskGroup() as group:
+            for runtime in self.runtimes.values():
+                group.create_task(runtime.start())
+        for factory in self._part_factories:
+            part = factory(self)
+            self._parts.append(part)
+            self.address = await part.start() or self.address
+        if self.address:
+            await self.backend.set_address(self.address)
+
+    async def _drain(self, timeout_s: float | None) -> bool:
+        if self._drained is None:
+            self.state = "draining"
+            limit = self.drain_timeout_s() if timeout_s is None else timeout_s
+            self._drained = asyncio.ensure_future(self._drain_agents(limit))
+        return await asyncio.shield(self._drained)
+
+    async def _drain_agents(self, limit_s: float) -> bool:
+        results = await asyncio.gather(
+            *(runtime.drain(limit_s) for runtime in self.runtimes.values()), return_exceptions=True
+        )
+        for error in results:
+            if isinstance(error, BaseException):
+                logger.error("draining failed: %s", error, exc_info=error)
+        return all(result is True for result in results)
+
+    async def _limited(self, what: str, *steps: Any) -> None:
+        """Run the steps at once for a limited time; errors are logged, as all has to be tried on the way out."""
+        if not steps:
+            return
+        try:
+            results = await self.clock.wait_for(asyncio.gather(*steps, return_exceptions=True), _CLOSE_LIMIT_S)
+        except TimeoutError:
+            logger.warning("%s took longer than %.0f s and was given up", what, _CLOSE_LIMIT_S)
+            return
+        for error in results:
+            if isinstance(error, BaseException):
+                logger.error("%s failed: %s", what, error, exc_info=error)
+
+    # --- the app, on the handler loop ------------------------------------------------------------------------------
+
+    async def _start_app(self) -> None:
+        self.app.host = self
+        self._app_started = True
+        await self.app.start()
+
+    async def _stop_app(self) -> None:
+        self._app_started = False
+        try:
+            await self.clock.wait_for(self.app.stop(), _HOOK_LIMIT_S)
+        except TimeoutError:
+            logger.warning("stopping the app took longer than %.0f s and was given up", _HOOK_LIMIT_S)
+        except Exception:
+            logger.exception("stopping the app failed")
+
+
+def lag_row(group: str, part: Any, now_ms: int) -> dict[str, Any]:
+    """A share-partition's offsets as `/lag` and `flowshare lag` show them."""
+    oldest = getattr(part, "oldest_ms", -1)
+    return {
+        "group": group,
+        "topic": part.topic,
+        "partition": part.partition,
+        "start_offset": part.start_offset,
+        "backlog": part.lag,
+        "in_flight": part.in_flight,
+        "delayed": part.delayed,
+        "redeliveries": part.redeliveries,
+        "oldest_age_s": max(0.0, (now_ms - oldest) / 1000) if oldest >= 0 and part.lag else None,
+    }
+
+
+def _running(value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("the app does not run: use `flowshare worker`, or `async with app.running()`")
+    return value

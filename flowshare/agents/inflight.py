@@ -1,0 +1,88 @@
+"""What handlers work on right now, for people: `/inflight`, `flowshare inflight` and SIGUSR1."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from flowshare.agents.runtime import InFlight
+
+_FRAMES_MAX: Final = 12
+
+
+def rows(found: Iterable[InFlight], *, handler_thread: int, stacks: bool) -> list[dict[str, Any]]:
+    """One JSON-ready row a record, oldest first; with `stacks` where its handler is.
+
+    handler_thread: id of the thread that runs the handler loop.
+    """
+    return [
+        {
+            "agent": record.agent,
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "attempt": record.attempt,
+            "age_s": round(record.age_s, 3),
+            "lock_left_s": round(record.lock_left_s, 3),
+            **({"stack": stack(record, handler_thread)} if stacks else {}),
+        }
+        for record in sorted(found, key=lambda record: -record.age_s)
+    ]
+
+
+def text(found: Sequence[dict[str, Any]]) -> str:
+    """The rows as lines, each with its stack below it."""
+    if not found:
+        return "in flight: nothing\n"
+    lines = [f"in flight: {len(found)} records\n"]
+    for row in found:
+        where = f"{row['topic']}-{row['partition']}@{row['offset']}"
+        lines.append(
+            f"  {row['agent']} {where} attempt {row['attempt']}, for {row['age_s']:.1f} s, "
+            f"lock left {row['lock_left_s']:.1f} s\n"
+        )
+        lines.extend(f"    {line}\n" for line in row.get("stack", "").splitlines())
+    return "".join(lines)
+
+
+def stack(record: InFlight, handler_thread: int) -> str:
+    """Where the handler of a record is: its thread's stack, or the coroutines it awaits, outermost first."""
+    entries: Sequence[traceback.FrameSummary] = ()
+    if record.thread_id is not None:
+        entries = _thread(record.thread_id)
+    elif record.task is not None:
+        coroutine = record.task.get_coro()
+        running = getattr(coroutine, "cr_running", False)
+        entries = _thread(handler_thread) if running else _awaited(coroutine)
+    return "".join(traceback.format_list(_of_the_application(entries)[-_FRAMES_MAX:]))
+
+
+def _thread(thread_id: int) -> Sequence[traceback.FrameSummary]:
+    frame = sys._current_frames().get(thread_id)  # noqa: SLF001 - the documented way to another thread's stack
+    return traceback.extract_stack(frame) if frame is not None else ()
+
+
+def _awaited(coroutine: Any) -> list[traceback.FrameSummary]:
+    """Frames of a suspended coroutine and of what it awaits (`Task.get_stack` shows the outermost one only)."""
+    entries: list[traceback.FrameSummary] = []
+    while coroutine is not None and len(entries) < 64:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            break
+        entries.extend(traceback.extract_stack(frame, limit=1))
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return entries
+
+
+def _of_the_application(entries: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The part from the handler on: what lies below it is flowshare's and the loop's."""
+    own = ["/flowshare/agents/" in entry.filename for entry in entries]
+    if True not in own:
+        return list(entries)
+    first = own.index(True)
+    while first < len(own) and own[first]:
+        first += 1
+    return list(entries[first:])

@@ -1,0 +1,110 @@
+"""The service loop: a second thread with its own event loop, or the running loop itself (test kit).
+
+Everything that must go on while a handler blocks lives there: client, producer, embedded server, metrics, health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_START_LIMIT_S: Final = 10.0
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop where it exists, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # no uvloop on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class ServiceLoop:
+    """Runs coroutines on the service loop for callers on any loop.
+
+    threads=False: the service loop is the loop that `start` is called on, and nothing crosses a thread.
+    """
+
+    def __init__(self, *, threads: bool = True) -> None:
+        self._threads = threads
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop. Raises: RuntimeError before `start`."""
+        if self._loop is None:
+            raise RuntimeError("the service loop does not run")
+        return self._loop
+
+    @property
+    def running(self) -> bool:
+        """Whether `start` was called and `stop` was not."""
+        return self._loop is not None
+
+    def start(self) -> None:
+        """Start the thread and wait until its loop runs; without threads: take the running loop."""
+        if self._loop is not None:
+            return
+        if not self._threads:
+            self._loop = asyncio.get_running_loop()
+            return
+        up = threading.Event()
+        loop = new_loop()
+        self._thread = threading.Thread(target=_run, args=(loop, up), name="flowshare-service", daemon=True)
+        self._thread.start()
+        if not up.wait(_START_LIMIT_S):
+            raise RuntimeError("the service thread did not start")
+        self._loop = loop
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await `function()` on the service loop; a cancelled caller cancels it."""
+        if self.loop is asyncio.get_running_loop():
+            return await function()
+        return await asyncio.wrap_future(self.submit(function))
+
+    def submit(self, function: Callable[[], Awaitable[T]]) -> ThreadFuture[T]:
+        """Start `function()` on the service loop from any thread."""
+
+        async def run() -> T:
+            return await function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that is kept until it ends. On the service loop only."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def stop(self, *, limit_s: float = 2.0) -> None:
+        """End the thread; tasks that still run are cancelled. From another thread. Safe to call twice."""
+        loop, self._loop = self._loop, None
+        if self._thread is None or loop is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join(limit_s)
+        self._thread = None
+
+
+def _run(loop: asyncio.AbstractEventLoop, up: threading.Event) -> None:
+    asyncio.set_event_loop(loop)
+    loop.call_soon(up.set)
+    try:
+        loop.run_forever()
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

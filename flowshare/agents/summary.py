@@ -1,0 +1,108 @@
+"""What a worker says of its agents when it starts, and what `flowshare check` says: settings, and surprises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.agents.options import DEFAULT_LOCK_S
+from flowshare.agents.retry import Constant, Exponential
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.options import AgentOptions
+
+_SHORT_LOCK_S: Final = 5.0
+
+
+def line(agent: ShareAgent) -> str:
+    """The agent's settings in one line."""
+    facts = agent.describe()
+    options = agent.options
+    parts = [
+        f"{agent.name} ({facts['handler']}): topic {', '.join(agent.topics)}",
+        f"group {agent.group}",
+        f"start {options.start if isinstance(options.start, str) else f'{options.auto_offset_reset} back'}",
+        f"concurrency {options.concurrency}",
+    ]
+    if options.batch is not None:
+        parts.append(f"batch {options.batch.size} within {options.batch.within_s:g} s")
+    parts.append(_retry(options))
+    parts.append("timeout none" if options.timeout is None else f"timeout {options.timeout:g} s")
+    parts.append(f"lock {options.lock_duration or DEFAULT_LOCK_S:g} s{', renewed' if options.renew else ''}")
+    parts.append(f"dead letter {agent.dead_letter_topic or 'none'}")
+    if agent.sinks:
+        parts.append(f"sink {', '.join(agent.sinks)}")
+    if options.rate_limit is not None:
+        parts.append(f"at most {options.rate_limit.per_s:g}/s")
+    return " · ".join(parts)
+
+
+def surprises(agents: Sequence[ShareAgent]) -> list[str]:
+    """A sentence for each setting that may not do what its author expects."""
+    found = [f"{agent.name}: {text}" for agent in agents for text in _of_one(agent)]
+    by_group: dict[str, list[ShareAgent]] = {}
+    for agent in agents:
+        by_group.setdefault(agent.group, []).append(agent)
+    for group, members in by_group.items():
+        if len(members) > 1:
+            names = ", ".join(agent.name for agent in members)
+            found.append(
+                f"{names} share the group {group}: each record of a common topic goes to one of them only; "
+                "give each its own group= if all should see it"
+            )
+    return found
+
+
+def _of_one(agent: ShareAgent) -> list[str]:
+    options = agent.options
+    lock_s = options.lock_duration or DEFAULT_LOCK_S
+    checks: list[tuple[bool, str]] = [
+        (
+            agent.dead_letter_topic is None,
+            "dead_letter=None: a record that cannot be handled is dropped with an error log only",
+        ),
+        (
+            options.start == "latest",
+            "start='latest': what was produced before the group's first fetch is never handled",
+        ),
+        (
+            options.retry.max_attempts == 1,
+            "a single attempt: the first exception sends a record to the dead letter",
+        ),
+        (
+            options.lock_duration is not None and options.lock_duration < _SHORT_LOCK_S,
+            f"a lock of {lock_s:g} s: a pause of the process longer than that runs records twice",
+        ),
+        (
+            options.timeout is not None and options.timeout > 3600,
+            "a timeout of more than an hour: a handler that hangs holds its record that long",
+        ),
+        (
+            not agent.is_async and options.timeout is not None,
+            "timeout of a `def` handler: its thread cannot be stopped; it keeps its record until it ends",
+        ),
+        (
+            not agent.is_async and options.concurrency > 64,
+            f"concurrency {options.concurrency} of a `def` handler is as many threads; an `async def` needs none",
+        ),
+        (not options.retry.on, "Retry(on=()) retries nothing: every exception goes to the dead letter"),
+    ]
+    return [text for wrong, text in checks if wrong]
+
+
+def _retry(options: AgentOptions) -> str:
+    attempts = options.retry.max_attempts
+    if attempts == 1:
+        return "no retry"
+    delay: Any = options.retry.delay
+    if isinstance(delay, Exponential):
+        how = f"after {delay.first_s:g} s doubling to {delay.cap_s:g} s"
+        if delay.factor != 2:
+            how = f"after {delay.first_s:g} s ×{delay.factor:g} to {delay.cap_s:g} s"
+    elif isinstance(delay, Constant):
+        how = f"after {delay.delay_s:g} s"
+    else:
+        how = "after a delay of its own"
+    return f"{attempts} attempts {how}"

@@ -1,0 +1,224 @@
+"""`flowshare worker`: one process that runs an app until a signal, and ends in time whatever the handlers do.
+
+The handler loop is the main thread's; signals, the drain deadline and the end of the process are decided elsewhere
+(`signals.py`, the service loop), so that a handler that blocks cannot hold them off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents import inflight
+from flowshare.agents.host import Host, HostSettings, PartFactory
+from flowshare.agents.service import new_loop
+from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
+from flowshare.clock import LoopClock
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+    from flowshare.clock import Clock
+
+logger = logging.getLogger("flowshare.worker")
+
+EXIT_CLEAN: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_UNFINISHED: Final = 3
+"""Handlers had to be left behind at the drain deadline; their records run again."""
+
+_BLOCKED_GRACE_S: Final = 0.25
+"""How long the end waits for a handler loop that was seen blocked."""
+_STOP_GRACE_S: Final = 5.0
+"""How long the end waits for the app's own stop (its `on_drain` functions, timers, web)."""
+_EXIT_GRACE_S: Final = 0.2
+"""How long the interpreter may take to end (threads that never return, atexit functions)."""
+_LAST_CALL_S: Final = 4.0
+"""How long after the drain deadline the process ends even when no Python code can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How to run a worker.
+
+    concurrency: overrides the agents' own; None leaves them. drain_timeout_s: likewise.
+    parts: started on the service loop (the health pages).
+    hard_exit: ends the process when it does not end by itself; a test passes its own.
+    """
+
+    concurrency: int | None = None
+    drain_timeout_s: float | None = None
+    parts: Sequence[PartFactory] = ()
+    hard_exit: Callable[[int], object] = os._exit
+
+
+def run_worker(app: App, options: WorkerOptions | None = None) -> int:
+    """Run the app on the calling (main) thread until SIGTERM, SIGINT or a crash; returns the exit code.
+
+    0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed.
+    Raises: what refused to start (see `Host.start`).
+    """
+    worker = _Worker(app, options or WorkerOptions(), LoopClock())
+    return worker.run()
+
+
+class _Worker:
+    def __init__(self, app: App, options: WorkerOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._host = Host(app, clock=clock, settings=HostSettings(watchdog=True), parts=options.parts)
+        self._signals = Signals(on_stop=self._on_stop, on_second=self._on_second, on_show=self._on_show, clock=clock)
+        self._stop = asyncio.Event()
+        self._ended = threading.Event()
+        self._clean = True
+        self._stopping = False
+        self._runner: asyncio.Runner | None = None
+
+    def run(self) -> int:
+        """Run to the end."""
+        self._signals.install()
+        try:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                code = runner.run(self._main())
+                self._guard_exit(code)
+            return code
+        finally:
+            self._ended.set()
+            self._signals.restore()
+
+    # --- handler loop ------------------------------------------------------------------------------------------------
+
+    async def _main(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._signals.claim()
+        try:
+            starting = asyncio.ensure_future(self._start())
+            stopped = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():  # asked to stop while starting
+                starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            crash = await self._until_stopped(stopped)
+        finally:
+            self._signals.disclaim()
+        if self._host.service.running:
+            self._clean = await self._host.drain(self._options.drain_timeout_s)
+        await self._host.stop()
+        return self._verdict(crash)
+
+    async def _start(self) -> None:
+        begun = self._clock.monotonic()
+        await self._host.start()
+        at = f", health and metrics at http://{self._host.address}" if self._host.address else ""
+        logger.info(
+            "ready after %.2f s: %d agents%s (process %d)",
+            self._clock.monotonic() - begun,
+            len(self._host.runtimes),
+            at,
+            os.getpid(),
+        )
+
+    async def _until_stopped(self, stopped: asyncio.Task[bool]) -> BaseException | None:
+        """Wait for the order to stop, or for the app to crash; the crash, if any."""
+        app = asyncio.ensure_future(self._host.app.wait_until_stopped())
+        await asyncio.wait([app, stopped], return_when=asyncio.FIRST_COMPLETED)
+        reason = self._host.app.crash_reason if app.done() else None
+        for task in (app, stopped):
+            task.cancel()
+        return reason
+
+    def _verdict(self, crash: BaseException | None) -> int:
+        if crash is not None:
+            logger.error("the app crashed: %s: %s", type(crash).__name__, crash, exc_info=crash)
+            return EXIT_FAILED
+        if self._host.state == "stopped" and not self._host.runtimes:
+            logger.info("stopped before it had started")
+            return EXIT_CLEAN
+        if not self._clean:
+            logger.warning("stopped; handlers were cut off at the drain deadline and their records run again")
+            return EXIT_UNFINISHED
+        logger.info("stopped: everything that was begun is finished")
+        return EXIT_CLEAN
+
+    # --- signals thread ----------------------------------------------------------------------------------------------
+
+    def _on_stop(self, number: signal.Signals) -> None:
+        logger.info("%s: finishing what is running (a second Ctrl-C ends at once)", number.name)
+        if not self._host.service.running:
+            self._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_FAILED)
+            return
+        if self._host.watchdog is not None:
+            self._host.watchdog.end_after(self._drain_timeout_s() + _LAST_CALL_S)
+        self._host.service.submit(self._drain_and_end)
+
+    def _drain_timeout_s(self) -> float:
+        given = self._options.drain_timeout_s
+        return self._host.drain_timeout_s() if given is None else given
+
+    def _on_second(self, number: signal.Signals) -> None:
+        logger.warning("%s again: ending at once; what was running runs again after its lock lapses", number.name)
+        self._exit(EXIT_INTERRUPTED)
+
+    def _on_show(self) -> None:
+        sys.stderr.write(inflight.text(self._host.in_flight(stacks=True)))
+        sys.stderr.flush()
+
+    # --- service loop ------------------------------------------------------------------------------------------------
+
+    async def _drain_and_end(self) -> None:
+        """Drain, then have the handler loop stop the app; end the process when it does not."""
+        self._clean = await self._host.drain(self._options.drain_timeout_s)
+        self._loop.call_soon_threadsafe(self._stop.set)
+        blocked = self._host.watchdog is not None and self._host.watchdog.stalled_s() > 0
+        if await self._ends_within(_BLOCKED_GRACE_S if blocked else _STOP_GRACE_S):
+            return
+        stack = self._host.watchdog.blocking_stack().rstrip() if self._host.watchdog is not None else ""
+        logger.error("the handler loop does not end; ending without it. It is here:\n%s", stack)
+        await self._host.close_service()
+        self._exit(EXIT_UNFINISHED)
+
+    async def _ends_within(self, limit_s: float) -> bool:
+        step_s = 0.05
+        for _ in range(max(1, round(limit_s / step_s))):
+            if self._ended.is_set():
+                return True
+            await self._clock.sleep(step_s)
+        return self._ended.is_set()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _guard_exit(self, code: int) -> None:
+        """End the process by force when something keeps the interpreter (a thread that never returns)."""
+
+        def guard() -> None:
+            if not self._ended.wait(_EXIT_GRACE_S):
+                self._exit(code)
+
+        threading.Thread(target=guard, name="flowshare-exit", daemon=True).start()
+
+    def _exit(self, code: int) -> None:
+        flush_output()
+        self._options.hard_exit(code)
+
+
+def flush_output(limit_s: float = 0.2) -> None:
+    """Write out log handlers and standard streams, for a limited time: a blocked thread may hold one of them."""
+
+    def flush() -> None:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(ValueError, OSError):
+                stream.flush()
+
+    thread = threading.Thread(target=flush, daemon=True)
+    thread.start()
+    thread.join(limit_s)

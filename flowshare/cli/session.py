@@ -1,0 +1,95 @@
+"""What commands that talk to a log need: backend, admin client and producer, opened and closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from flowshare.cli.errors import Failure
+from flowshare.cli.holder import Holder, find
+
+if TYPE_CHECKING:
+    from flowshare.backend.base import Backend
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.producer import Producer
+    from flowshare.clock import Clock
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Session:
+    """An open log. `producer` is made when first asked for."""
+
+    backend: Backend
+    admin: ShareAdmin
+    clock: Clock
+    _producer: Producer | None = None
+
+    @property
+    def producer(self) -> Producer:
+        """A producer on this log."""
+        if self._producer is None:
+            from flowshare.client.producer import Producer
+
+            self._producer = Producer(lambda: self.backend.connect("flowshare-cli"), clock=self.clock)
+        return self._producer
+
+    async def close(self) -> None:
+        """Close what was opened, last first."""
+        if self._producer is not None:
+            await self._producer.close()
+        await self.admin.close()
+        await self.backend.close()
+
+
+@asynccontextmanager
+async def open_session(url: str, *, create: bool = False) -> AsyncIterator[Session]:
+    """Open the log at `url`.
+
+    create: make an embedded path that does not exist; without it that is a Failure, as it would be a typing mistake.
+    Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
+    """
+    from flowshare.backend import open_backend
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.clock import LoopClock
+
+    path = embedded_path(url)
+    if path is not None and not create and not path.exists():
+        raise Failure(f"nothing is stored at {path} yet; a worker, or `flowshare topics create`, makes it")
+    clock = LoopClock()
+    backend = open_backend(url, clock=clock)
+    await backend.start()
+    session = Session(backend, ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=clock), clock)
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+def run(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False) -> T:
+    """Open the log, await `function(session)`, close the log."""
+
+    async def call() -> T:
+        async with open_session(url, create=create) as session:
+            return await function(session)
+
+    return asyncio.run(call())
+
+
+def embedded_path(url: str) -> Path | None:
+    """The folder of an embedded broker URL; None for other kinds. Raises: what `parse_broker` refuses with."""
+    from flowshare.backend.url import parse_broker
+
+    parsed = parse_broker(url)
+    return Path(parsed.path) if parsed.kind == "embedded" and parsed.path is not None else None
+
+
+def holder_of(url: str) -> Holder | None:
+    """The running process that holds the log at `url`; None when none does, or the log is not embedded."""
+    path = embedded_path(url)
+    return find(path) if path is not None else None

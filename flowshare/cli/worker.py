@@ -1,0 +1,88 @@
+"""`flowshare worker module:app`: run an app's share agents until a signal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from flowshare.cli import logs
+from flowshare.cli.options import debug_option
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+
+logger = logging.getLogger("flowshare.worker")
+
+
+@click.command("worker")
+@click.argument("app_path", metavar="MODULE:APP")
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1, 10_000), help="Records at once, instead of the agents' own."
+)
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]")
+@click.option("--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on.")
+@click.option(
+    "--drain-timeout", type=click.FloatRange(0, min_open=False), help="Seconds handlers get to finish at the end."
+)
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--reload", is_flag=True, help="Restart, draining first, when a .py file below this folder changes.")
+@debug_option
+def worker(
+    app_path: str,
+    concurrency: int | None,
+    web_port: int | None,
+    web_bind: str,
+    drain_timeout: float | None,
+    log_level: str,
+    log_format: str,
+    reload: bool,
+) -> int:
+    """Run an app's share agents.
+
+    Ctrl-C or SIGTERM: handlers finish for --drain-timeout seconds, what is left is given back. A second Ctrl-C ends
+    at once. SIGUSR1 prints what is in flight. Exit code 0: drained; 3: handlers were cut off; 1: a failure.
+    """
+    if reload:
+        return _reloading(drain_timeout)
+    logs.set_up(log_level, log_format)
+    from flowshare.agents.loading import load_app
+
+    app = load_app(app_path)
+    from flowshare.agents.worker import WorkerOptions, run_worker
+    from flowshare.web.server import WebServer
+
+    introduce(app, concurrency)
+    options = WorkerOptions(
+        drain_timeout_s=drain_timeout, parts=(lambda host: WebServer(host, port=web_port or 0, bind=web_bind),)
+    )
+    return run_worker(app, options)
+
+
+def introduce(app: App, concurrency: int | None) -> None:
+    """Apply `--concurrency`, say what will run and what may surprise."""
+    from flowshare.agents import summary
+    from flowshare.cli.errors import Failure
+
+    agents = list(app.share_agents.values())
+    if not agents:
+        raise Failure("the app has no share agent; decorate a function with @app.share_agent('topic')")
+    for agent in agents:
+        if concurrency is not None:
+            agent.options = replace(agent.options, concurrency=concurrency)
+        logger.info("%s", summary.line(agent))
+    for text in summary.surprises(agents):
+        logger.warning("%s", text)
+
+
+def _reloading(drain_timeout: float | None) -> int:
+    from flowshare.agents.reload import run_reloading
+
+    arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    command = [sys.executable, "-m", "flowshare.cli", *arguments]
+    return run_reloading(command, root=Path.cwd(), drain_timeout_s=25.0 if drain_timeout is None else drain_timeout)

@@ -1,0 +1,100 @@
+"""The worker's own web server, on the service loop: a blocked handler neither stops nor slows an answer.
+
+    /live      200 while there is hope for this process, else 503: restart it
+    /ready     200 when the agents run and the handler loop answers, else 503
+    /metrics   Prometheus text
+    /inflight  JSON: the records that handlers work on
+    /lag       JSON: backlog, in flight, oldest age, redeliveries a share-partition
+
+Bound to 127.0.0.1 on a free port unless told otherwise. An application's own pages are Faust's web server's and run on
+the handler loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from flowshare.web.metrics import Metrics
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from flowshare.agents.host import Host
+
+Handler = Callable[["web.Request"], Awaitable["web.Response"]]
+
+
+class WebServer:
+    """Serves one host's health, metrics and lists. `start` and `close` on the service loop."""
+
+    def __init__(self, host: Host, *, port: int = 0, bind: str = "127.0.0.1") -> None:
+        self._host = host
+        self._port = port
+        self._bind = bind
+        self._metrics = Metrics(host)
+        self._runner: web.AppRunner | None = None
+        self.address = ""
+        """`host:port` once started."""
+
+    async def start(self) -> str:
+        """Listen; returns the address. Raises: OSError when the port is taken."""
+        from aiohttp import web
+
+        app = web.Application()
+        app.add_routes([web.get(path, handler) for path, handler in self._routes().items()])
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._bind, self._port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.address = f"{host}:{port}"
+        return self.address
+
+    async def close(self) -> None:
+        """Stop listening and drop what is open."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def _routes(self) -> dict[str, Handler]:
+        return {
+            "/": self._index,
+            "/live": self._live,
+            "/ready": self._ready,
+            "/metrics": self._prometheus,
+            "/inflight": self._in_flight,
+            "/lag": self._lag,
+        }
+
+    async def _index(self, _request: web.Request) -> web.Response:
+        return _json({"pages": [path for path in self._routes() if path != "/"]})
+
+    async def _live(self, _request: web.Request) -> web.Response:
+        return _health(self._host.live())
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        return _health(self._host.ready())
+
+    async def _prometheus(self, _request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        text = self._metrics.text(await self._host.lag())
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _in_flight(self, request: web.Request) -> web.Response:
+        return _json(self._host.in_flight(stacks="stacks" in request.query))
+
+    async def _lag(self, _request: web.Request) -> web.Response:
+        return _json(await self._host.lag())
+
+
+def _health(reasons: tuple[str, ...]) -> web.Response:
+    return _json({"ok": not reasons, "reasons": list(reasons)}, status=503 if reasons else 200)
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    import orjson
+    from aiohttp import web
+
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

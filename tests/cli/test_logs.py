@@ -1,0 +1,49 @@
+"""Log lines, in text and in JSON."""
+
+import json
+import logging
+import sys
+
+from flowshare.cli.logs import JsonFormatter, TextFormatter
+
+
+def made(**more):
+    record = logging.LogRecord("shop", logging.WARNING, __file__, 1, "charged %s", ("c1",), None)
+    record.__dict__.update(more)
+    return record
+
+
+HANDLER = {
+    "flowshare": "[bill orders-0@17 attempt 2] ",
+    "flowshare_agent": "bill",
+    "flowshare_record": "orders-0@17",
+    "flowshare_attempt": 2,
+}
+
+
+def test_a_text_line_of_a_handler_names_its_delivery():
+    assert TextFormatter().format(made(**HANDLER)).endswith("WARNING shop: [bill orders-0@17 attempt 2] charged c1")
+
+
+def test_a_text_line_outside_of_handlers_has_no_brackets():
+    assert TextFormatter().format(made()).endswith("WARNING shop: charged c1")
+
+
+def test_a_json_line_has_the_delivery_and_extra_fields():
+    line = json.loads(JsonFormatter().format(made(**HANDLER, customer="c1")))
+
+    assert line["message"] == "charged c1"
+    assert (line["agent"], line["record"], line["attempt"]) == ("bill", "orders-0@17", 2)
+    assert line["customer"] == "c1"
+    assert not [name for name in line if name.startswith("flowshare")]
+
+
+def test_an_error_keeps_its_traceback():
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        record = made()
+        record.exc_info = sys.exc_info()
+
+    assert "ValueError: bad" in TextFormatter().format(record)
+    assert json.loads(JsonFormatter().format(record))["error"] == "ValueError"

@@ -1,0 +1,66 @@
+"""The command line as a whole: help, usage errors, imports."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flowshare.cli import COMMANDS, main
+
+
+def run(args, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_help_lists_every_command(capsys):
+    code, out, _ = run(["--help"], capsys)
+
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_a_mistyped_command_names_the_nearest(capsys):
+    code, _, err = run(["topcs", "ls"], capsys)
+
+    assert code == 2
+    assert "did you mean topics?" in err
+
+
+def test_a_command_without_a_broker_says_how_to_give_one(capsys, monkeypatch):
+    monkeypatch.delenv("FLOWSHARE_BROKER", raising=False)
+
+    code, _, err = run(["topics", "ls"], capsys)
+
+    assert code == 2
+    assert "--broker embedded:///path" in err
+
+
+def test_an_app_that_cannot_be_loaded_is_one_line_and_code_1(capsys):
+    code, _, err = run(["inflight", "no_such_module_here:app"], capsys)
+
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "no_such_module_here" in err
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help(name, capsys):
+    code, out, _ = run([name, "--help"], capsys)
+
+    assert code == 0
+    assert "Usage: flowshare" in out
+
+
+@pytest.mark.slow
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from flowshare.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'faust', 'aiokafka', 'kio', 'aiohttp', 'rich', 'rocksdict', 'uvloop', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

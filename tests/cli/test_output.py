@@ -1,0 +1,65 @@
+"""Tables, JSON, ages and error lines as users see them."""
+
+import json
+
+import pytest
+
+from flowshare.cli.errors import Failure, explain
+from flowshare.cli.output import age, cell, show
+from flowshare.share.errors import InvalidConfig
+
+ROWS = [
+    {"name": "orders", "partitions": 1, "topic_id": "x"},
+    {"name": "orders-paid", "partitions": 12, "topic_id": "y"},
+]
+COLUMNS = {"name": "topic", "partitions": "partitions"}
+
+
+def test_a_pipe_gets_plain_columns(capsys):
+    show(ROWS, COLUMNS, as_json=False, empty="none", right=("partitions",))
+
+    assert capsys.readouterr().out == "TOPIC        PARTITIONS\norders                1\norders-paid          12\n"
+
+
+def test_json_has_all_keys(capsys):
+    show(ROWS, COLUMNS, as_json=True, empty="none")
+
+    assert json.loads(capsys.readouterr().out) == ROWS
+
+
+def test_an_empty_list_is_said_on_stderr_and_is_an_empty_json_list(capsys):
+    show([], COLUMNS, as_json=False, empty="there are no topics")
+    assert capsys.readouterr() == ("", "there are no topics\n")
+
+    show([], COLUMNS, as_json=True, empty="there are no topics")
+    assert capsys.readouterr() == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (-1, "-"),
+        (0.85, "850 ms"),
+        (12.34, "12.3 s"),
+        (250, "4 m 10 s"),
+        (11100, "3 h 5 m"),
+        (187200, "2 d 4 h"),
+    ],
+)
+def test_ages_are_for_people(seconds, text):
+    assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), ("", "-"), (0, "0"), (True, "yes"), (1.25, "1.2"), ("a", "a")]
+)
+def test_cells(value, text):
+    assert cell(value) == text
+
+
+def test_own_errors_speak_for_themselves_and_others_name_debug():
+    assert explain(Failure("no such topic")) == "no such topic"
+    assert explain(InvalidConfig("no setting 'x'")) == "no setting 'x'"
+    assert explain(ExceptionGroup("several", [InvalidConfig("one")])) == "one"
+    assert explain(KeyError("a\nb")) == "KeyError: 'a\\nb' (--debug shows where)"
