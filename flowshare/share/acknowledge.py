@@ -8,9 +8,9 @@ so that a lock which lapses meanwhile is seen by `abort`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from flowshare.share.errors import InvalidRecordState, InvalidRequest
+from flowshare.share.errors import InvalidRecordState, InvalidRequest, ShareError
 from flowshare.share.expiry import take_back
 from flowshare.share.state import EVENTS, step
 from flowshare.share.types import (
@@ -21,29 +21,32 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import ACQUIRED, DELAYED, HOLE, PENDING, Window
+from flowshare.share.window import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    AVAILABLE,
+    COUNT_HIGH,
+    DELAYED,
+    HOLE,
+    PENDING,
+    Window,
+)
 
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _TYPES: Final = len(AcknowledgeType)
 
 
-class Change(NamedTuple):
-    """What becomes of `first`..`last`, all acquired by the member, once the write is durable."""
-
-    first: int
-    last: int
-    state: RecordState
-    delivery_count: int
-    not_before_ms: int
-
-
 class Decision:
-    """An acknowledgement that is to be written. `update` is what to write; None: nothing, it is done already."""
+    """An acknowledgement that is to be written. `update` is what to write; None: nothing, it is done already.
+
+    `changes` is what becomes of the offsets, ascending, once the write is durable.
+    """
 
     __slots__ = ("changes", "settled", "update")
 
-    def __init__(self, changes: list[Change], update: PartitionUpdate | None) -> None:
+    def __init__(self, changes: Sequence[StateRun], update: PartitionUpdate | None) -> None:
         self.changes = changes
         self.update = update
         self.settled = False
@@ -98,33 +101,52 @@ def decide(
     now_ms: int,
 ) -> Decision:
     """Check an acknowledgement and mark its offsets PENDING; see `SharePartition.acknowledge`."""
+    if len(batches) == 1:
+        decision = _decide_one(window, outcomes, member_id, batches[0])
+        if decision is not None:
+            return decision
     _check_shape(batches, _TYPES - 1)
-    changes: list[Change] = []
+    changes: list[StateRun] = []
     renewed: list[tuple[int, int]] = []
-    marked = 0
     try:
         for batch in batches:
-            if batch.last < window.start:
-                continue
-            _locate(window, batch.first, batch.last)
-            for first, last, kind in _pieces(window, member_id, batch):
-                if kind == _RENEW:
-                    if not limits.renew_enabled:
-                        raise InvalidRecordState("renewal is turned off for this group")
-                    renewed.append((first, last))
-                else:
-                    _plan(window, outcomes, batch, first, last, kind, now_ms, changes)
-                    while marked < len(changes):
-                        window.put(changes[marked].first, changes[marked].last, ACQUIRED, PENDING)
-                        marked += 1
-    except InvalidRecordState:
-        for change in changes[:marked]:
+            if batch.last >= window.start:
+                _locate(window, batch.first, batch.last)
+                _plan(window, limits, outcomes, member_id, batch, now_ms, changes, renewed)
+    except ShareError:
+        for change in changes:
             window.put(change.first, change.last, PENDING, ACQUIRED)
         raise
     _explode(window, batches)
     if renewed:
         _renew(window, member_id, renewed, now_ms + limits.lock_duration_ms)
     return Decision(changes, _planned_update(window, changes) if changes else None)
+
+
+def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
+    """Decide the common case, one offset that may be settled, without building ranges; None: not that case."""
+    offset, last, types, not_before_ms, _ = batch
+    at, states = offset - window.base, window.states
+    if offset != last or not_before_ms or batch.unrun or len(types) != 1 or not 0 <= at < len(states):
+        return None
+    kind, count = types[0], window.counts[at]
+    if states[at] != ACQUIRED or kind >= _RENEW or count >= COUNT_HIGH or offset < window.start:
+        return None
+    if window.holds.by_id[window.hold_ids[at]].member_id != member_id:
+        return None
+    state = (outcomes.below_limit if count < outcomes.delivery_count_max else outcomes.at_limit)[kind]
+    changes = (StateRun(offset, offset, state, count),)
+    tally = window.tally
+    states[at] = PENDING
+    tally[ACQUIRED] -= 1
+    tally[PENDING] += 1
+    window.cached.explode_one(offset)
+    if offset == window.start:
+        return Decision(changes, _planned_update(window, changes))
+    finished = tally[ACKNOWLEDGED] + tally[ARCHIVED]
+    if state in (ACKNOWLEDGED, ARCHIVED):
+        finished += 1
+    return Decision(changes, PartitionUpdate(start_offset=window.start, delivery_complete_count=finished, runs=changes))
 
 
 def _locate(window: Window, first: int, last: int) -> None:
@@ -171,22 +193,30 @@ def _check_owner(window: Window, member_id: str, first: int, last: int) -> None:
 
 def _plan(
     window: Window,
+    limits: Limits,
     outcomes: Outcomes,
+    member_id: str,
     batch: AcknowledgeBatch,
-    first: int,
-    last: int,
-    kind: int,
     now_ms: int,
-    changes: list[Change],
+    changes: list[StateRun],
+    renewed: list[tuple[int, int]],
 ) -> None:
-    """Append what becomes of `first`..`last`, a piece for each delivery count."""
-    not_before_ms = batch.not_before_ms if kind == _RELEASE and batch.not_before_ms > now_ms else 0
-    unrun = kind == _RELEASE and batch.unrun
-    for low, high, delivered in window.counted(first, last):
-        count = delivered - 1 if unrun else delivered
-        at_limit = count >= outcomes.delivery_count_max
-        state = (outcomes.at_limit if at_limit else outcomes.below_limit)[kind]
-        changes.append(Change(low, high, state, count, not_before_ms if state is RecordState.AVAILABLE else 0))
+    """Append what becomes of a batch, a piece for each type and delivery count, and mark it PENDING."""
+    delay_until_ms = batch.not_before_ms if batch.not_before_ms > now_ms else 0
+    for first, last, kind in _pieces(window, member_id, batch):
+        if kind == _RENEW:
+            if not limits.renew_enabled:
+                raise InvalidRecordState("renewal is turned off for this group")
+            renewed.append((first, last))
+            continue
+        release = kind == _RELEASE
+        for low, high, delivered in window.counted(first, last):
+            count = delivered - 1 if release and batch.unrun else delivered
+            at_limit = count >= outcomes.delivery_count_max
+            state = (outcomes.at_limit if at_limit else outcomes.below_limit)[kind]
+            not_before_ms = delay_until_ms if release and state is RecordState.AVAILABLE else 0
+            changes.append(StateRun(low, high, state, count, None, not_before_ms))
+            window.put(low, high, ACQUIRED, PENDING)
 
 
 def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
@@ -209,7 +239,7 @@ def _renew(window: Window, member_id: str, pieces: list[tuple[int, int]], due_ms
         window.hold(first, last, lock.hold_id)
 
 
-def _planned_update(window: Window, changes: list[Change]) -> PartitionUpdate:
+def _planned_update(window: Window, changes: Sequence[StateRun]) -> PartitionUpdate:
     """Return the update with the start offset and finished count that the partition will have after `commit`.
 
     Other decisions that are still open are taken as not written: should they fail, nothing is skipped.
@@ -234,25 +264,27 @@ def _planned_update(window: Window, changes: list[Change]) -> PartitionUpdate:
     return PartitionUpdate(start_offset=start, delivery_complete_count=finished, runs=_stored(changes, start))
 
 
-def _stored(changes: Iterable[Change], start: int) -> tuple[StateRun, ...]:
+def _stored(changes: Iterable[StateRun], start: int) -> tuple[StateRun, ...]:
     runs: list[StateRun] = []
-    for first, last, state, count, not_before_ms in changes:
-        if last < start:
-            continue
+    for change in changes:
         previous = runs[-1] if runs else None
-        if previous is not None and previous[1] + 1 == first and previous[2:] == (state, count, None, not_before_ms):
-            runs[-1] = previous._replace(last=last)
+        if change.last < start:
+            continue
+        if previous is not None and previous.last + 1 == change.first and previous[2:] == change[2:]:
+            runs[-1] = previous._replace(last=change.last)
         else:
-            runs.append(StateRun(first, last, state, count, None, not_before_ms))
+            runs.append(change)
     return tuple(runs)
 
 
 def commit(window: Window, decision: Decision) -> None:
     """Apply a decision whose update is durable."""
     _settle(decision)
-    delayed: dict[int, list[Change]] = {}
+    if len(decision.changes) == 1 and _commit_one(window, decision.changes[0]):
+        return
+    delayed: dict[int, list[StateRun]] = {}
     for change in _alive(window, decision):
-        first, last, state, count, not_before_ms = change
+        first, last, state, count, _, not_before_ms = change
         window.let_go(first, last)
         if not_before_ms:
             window.put(first, last, PENDING, DELAYED)
@@ -267,6 +299,24 @@ def commit(window: Window, decision: Decision) -> None:
         for change in changes:
             window.hold(change.first, change.last, hold.hold_id)
     window.advance()
+
+
+def _commit_one(window: Window, change: StateRun) -> bool:
+    """Apply the common case, one offset without delay or change of count; False: not that case."""
+    offset, last, state, count, _, not_before_ms = change
+    at = offset - window.base
+    if offset != last or not_before_ms or offset < window.start or window.counts[at] != count:
+        return False
+    window.states[at] = state
+    window.tally[PENDING] -= 1
+    window.tally[state] += 1
+    window.holds.let_go(window.hold_ids[at], 1)
+    window.hold_ids[at] = 0
+    if state == AVAILABLE:
+        window.offer(offset)
+    elif offset == window.start:
+        window.advance()
+    return True
 
 
 def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> PartitionUpdate | None:
@@ -291,7 +341,7 @@ def _settle(decision: Decision) -> None:
     decision.settled = True
 
 
-def _alive(window: Window, decision: Decision) -> Iterator[Change]:
+def _alive(window: Window, decision: Decision) -> Iterator[StateRun]:
     """Yield the changes without what the log start passed meanwhile."""
     for change in decision.changes:
         if change.first >= window.start:

@@ -37,7 +37,7 @@ HOLE: Final = 5
 DELAYED: Final = 6
 PENDING: Final = 7
 
-_HIGH: Final = 255
+COUNT_HIGH: Final = 255
 _COMPACT: Final = 4096
 _FINISHED = re.compile(rb"[\x02\x04\x05]*")
 _SAME = [re.compile(b"[" + re.escape(bytes([state])) + b"]*") for state in range(8)]
@@ -92,6 +92,13 @@ class CachedBatches:
                 and not (first <= self.firsts[index] and self.lasts[index] <= last)
             ):
                 self.exploded.add(self.firsts[index])
+
+    def explode_one(self, offset: int) -> None:
+        """Track by offset the batch that holds `offset`, unless it is all of it."""
+        index = bisect_right(self.firsts, offset, self.head) - 1
+        first = self.firsts[index]
+        if first not in self.exploded and self.lasts[index] != first:
+            self.exploded.add(first)
 
     def trim(self, start: int) -> None:
         """Forget the batches that end below `start`."""
@@ -182,21 +189,21 @@ class Window:
     def count(self, offset: int) -> int:
         """Return the delivery count of an offset."""
         count = self.counts[offset - self.base]
-        return count if count < _HIGH else self.high[offset]
+        return count if count < COUNT_HIGH else self.high[offset]
 
     def counted(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Cut `first`..`last` into (first, last, delivery count)."""
         at, end = first - self.base, last + 1 - self.base
         while at < end:
             low = self.counts[at : at + 1]
-            if low[0] == _HIGH:
+            if low[0] == COUNT_HIGH:
                 until = at + 1
             elif self.counts.count(low, at, end) == end - at:
                 until = end
             else:
                 rest = self.counts[at:end]
                 until = end - len(rest.lstrip(low))
-            yield at + self.base, until - 1 + self.base, low[0] if low[0] < _HIGH else self.high[at + self.base]
+            yield at + self.base, until - 1 + self.base, low[0] if low[0] < COUNT_HIGH else self.high[at + self.base]
             at = until
 
     def held(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
@@ -262,15 +269,20 @@ class Window:
             self.states[at : at + size] = bytes((new,)) * size
         self.tally[old] -= size
         self.tally[new] += size
-        if new == AVAILABLE and first < self._available_from:
-            self._available_from = first
+        if new == AVAILABLE:
+            self.offer(first)
+
+    def offer(self, offset: int) -> None:
+        """Note that `offset` is AVAILABLE, so that the next search does not start behind it."""
+        if offset < self._available_from:
+            self._available_from = offset
 
     def set_count(self, first: int, last: int, count: int) -> None:
         """Set the delivery count of `first`..`last`."""
         size = last - first + 1
         at = first - self.base
-        self.counts[at : at + size] = bytes((min(count, _HIGH),)) * size
-        if count >= _HIGH:
+        self.counts[at : at + size] = bytes((min(count, COUNT_HIGH),)) * size
+        if count >= COUNT_HIGH:
             self.high.update(dict.fromkeys(range(first, last + 1), count))
         elif self.high:
             for offset in range(first, last + 1):
