@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.errors import ClientError, Closed
 from flowshare.protocol.batches import BatchBuilder, decode_all
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
+
+
+RECORD_OVERHEAD: Final = 24
+"""Bytes that a record takes beside its key, value and headers, about, and from above."""
 
 
 class RecordMetadata(NamedTuple):
@@ -38,32 +42,49 @@ class Bulk:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = 1
 
-    def expect(self) -> int:
-        """Room for one more record; returns its position."""
-        self.results.append(None)
-        self._open += 1
-        return len(self.results) - 1
+    def expect(self, count: int) -> int:
+        """Room for more records; returns the first one's position."""
+        position = len(self.results)
+        self.results.extend([None] * count)
+        self._open += count
+        return position
 
-    def settle(self, position: int, outcome: RecordMetadata | ClientError) -> None:
-        """The outcome of one record."""
-        self.results[position] = outcome
-        self.finish()
+    def confirm(self, run: BulkRun, topic: str, partition: int, offset: int) -> None:
+        """The records of a run are in the log from `offset` on."""
+        new = tuple.__new__
+        self.results[run.position : run.position + run.length] = [
+            new(RecordMetadata, (topic, partition, at)) for at in range(offset, offset + run.length)
+        ]
+        self.finish(run.length)
 
-    def finish(self) -> None:
-        """One record less to wait for; called once more when no record will be added."""
-        self._open -= 1
+    def fail(self, position: int, count: int, error: ClientError) -> None:
+        """Records that failed."""
+        self.results[position : position + count] = [error] * count
+        self.finish(count)
+
+    def finish(self, count: int = 1) -> None:
+        """So many records less to wait for; called once more when no record will be added."""
+        self._open -= count
         if not self._open and not self.done.done():
             self.done.set_result(None)
 
 
-Receipt = asyncio.Future[RecordMetadata] | tuple[Bulk, int]
-"""Who is told of a record's outcome."""
+class BulkRun(NamedTuple):
+    """Neighbours in a `Bulk` that are neighbours in a batch too."""
+
+    bulk: Bulk
+    position: int
+    length: int
+
+
+Receipt = asyncio.Future[RecordMetadata] | BulkRun
+"""Who is told of a record's outcome, or of the outcomes of a run of records."""
 
 
 def fail(receipt: Receipt, error: ClientError) -> None:
     """Tell of a failure."""
-    if isinstance(receipt, tuple):
-        receipt[0].settle(receipt[1], error)
+    if isinstance(receipt, BulkRun):
+        receipt.bulk.fail(receipt.position, receipt.length, error)
     elif not receipt.done():
         receipt.set_exception(error)
 
@@ -89,12 +110,15 @@ class Batch:
 
     def settle(self, topic: str, partition: int, base_offset: int) -> None:
         """Confirmed: tell everybody."""
-        for offset, receipt in enumerate(self.receipts, base_offset):
-            found = RecordMetadata(topic, partition, offset)
-            if isinstance(receipt, tuple):
-                receipt[0].settle(receipt[1], found)
-            elif not receipt.done():
-                receipt.set_result(found)
+        offset = base_offset
+        for receipt in self.receipts:
+            if isinstance(receipt, BulkRun):
+                receipt.bulk.confirm(receipt, topic, partition, offset)
+                offset += receipt.length
+                continue
+            if not receipt.done():
+                receipt.set_result(RecordMetadata(topic, partition, offset))
+            offset += 1
         self.done.set_result(None)
 
     def fail(self, error: ClientError) -> None:
@@ -106,17 +130,24 @@ class Batch:
     def halves(self, compression: str) -> tuple[Batch, Batch]:
         """The same records in two batches, for a topic that takes smaller ones only."""
         records = decode_all(self.build())
+        receipts = [single for receipt in self.receipts for single in _singles(receipt)]
         middle = len(records) // 2
         parts: list[Batch] = []
         for first, last in ((0, middle), (middle, len(records))):
             size_max = max(1, self.builder.size_max)
             part = Batch(BatchBuilder(size_max=size_max, compression=compression), self.created_s)
-            part.receipts = self.receipts[first:last]
+            part.receipts = receipts[first:last]
             for record in records[first:last]:
                 part.builder.add(record.key, record.value, record.headers, timestamp_ms=record.timestamp_ms)
             assert part.builder.count == last - first
             parts.append(part)
         return parts[0], parts[1]
+
+
+def _singles(receipt: Receipt) -> list[Receipt]:
+    if not isinstance(receipt, BulkRun):
+        return [receipt]
+    return [BulkRun(receipt.bulk, receipt.position + index, 1) for index in range(receipt.length)]
 
 
 class Buffer:
@@ -206,14 +237,23 @@ class PartitionQueue:
             batch = self._new_batch()
             added = batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms)
             assert added, "an empty batch takes any record"
-            self._waiting.append(batch)
-            self._open = batch
-            if len(self._waiting) > 1:
-                self._hurry.set()
         batch.receipts.append(receipt)
         batch.reserved += size
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"produce {self.topic}-{self.partition}")
+
+    def append_values(self, values: Sequence[bytes], start: int, timestamp_ms: int, bulk: Bulk, position: int) -> int:
+        """Add records without key and headers from `values[start]` on until a batch is full; how many went in.
+
+        `RECORD_OVERHEAD` and its length of buffer were taken for each. `position` is that of `values[0]`.
+        """
+        batch, count = self._open, 0
+        if batch is not None:
+            count = batch.builder.add_values(values, start, timestamp_ms=timestamp_ms)
+        if batch is None or not count:
+            batch = self._new_batch()
+            count = batch.builder.add_values(values, start, timestamp_ms=timestamp_ms)
+        batch.receipts.append(BulkRun(bulk, position + start, count))
+        batch.reserved += sum(map(len, values[start : start + count])) + RECORD_OVERHEAD * count
+        return count
 
     def has_room(self, size: int) -> bool:
         """Whether the open batch would take about `size` bytes more."""
@@ -239,8 +279,15 @@ class PartitionQueue:
         return left
 
     def _new_batch(self) -> Batch:
+        """A new open batch at the end; the one before it is full, so it need not linger."""
         builder = BatchBuilder(size_max=self._settings.batch_bytes, compression=self._settings.compression)
-        return Batch(builder, self._clock.monotonic())
+        self._open = batch = Batch(builder, self._clock.monotonic())
+        self._waiting.append(batch)
+        if len(self._waiting) > 1:
+            self._hurry.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"produce {self.topic}-{self.partition}")
+        return batch
 
     async def _run(self) -> None:
         while self._waiting:

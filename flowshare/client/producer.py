@@ -8,12 +8,23 @@ at once (KAFKA_STORAGE_ERROR is not tried again: the caller knows better what ca
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, overload
 
-from flowshare.client.batching import Batch, Buffer, Bulk, PartitionQueue, Receipt, RecordMetadata, fail
+from flowshare.client.batching import (
+    RECORD_OVERHEAD,
+    Batch,
+    Buffer,
+    Bulk,
+    BulkRun,
+    PartitionQueue,
+    Receipt,
+    RecordMetadata,
+    fail,
+)
 from flowshare.client.errors import (
     BufferFull,
     ClientError,
@@ -38,8 +49,7 @@ __all__ = ["Message", "Producer", "RecordMetadata"]
 
 Headers = Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD: Final = 61
-RECORD_OVERHEAD: Final = 24
-ROUND: Final = 1000
+ROUND: Final = 500
 """Records that `send_many` adds before it lets others run."""
 
 logger = logging.getLogger(__name__)
@@ -235,42 +245,45 @@ class Producer:
         return future
 
     async def _add_all(self, target: _Target, items: Iterable[Message | bytes | None], bulk: Bulk) -> None:
-        now_ms = self._clock.now_ms()
-        single = target.queues[0] if len(target.queues) == 1 else None
-        take, append = self._buffer.take, None if single is None else single.append
-        for number, item in enumerate(items, 1):
-            position = bulk.expect()
-            if append is not None and type(item) is bytes and len(item) < self._settings.batch_bytes:
-                size = len(item) + RECORD_OVERHEAD
-                if not take(size):
-                    await self._reserve(bulk, position, size)
-                append(None, item, (), now_ms, (bulk, position), size)
-            else:
-                await self._add_message(target, item, bulk, position, now_ms)
-            if not number % ROUND:
-                await self._clock.sleep(0)
-                now_ms = self._clock.now_ms()
+        rest = iter(items)
+        while chunk := list(itertools.islice(rest, ROUND)):
+            position = bulk.expect(len(chunk))
+            if not self._add_values(target, chunk, bulk, position):
+                await self._add_each(target, chunk, bulk, position)
+            await self._clock.sleep(0)
 
-    async def _reserve(self, bulk: Bulk, position: int, size: int) -> None:
-        """Wait for room; a record that gets none is not waited for. Raises: Closed."""
-        try:
-            await self._buffer.wait(size)
-        except Closed as error:
-            bulk.settle(position, error)
-            raise
-
-    async def _add_message(
-        self, target: _Target, item: Message | bytes | None, bulk: Bulk, position: int, now_ms: int
+    async def _add_each(
+        self, target: _Target, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int
     ) -> None:
-        message = item if isinstance(item, Message) else Message(item)
-        try:
-            size = self._size(target.name, message)
-        except RecordTooLarge as error:
-            bulk.settle(position, error)
-            return
-        if not self._buffer.take(size):
-            await self._reserve(bulk, position, size)
-        self._route(target, message, (bulk, position), size, now_ms)
+        now_ms = self._clock.now_ms()
+        for number, item in enumerate(chunk):
+            message = item if isinstance(item, Message) else Message(item)
+            receipt = BulkRun(bulk, position + number, 1)
+            try:
+                size = self._size(target.name, message)
+                if not self._buffer.take(size):
+                    await self._buffer.wait(size)
+            except RecordTooLarge as error:
+                fail(receipt, error)
+                continue
+            except BaseException:
+                bulk.finish(len(chunk) - number)
+                raise
+            self._route(target, message, receipt, size, now_ms)
+
+    def _add_values(self, target: _Target, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int) -> bool:
+        """All at once, if they are plain values of ordinary size and there is room; else False."""
+        if set(map(type, chunk)) != {bytes}:
+            return False
+        values = cast("Sequence[bytes]", chunk)
+        size = sum(map(len, values)) + RECORD_OVERHEAD * len(values)
+        if max(map(len, values)) > self._settings.batch_bytes or not self._buffer.take(size):
+            return False
+        now_ms, start = self._clock.now_ms(), 0
+        while start < len(values):
+            queue = target.queues[self._spread(target, RECORD_OVERHEAD + len(values[start]))]
+            start += queue.append_values(values, start, now_ms, bulk, position)
+        return True
 
     def _route(self, target: _Target, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
         """Choose the partition and queue the record there; errors go to the receipt."""
@@ -372,7 +385,7 @@ class Producer:
             return
         batch = batches[0]
         too_large = isinstance(problem, ServerError) and problem.code is ErrorCode.MESSAGE_TOO_LARGE
-        if too_large and len(batch.receipts) > 1:
+        if too_large and batch.builder.count > 1:
             for part in batch.halves(self._settings.compression):
                 await self._settle(queue, [part])
             batch.done.set_result(None)
@@ -417,7 +430,7 @@ class Producer:
         offset = answer.base_offset
         for batch in batches:
             batch.settle(queue.topic, queue.partition, offset)
-            offset += len(batch.receipts)
+            offset += batch.builder.count
         return None
 
     async def _topic_gone(self, queue: PartitionQueue, problem: ServerError, left_s: float) -> ClientError:

@@ -107,7 +107,7 @@ class BatchBuilder:
     `size_max` bounds the bytes before compression, header included; the first record is always taken.
     """
 
-    __slots__ = ("_builder", "count", "size_max")
+    __slots__ = ("_append", "_builder", "count", "size_max")
 
     def __init__(self, *, size_max: int = 1_000_000, compression: str = "none") -> None:
         if compression not in CODECS:
@@ -115,6 +115,7 @@ class BatchBuilder:
         self.size_max = size_max
         self.count = 0
         self._builder = _builder()(2, CODECS.index(compression), False, -1, -1, NO_BASE_SEQUENCE, size_max)
+        self._append = self._builder.append
 
     @property
     def size(self) -> int:
@@ -130,11 +131,21 @@ class BatchBuilder:
         timestamp_ms: int,
     ) -> bool:
         """Add a record; False (and nothing is changed) when the batch is full."""
-        added = self._builder.append(self.count, timestamp_ms, key, value, list(headers))
-        if added is None:
+        if self._append(self.count, timestamp_ms, key, value, list(headers) if headers else []) is None:
             return False
         self.count += 1
         return True
+
+    def add_values(self, values: Sequence[bytes], start: int, *, timestamp_ms: int) -> int:
+        """Add records without key and headers from `values[start]` on until the batch is full; how many went in."""
+        append, first, none = self._append, self.count, list[tuple[str, bytes | None]]()
+        count = first
+        for index in range(start, len(values)):
+            if append(count, timestamp_ms, None, values[index], none) is None:
+                break
+            count += 1
+        self.count = count
+        return count - first
 
     def build(self) -> bytes:
         """The finished batch; the builder is used up."""
