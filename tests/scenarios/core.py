@@ -82,7 +82,7 @@ class CoreSubject:
         self.persister_error = "UNKNOWN_SERVER_ERROR"
         self.held: dict[str, Held] = {}
         self.members = CoreGroups(scenario, self.clock)
-        self.parts = (self.members, CoreState())
+        self.parts = (self.members, CoreState(self.clock))
 
     def clock(self) -> int:
         """The time that steps have moved to."""

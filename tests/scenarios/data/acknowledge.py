@@ -306,7 +306,7 @@ SCENARIOS = (
             fetch M1 batch=10 => [0-9]c1 [10-19]c1
         """,
         when="""
-            alter t=15 => NONE
+            alter 15 => NONE
             ack M1 0-9:accept => INVALID_RECORD_STATE or NONE or NOT_LEADER_OR_FOLLOWER
         """,
         then="""

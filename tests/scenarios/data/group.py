@@ -242,10 +242,10 @@ SCENARIOS = (
             log 0-9
             join M1 topics=t
         """,
-        when="alter t=5 => error NON_EMPTY_GROUP",
+        when="alter 5 => error NON_EMPTY_GROUP",
         then="""
             leave M1
-            alter t=5 => NONE
+            alter 5 => NONE
             describe => start=5 lag=5
         """,
     ),
@@ -268,7 +268,7 @@ SCENARIOS = (
         id="G26",
         on="server",
         given="log 0-9",
-        when="alter t=4 group=fresh => NONE",
+        when="alter 4 group=fresh => NONE",
         then="""
             describe group=fresh => start=4 lag=6
             describe_group fresh => state=Empty members=none

@@ -264,7 +264,7 @@ SCENARIOS = (
         id="O19",
         on="server",
         given="log 0-104",
-        when="alter t=40 => NONE",
+        when="alter 40 => NONE",
         then="""
             describe => start=40 lag=65
             fetch M1 => [40-104]c1

@@ -3,6 +3,105 @@
 from tests.scenarios.language import Scenario
 
 SCENARIOS = (
+    Scenario(
+        id="P01",
+        on="core",
+        when="""
+            write 0-4K1 => INVALID_REQUEST
+            read => INVALID_REQUEST
+        """,
+    ),
+    Scenario(
+        id="P02",
+        on="core",
+        given="""
+            init epoch=1 start=0 => NONE
+            write leader=5 => NONE
+        """,
+        when="""
+            write leader=4 => FENCED_LEADER_EPOCH
+            read leader=4 => FENCED_LEADER_EPOCH
+        """,
+        then="write leader=5 => NONE",
+    ),
+    Scenario(
+        id="P03",
+        on="core",
+        given="init epoch=1 start=0 => NONE",
+        when="write epoch=0 => FENCED_STATE_EPOCH",
+        then="write epoch=1 => NONE",
+    ),
+    Scenario(
+        id="P04",
+        on="core",
+        given="""
+            init epoch=1 start=0 => NONE
+            write 0-4A1 leader=3 => NONE
+            read leader=4 => 0-4A1
+        """,
+        when="write 0-4K1 leader=3 => FENCED_LEADER_EPOCH",
+        then="""
+            write 0-4K1 leader=4 => NONE
+            read leader=4 => 0-4K1
+        """,
+    ),
+    Scenario(
+        id="P05",
+        on="core",
+        given="""
+            init epoch=1 start=0 => NONE record=snapshot snapshot_epoch=0
+            write 0-4A1 times=500 => NONE record=update snapshot_epoch=0
+        """,
+        when="write 5-9A1 => NONE record=snapshot snapshot_epoch=1",
+        then="""
+            write 10-14A1 times=500 => NONE record=update snapshot_epoch=1
+            write 15-19A1 => NONE record=snapshot snapshot_epoch=2
+            read => 0-19A1
+        """,
+    ),
+    Scenario(id="P06", on="core", when="summary => start=-1 complete=-1"),
+    Scenario(
+        id="P07",
+        on="core",
+        given="""
+            init epoch=1 start=0 => NONE
+            write 0-4K1 10-14A2 complete=5 => NONE
+        """,
+        when="init epoch=2 start=40 => NONE",
+        then="""
+            read => nothing start=40 complete=0 epoch=2
+            init epoch=1 start=0 => FENCED_STATE_EPOCH
+        """,
+    ),
+    Scenario(id="P08", on="core", when="delete => NONE record=none"),
+    Scenario(
+        id="P09",
+        on="core",
+        given="""
+            init key=0 epoch=1 start=0 => NONE
+            init key=1 epoch=1 start=0 => NONE
+            init key=foo.0 epoch=1 start=7 => NONE
+        """,
+        when="drop_topic t => tombstones=2",
+        then="""
+            summary key=0 => start=-1
+            summary key=1 => start=-1
+            summary key=foo.0 => start=7
+        """,
+    ),
+    Scenario(
+        id="P10",
+        on="core",
+        given="""
+            init key=0 epoch=1 start=0 => NONE
+            init key=1 epoch=1 start=0 => NONE
+            write 0-4A1 key=1 => NONE
+            time 300000
+            init key=2 epoch=1 start=0 => NONE
+        """,
+        when="cold => snapshots=1",
+        then="cold => snapshots=none",
+    ),
     Scenario(id="P11", on="core", when="combine 100-110A1 + 105-108A1 => 100-110A1"),
     Scenario(id="P12", on="core", when="combine 100-110A1 + 111-115A1 => 100-115A1"),
     Scenario(id="P13", on="core", when="combine 100-110A3 + 100-115A1 => 100-110A3 111-115A1"),
@@ -28,6 +127,49 @@ SCENARIOS = (
         """,
     ),
     Scenario(id="P20", on="core", when="combine 100-110A1 121-130A1 + 111-120A1 => 100-130A1"),
+    Scenario(
+        id="P21",
+        given="""
+            log 0-4 5-9
+            fetch M1 => [0-9]c1
+            ack M1 0-4:accept => NONE
+        """,
+        when="crash",
+        then="""
+            describe => start=5 lag=5
+            fetch M2 => [5-9]c2
+        """,
+        note="An acquire is durable here, so the attempt counts; Kafka delivers c1 again.",
+    ),
+    Scenario(
+        id="P22",
+        on="server",
+        given="""
+            log 0-9
+            fetch M1 => [0-9]c1
+            ack M1 0-8:accept => NONE
+            describe => start=9 lag=1
+        """,
+        when="restart",
+        then="""
+            describe => start=9 lag=1
+            fetch M2 => [9-9]c2
+            log 10-14
+            ack M2 9:accept => NONE
+            fetch M2 => [10-14]c1
+            describe => start=10 lag=5
+        """,
+    ),
+    Scenario(
+        id="P23",
+        on="core",
+        given="""
+            init epoch=1 start=0 => NONE
+            write 10-14K1 start=10 complete=5 => NONE
+        """,
+        when="write 5-9K1 start=5 => NONE",
+        then="read => 10-14K1 start=10 complete=5",
+    ),
 )
 
 LEFT = ()

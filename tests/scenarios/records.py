@@ -1,0 +1,47 @@
+"""Record batches for scenarios, and the places in a `MemoryStorage` that no client can reach: holes, markers."""
+
+from __future__ import annotations
+
+import struct
+
+from flowshare.log.memory import MemoryStorage
+from flowshare.protocol.batches import BatchBuilder, batch_headers
+from flowshare.protocol.headers import ATTRIBUTES_AT, CONTROL_MASK, CRC_AT, TRANSACTIONAL_MASK, crc32c
+from tests.scenarios.words import Batch, Place
+
+
+def build(batch: Batch, *, timestamp_ms: int, size: int = 0) -> bytes:
+    """A batch with one record an offset; values are the offsets, padded to `size` bytes."""
+    builder = BatchBuilder(size_max=1 << 24)
+    for offset in range(batch.first, batch.last + 1):
+        value = str(offset).encode().ljust(size, b".")
+        assert builder.add(f"k{offset}".encode(), value, [("origin", b"scenario")], timestamp_ms=timestamp_ms)
+    return builder.build()
+
+
+def leave_hole(storage: MemoryStorage, where: Place, first: int) -> None:
+    """Let the next batch begin at `first`, as after compaction."""
+    storage._partitions[where.topic][where.partition].end = first
+
+
+def make_control(storage: MemoryStorage, where: Place) -> None:
+    """Turn the last batch into a control batch: what the end of a transaction leaves in the log."""
+    log = storage._partitions[where.topic][where.partition]
+    stored = log.batches[-1]
+    records = bytearray(stored.records)
+    (attributes,) = struct.unpack_from(">h", records, ATTRIBUTES_AT)
+    struct.pack_into(">h", records, ATTRIBUTES_AT, attributes | CONTROL_MASK | TRANSACTIONAL_MASK)
+    struct.pack_into(">I", records, CRC_AT, crc32c()(memoryview(records)[ATTRIBUTES_AT:]))
+    log.batches[-1] = stored._replace(records=bytes(records))
+
+
+def compact(storage: MemoryStorage, where: Place, gone: Batch) -> None:
+    """Take batches out of the log."""
+    log = storage._partitions[where.topic][where.partition]
+    log.batches = [stored for stored in log.batches if not gone.first <= stored.first <= gone.last]
+    log.firsts = [stored.first for stored in log.batches]
+
+
+def offsets_in(records: bytes) -> list[int]:
+    """Offsets that the batches in these bytes span."""
+    return [offset for header in batch_headers(records) for offset in range(header.base_offset, header.last_offset + 1)]
