@@ -1,0 +1,223 @@
+"""The share-partition against the obvious model (model.py), step by step, by Hypothesis.
+
+Invariants, in both directions: the offset below the start offset is finished and the one at it is not; states, counts,
+acquired and complete counts are equal; the next offset to fetch is the first that is to be had; a refused request
+changes nothing. The limits are never computed for the code under test.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from flowshare.share.partition import Decision, SharePartition
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flowshare.share.errors import ShareError
+from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch, StateRun
+from tests.share.model import Model, Wanted
+
+MEMBERS = ("m1", "m2", "m3")
+members = st.sampled_from(MEMBERS)
+LOCK_MS = 1000
+
+
+class SharePartitionMachine(RuleBasedStateMachine):
+    """Drives both and compares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 1_000_000
+        self.log: list[LogBatch] = []
+        self.open: list[tuple[Decision, Wanted]] = []
+
+    @initialize(
+        deliveries=st.integers(2, 6),
+        locks=st.integers(3, 25),
+        window=st.none() | st.integers(4, 40),
+        renew=st.booleans(),
+        start=st.integers(0, 7),
+    )
+    def begin(self, deliveries: int, locks: int, window: int | None, renew: bool, start: int) -> None:
+        self.limits = Limits(
+            lock_duration_ms=LOCK_MS,
+            delivery_count_max=deliveries,
+            record_locks_max=locks,
+            window_max=window,
+            renew_enabled=renew,
+        )
+        self.real = SharePartition(start_offset=start, limits=self.limits)
+        self.model = Model(self.limits, start)
+        self.log_end = start
+
+    # -- rules ----------------------------------------------------------------------------------------------
+
+    @rule(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    def extend(self, sizes: list[int]) -> None:
+        for size in sizes:
+            self.log.append(LogBatch(self.log_end, self.log_end + size - 1))
+            self.log_end += size
+
+    @precondition(lambda self: self.log)
+    @rule(
+        member=members,
+        mode=st.sampled_from(AcquireMode),
+        records_max=st.integers(1, 30),
+        batch_size=st.integers(1, 12),
+        fetched=st.integers(1, 5),
+    )
+    def acquire(self, member: str, mode: AcquireMode, records_max: int, batch_size: int, fetched: int) -> None:
+        fetch_offset = self.real.next_fetch_offset()
+        batches = [batch for batch in self.log if batch.last >= fetch_offset][:fetched]
+        if not batches:
+            return
+        room, redelivers = self.model.room_for_new(), self.model.room_for_redelivery()
+        to_be_had = [offset for offset in self.model.tiny if self.model.fetchable(offset, self.now_ms)]
+        got = self.real.acquire(
+            member,
+            mode=mode,
+            records_max=records_max,
+            batch_size=batch_size,
+            fetch_offset=fetch_offset,
+            batches=batches,
+            now_ms=self.now_ms,
+        )
+        window = {offset: run for run in self.real.state() for offset in range(run.first, run.last + 1)}
+        self.model.acquired(member, got.ranges, batches, window, self.real.end_offset, self.now_ms)
+        taken = sum(last - first + 1 for first, last, _ in got.ranges)
+        if mode is AcquireMode.RECORD_LIMIT:
+            assert taken <= records_max
+        if (to_be_had and redelivers) or room:
+            assert taken > 0, "something was to be had and nothing was acquired"
+        if taken:
+            assert got.update is not None
+            written = {offset for run in got.update.runs for offset in range(run.first, run.last + 1)}
+            assert {offset for first, last, _ in got.ranges for offset in range(first, last + 1)} <= written
+
+    @precondition(lambda self: self.model.tiny)
+    @rule(data=st.data(), member=members)
+    def acknowledge(self, data: st.DataObject, member: str) -> None:
+        mine = sorted(o for o, tiny in self.model.tiny.items() if tiny.owner == member and not tiny.pending)
+        if mine and data.draw(st.integers(0, 3)):
+            first = data.draw(st.sampled_from(mine))
+            last = first
+            while last + 1 in mine and data.draw(st.booleans()):
+                last += 1
+        else:
+            first = data.draw(st.integers(max(0, self.model.start - 3), self.model.end + 1))
+            last = data.draw(st.integers(first, min(first + 6, self.model.end + 2)))
+        kinds = st.sampled_from(AcknowledgeType).map(int)
+        types = data.draw(
+            st.lists(kinds, min_size=last - first + 1, max_size=last - first + 1) | kinds.map(lambda k: [k])
+        )
+        batches = [
+            AcknowledgeBatch(
+                first,
+                last,
+                bytes(types),
+                not_before_ms=data.draw(st.sampled_from([0, self.now_ms + 500])),
+                unrun=data.draw(st.booleans()),
+            )
+        ]
+        if len(mine) > 1 and mine[-1] > last:
+            batches.append(AcknowledgeBatch(mine[-1], mine[-1], bytes([data.draw(kinds)])))
+        wanted = self.model.wanted(member, batches)
+        before = self.real.state()
+        if wanted is None:
+            with pytest.raises(ShareError):
+                self.real.acknowledge(member, batches, now_ms=self.now_ms)
+            assert self.real.state() == before, "a refused request changed something"
+            return
+        decision = self.real.acknowledge(member, batches, now_ms=self.now_ms)
+        left = self.model.decided(wanted, self.now_ms)
+        assert (decision.update is not None) == bool(left)
+        if left:
+            self.open.append((decision, left))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), written=st.booleans())
+    def settle(self, data: st.DataObject, written: bool) -> None:
+        decision, wanted = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        if written:
+            self.real.commit(decision)
+            self.model.committed(wanted)
+        else:
+            self.real.abort(decision, now_ms=self.now_ms)
+            self.model.aborted(wanted, self.now_ms)
+
+    @rule(step_ms=st.sampled_from([1, 499, 500, LOCK_MS - 1, LOCK_MS, LOCK_MS + 1]))
+    def tick(self, step_ms: int) -> None:
+        self.now_ms += step_ms
+        self.real.expire(self.now_ms)
+        self.model.expired(self.now_ms)
+
+    @rule(member=members)
+    def release_member(self, member: str) -> None:
+        self.real.release_member(member, now_ms=self.now_ms)
+        self.model.released(member)
+
+    @precondition(lambda self: self.log)
+    @rule(ahead=st.integers(-2, 12))
+    def move_log_start(self, ahead: int) -> None:
+        log_start = min(self.log_end, max(0, self.model.start + ahead))
+        self.real.move_log_start(log_start)
+        self.model.log_started_at(log_start)
+        self.log = [batch for batch in self.log if batch.last >= log_start]
+
+    @precondition(lambda self: not self.open)
+    @rule()
+    def reload(self) -> None:
+        self.real = SharePartition(start_offset=self.real.start_offset, limits=self.limits, runs=self.real.state())
+        self.model.reloaded()
+
+    # -- invariants -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def equal(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        assert (self.real.start_offset, self.real.end_offset) == (self.model.start, self.model.end)
+        seen: dict[int, tuple[object, int]] = {}
+        last: StateRun | None = None
+        for run in self.real.state():
+            assert last is None or last.last < run.first, "runs overlap or are out of order"
+            last = run
+            seen |= dict.fromkeys(range(run.first, run.last + 1), (run.state, run.delivery_count))
+        assert seen.keys() == self.model.tiny.keys()
+        assert {o: seen[o] for o in self.model.runs()} == self.model.runs()
+        if not any(tiny.pending for tiny in self.model.tiny.values()):
+            assert self.real.acquired_count == self.model.acquired_count
+            assert self.real.delivery_complete_count == self.model.complete_count
+
+    @invariant()
+    def next_fetch_offset_is_the_first_to_be_had(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        to_be_had = [offset for offset in self.model.tiny if self.model.fetchable(offset, self.now_ms)]
+        assert self.real.next_fetch_offset() == min(to_be_had, default=self.model.end)
+        assert self.real.can_acquire() == (
+            bool(to_be_had and self.model.room_for_redelivery()) or self.model.room_for_new()
+        )
+
+    @invariant()
+    def the_next_deadline_is_the_earliest(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        due = [t.deadline_ms for t in self.model.tiny.values() if t.owner is not None and not t.pending]
+        due += [t.not_before_ms for t in self.model.tiny.values() if not t.pending and t.not_before_ms > self.now_ms]
+        asked = self.real.next_deadline_ms()
+        if due:
+            assert asked is not None
+            assert asked <= min(due), "a lock would lapse or a delayed record be due unseen"
+
+
+SharePartitionMachine.TestCase.settings = settings(
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "120")),
+    stateful_step_count=40,
+    deadline=None,
+    derandomize="MODEL_EXAMPLES" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestSharePartitionAgainstTheModel = pytest.mark.slow(SharePartitionMachine.TestCase)
