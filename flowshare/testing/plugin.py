@@ -30,13 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.obj = _on_virtual_loop(item.obj)
 
 
-def _on_virtual_loop(test: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(test)
+def _on_virtual_loop(test: Callable[..., Any]) -> Any:
     def run_it(*args: Any, **kwargs: Any) -> None:
         from flowshare.testing.virtual import run
 
         run(test(*args, **kwargs))
 
-    del run_it.__wrapped__  # type: ignore[attr-defined]  # pytest would see the coroutine function through it
-    run_it.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]  # but it must see the fixtures
-    return run_it
+    functools.update_wrapper(run_it, test)
+    wrapped: Any = run_it
+    del wrapped.__wrapped__  # pytest would see the coroutine function through it
+    wrapped.__signature__ = inspect.signature(test)  # but it must see the fixtures
+    return wrapped

@@ -1,0 +1,259 @@
+"""Run an app without a broker, without waiting, and see what became of each record.
+
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, key="c1", value=Order(id="1", total=5))
+        with bus.failing(ledger, "charge", TimeoutError, times=2):
+            report = await bus.run_until_idle()
+        assert report[bill].attempts == [1, 2, 3]
+
+The log is in memory, `def` handlers run inline, and the harness's clock rules flowshare's delays, locks and timeouts:
+it stands still until nothing else can go on, then jumps. On an ordinary loop (pytest-asyncio, anyio) the handlers' own
+sleeps take their real time; under `fs.testing.run` or the marker `flowshare` they are virtual too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
+from flowshare.testing.report import AgentReport, DeadLetter, SentRecord
+from flowshare.testing.virtual import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+    from flowshare.agents.host import Host
+    from flowshare.agents.runtime import Settled
+
+IDLE_LIMIT_S: Final = 3600.0
+REAL_LIMIT_S: Final = 30.0
+QUIET_REAL_S: Final = 0.05
+"""Real time that running handlers get before the clock is moved for them."""
+
+
+class NotIdle(AssertionError):
+    """`run_until_idle` gave up; the text says which records are left and why."""
+
+
+class Report(Mapping[str, AgentReport]):
+    """Reports by agent: `report[bill]`, with the decorated function or its name."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, AgentReport] = {}
+
+    def add(self, settled: Settled) -> None:
+        """Take in one settled delivery."""
+        self._agents.setdefault(settled.agent, AgentReport()).settled.append(settled)
+
+    def __getitem__(self, agent: Any) -> AgentReport:
+        return self._agents.setdefault(agent if isinstance(agent, str) else agent.name, AgentReport())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._agents)
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+
+class Bus:
+    """The harness's handle: send, run, move time, read. Made by `harness`."""
+
+    def __init__(self, app: App, host: Host, clock: ManualClock | LoopTimeClock, report: Report) -> None:
+        self.app = app
+        self.host = host
+        self.clock = clock
+        self.report = report
+        """Everything settled so far; grows while the harness runs."""
+        self._records: dict[str, list[SentRecord]] = {}
+
+    async def send(
+        self, topic: Any, value: Any = None, *, key: Any = None, headers: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Send one record, encoded as the app would; `topic` is a topic of the app or a name."""
+        target = self.app.topic(topic) if isinstance(topic, str) else topic
+        await target.send(key=key, value=value, headers=dict(headers or {}))
+
+    async def advance(self, seconds: float) -> Report:
+        """Move time forward by `seconds`, running what falls due on the way."""
+        if isinstance(self.clock, ManualClock):
+            await self.clock.advance(seconds)
+        else:
+            await asyncio.sleep(seconds)
+        await self._read_topics()
+        return self.report
+
+    async def run_until_idle(self, *, limit_s: float = IDLE_LIMIT_S) -> Report:
+        """Go on until every record of every agent that is not paused has ended, jumping over delays.
+
+        limit_s: virtual seconds after which it gives up. Raises: NotIdle.
+        """
+        until_s = self.clock.monotonic() + limit_s
+        real_until_s = time.monotonic() + REAL_LIMIT_S
+        while True:
+            await self._let_handlers_run(real_until_s)
+            if await self._all_ended():
+                await self._read_topics()
+                return self.report
+            if self.clock.monotonic() >= until_s or time.monotonic() >= real_until_s:
+                raise NotIdle(await self._why_not_idle(limit_s))
+            await self._jump()
+
+    @contextmanager
+    def failing(
+        self, target: Any, name: str, error: type[BaseException] | BaseException, *, times: int
+    ) -> Iterator[None]:
+        """Let the next `times` calls of `target.name` raise `error` instead; works for functions and coroutines."""
+        real = getattr(target, name)
+        left = times
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if left > 0:
+                left -= 1
+                raise error
+            return real(*args, **kwargs)
+
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            return await call(*args, **kwargs)
+
+        setattr(target, name, call_async if asyncio.iscoroutinefunction(real) else call)
+        try:
+            yield
+        finally:
+            setattr(target, name, real)
+
+    def records(self, topic: Any) -> list[SentRecord]:
+        """What lies in a topic (a sink, say), as of the last `run_until_idle` or `advance`."""
+        name = topic if isinstance(topic, str) else topic.get_topic_name()
+        return list(self._records.get(name, ()))
+
+    def dead_letters(self, agent: Any) -> list[DeadLetter]:
+        """An agent's dead letters, as of the last `run_until_idle` or `advance`."""
+        name = agent if isinstance(agent, str) else agent.dead_letter_topic
+        fields = ("topic", "partition", "offset", "key", "value", "headers")
+        return [
+            DeadLetter(**{field: getattr(record, field) for field in fields}) for record in self._records.get(name, ())
+        ]
+
+    # -- how it goes on -----------------------------------------------------------------------------------------
+
+    async def _let_handlers_run(self, real_until_s: float) -> None:
+        """Wait, in real time, while handlers do something of their own; a while without any end and time moves."""
+        quiet_since_s, ended = time.monotonic(), -1
+        await settle()
+        while self.host.in_flight() and isinstance(self.clock, ManualClock):
+            now_s = time.monotonic()
+            if (done := sum(len(agent.settled) for agent in self.report.values())) != ended:
+                quiet_since_s, ended = now_s, done
+            if now_s - quiet_since_s > QUIET_REAL_S or now_s > real_until_s:
+                return
+            await asyncio.sleep(0.001)
+            await settle()
+
+    async def _all_ended(self) -> bool:
+        running = [runtime for runtime in self.host.runtimes.values() if not runtime.paused]
+        if not all(runtime.idle for runtime in running):
+            return False
+        groups = {runtime.agent.group for runtime in running}
+        return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)
+
+    async def _jump(self) -> None:
+        if isinstance(self.clock, LoopTimeClock):
+            await asyncio.sleep(0.05)
+            return
+        due_s = self.clock.next_due_s()
+        if due_s is None:
+            await asyncio.sleep(0.001)
+            await settle()
+            return
+        await self.clock.advance(due_s)
+
+    async def _why_not_idle(self, limit_s: float) -> str:
+        rows = [row for row in await self.host.lag() if row["backlog"]]
+        return (
+            f"not idle after {limit_s:.0f} s of the harness's time: unfinished {rows}; "
+            f"in the handlers now {self.host.in_flight(stacks=True)}; problems {list(self.host.ready())}"
+        )
+
+    async def _read_topics(self) -> None:
+        admin = self.host.admin
+        for name in await admin.topics():
+            records: list[SentRecord] = []
+            for partition in range((await admin.topic(name)).partitions):
+                records.extend(
+                    _sent(name, partition, one) for one in await admin.read(name, partition, 0, limit=100_000)
+                )
+            self._records[name] = records
+
+
+def _sent(topic: str, partition: int, record: Any) -> SentRecord:
+    return SentRecord(
+        topic=topic,
+        partition=partition,
+        offset=record.offset,
+        key=record.key,
+        value=_decoded(record.value),
+        headers=dict(record.headers),
+    )
+
+
+def _decoded(value: bytes | None) -> Any:
+    import orjson
+
+    try:
+        return None if value is None else orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+@asynccontextmanager
+async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
+    """Run `app` on a memory log with a clock that does not wait; leaving the block stops it.
+
+    seed: of the jitter of retry delays. Topics are made with one partition when first used. The app's own settings
+    (broker, path) are left alone and untouched.
+    """
+    from flowshare.agents.host import Host, HostSettings
+    from flowshare.backend.memory import MemoryBackend
+
+    virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+    clock: ManualClock | LoopTimeClock = LoopTimeClock() if virtual else ManualClock()
+    report = Report()
+    backend = MemoryBackend(clock=clock)
+    await backend.start()
+    host = Host(
+        app,
+        backend=backend,
+        clock=clock,
+        settings=HostSettings(threads=False, inline_threads=True),
+        observer=report.add,
+        random=random.Random(seed),  # noqa: S311 - jitter, not a secret
+    )
+    try:
+        await _through_delays(clock, host.start())
+        yield Bus(app, host, clock, report)
+    finally:
+        await _through_delays(clock, host.stop())
+        await _through_delays(clock, backend.close())
+
+
+async def _through_delays(clock: ManualClock | LoopTimeClock, step: Any) -> None:
+    """Await a step that may wait on the clock, moving the clock for it."""
+    task = asyncio.ensure_future(step)
+    real_until_s = time.monotonic() + REAL_LIMIT_S
+    while not task.done():
+        await settle()
+        if isinstance(clock, LoopTimeClock):
+            await asyncio.wait({task})
+        elif not task.done():
+            await asyncio.sleep(0.001)
+            if not task.done() and (due_s := clock.next_due_s()) is not None:
+                await clock.advance(due_s)
+        if time.monotonic() > real_until_s:
+            task.cancel()
+            break
+    await task
