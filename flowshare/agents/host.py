@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from flowshare.agents.inflight import rows
+from flowshare.agents import inflight, lag
 from flowshare.agents.outbox import Outbox
 from flowshare.agents.runtime import AgentRuntime, Observer
 from flowshare.agents.service import ServiceLoop
@@ -227,21 +227,20 @@ class Host:
     def in_flight(self, *, stacks: bool = False) -> list[dict[str, Any]]:
         """What the handlers work on, oldest first; with `stacks` where each of them is. From any thread."""
         found = [record for runtime in self.runtimes.values() for record in runtime.in_flight()]
-        return rows(found, handler_thread=self._handler_thread, stacks=stacks)
+        return inflight.rows(found, handler_thread=self._handler_thread, stacks=stacks)
 
-    async def lag(self) -> list[dict[str, Any]]:
+    async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
         """Backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
 
-        On the service loop. Empty while the backend does not answer.
+        all_groups: of every share group that the backend knows. On the service loop. Empty while the host does not run.
         """
         if self._admin is None:
             return []
-        groups = list(dict.fromkeys(runtime.agent.group for runtime in self.runtimes.values()))
-        found: list[dict[str, Any]] = []
-        for group in groups:
-            for part in await self._admin.group_offsets(group):
-                found.append(lag_row(group, part, self.clock.now_ms()))  # noqa: PERF401 - the await is outside
-        return found
+        if all_groups:
+            groups = [group.group_id for group in await self._admin.list_groups()]
+        else:
+            groups = list(dict.fromkeys(runtime.agent.group for runtime in self.runtimes.values()))
+        return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------
 
@@ -330,22 +329,6 @@ class Host:
             logger.warning("stopping the app took longer than %.0f s and was given up", _HOOK_LIMIT_S)
         except Exception:
             logger.exception("stopping the app failed")
-
-
-def lag_row(group: str, part: Any, now_ms: int) -> dict[str, Any]:
-    """A share-partition's offsets as `/lag` and `flowshare lag` show them."""
-    oldest = getattr(part, "oldest_ms", -1)
-    return {
-        "group": group,
-        "topic": part.topic,
-        "partition": part.partition,
-        "start_offset": part.start_offset,
-        "backlog": part.lag,
-        "in_flight": part.in_flight,
-        "delayed": part.delayed,
-        "redeliveries": part.redeliveries,
-        "oldest_age_s": max(0.0, (now_ms - oldest) / 1000) if oldest >= 0 and part.lag else None,
-    }
 
 
 def _running(value: T | None) -> T:

@@ -85,8 +85,8 @@ class WebServer:
     async def _in_flight(self, request: web.Request) -> web.Response:
         return _json(self._host.in_flight(stacks="stacks" in request.query))
 
-    async def _lag(self, _request: web.Request) -> web.Response:
-        return _json(await self._host.lag())
+    async def _lag(self, request: web.Request) -> web.Response:
+        return _json(await self._host.lag(all_groups="all" in request.query))
 
 
 def _health(reasons: tuple[str, ...]) -> web.Response:

@@ -28,7 +28,7 @@ class StandIn:
     def in_flight(self, *, stacks=False):
         return [{"agent": "bill", "offset": 17, **({"stack": "here"} if stacks else {})}]
 
-    async def lag(self):
+    async def lag(self, *, all_groups=False):
         return [
             {
                 "group": "shop.bill",

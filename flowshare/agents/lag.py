@@ -1,0 +1,41 @@
+"""Backlog of a share-partition as `/lag`, `flowshare lag` and `flowshare groups describe` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.protocol.messages import SharePartitionOffsets
+
+
+async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int) -> list[dict[str, Any]]:
+    """One JSON-ready row a share-partition of the groups.
+
+    backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
+    when unknown (its growth is the rate); oldest_age_s: age of the first unfinished record, None when there is none.
+    """
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        for part in await admin.group_offsets(group):
+            ends = await admin.offsets(part.topic, part.partition)
+            found.append(row(group, part, now_ms, log_end=ends.high_watermark))
+    return found
+
+
+def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | None = None) -> dict[str, Any]:
+    """One share-partition."""
+    pending = part.lag > 0 and part.oldest_ms >= 0
+    return {
+        "group": group,
+        "topic": part.topic,
+        "partition": part.partition,
+        "start_offset": part.start_offset,
+        "backlog": part.lag,
+        "in_flight": part.in_flight,
+        "delayed": part.delayed,
+        "redeliveries": part.redeliveries,
+        "oldest_age_s": max(0.0, (now_ms - part.oldest_ms) / 1000) if pending else None,
+        "finished": log_end - part.lag if log_end is not None and part.lag >= 0 else None,
+    }

@@ -1,0 +1,149 @@
+"""`flowshare check module:app`: what would go wrong if the app was started, without starting it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from flowshare.cli.errors import explain
+from flowshare.cli.options import debug_option, json_option
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+    from flowshare.cli.session import Session
+
+_DISK_LOW: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the answer. level: `ok`, `warning` or `error`."""
+
+    level: str
+    text: str
+
+
+@click.command("check")
+@click.argument("app_path", metavar="MODULE:APP")
+@json_option
+@debug_option
+def check(app_path: str, as_json: bool) -> int:
+    """Say what would go wrong if the app was started. Exit code 1 when something would."""
+    from flowshare.agents.loading import AppNotFound, load_app
+    from flowshare.cli.output import emit_json
+
+    try:
+        findings = examine(load_app(app_path))
+    except AppNotFound as error:
+        findings = [Finding("error", str(error))]
+    failed = any(finding.level == "error" for finding in findings)
+    if as_json:
+        emit_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.level]
+            click.echo(f"{click.style(finding.level.ljust(7), fg=colour)} {finding.text}")
+    return 1 if failed else 0
+
+
+def examine(app: App) -> list[Finding]:
+    """Everything that can be known of an app without starting it."""
+    from flowshare.agents import summary
+
+    agents = list(app.share_agents.values())
+    findings = [Finding("ok", summary.line(agent)) for agent in agents]
+    if not agents:
+        findings.append(
+            Finding("error", "the app has no share agent; decorate a function with @app.share_agent('topic')")
+        )
+    findings += [Finding("warning", text) for text in summary.surprises(agents)]
+    findings += _middleware(app)
+    return findings + _broker(app)
+
+
+def _middleware(app: App) -> list[Finding]:
+    findings = []
+    for agent in app.share_agents.values():
+        try:
+            _ = agent.middleware
+        except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
+            findings.append(Finding("error", explain(error)))
+    return findings
+
+
+def _broker(app: App) -> list[Finding]:
+    from flowshare.cli.session import embedded_path, holder_of, run
+
+    url = str(app.broker_url or "")
+    try:
+        path = embedded_path(url)
+        if path is not None and not path.exists():
+            return _new_path(path)
+        holder = holder_of(url)
+        if holder is not None:
+            at = f", health at http://{holder.address}" if holder.address else ""
+            return [Finding("error", f"{url} is held by process {holder.pid} on {holder.host}{at}; stop it first")]
+        findings = [] if path is None else _disk(path)
+        return findings + run(url, lambda session: _log(session, app))
+    except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
+        return [Finding("error", explain(error))]
+
+
+def _new_path(path: Path) -> list[Finding]:
+    parent = path
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir():
+        return [Finding("error", f"{parent} is a file, so that {path} cannot be made; change the broker URL")]
+    if not os.access(parent, os.W_OK):
+        return [Finding("error", f"{path} cannot be made: no right to write in {parent}")]
+    return [Finding("ok", f"a new log will be made at {path}"), *_disk(parent)]
+
+
+def _disk(path: Path) -> list[Finding]:
+    if not os.access(path, os.W_OK):
+        return [Finding("error", f"no right to write in {path}")]
+    free = shutil.disk_usage(path).free
+    if free < _DISK_LOW:
+        return [Finding("warning", f"only {free / (1 << 20):,.0f} MiB are free on the disk of {path}")]
+    return []
+
+
+async def _log(session: Session, app: App) -> list[Finding]:
+    topics = {topic.name: topic for topic in await session.admin.list_topics()}
+    groups = {group.group_id for group in await session.admin.list_groups()}
+    findings: list[Finding] = []
+    for agent in app.share_agents.values():
+        for name in agent.topics:
+            if name not in topics:
+                findings.append(Finding("ok", f"{agent.name}: topic {name} does not exist yet and will be made"))
+        if agent.group in groups:
+            findings += [await _position(session, agent)]
+    return [*findings, *await _left_behind(session, app, groups)]
+
+
+async def _position(session: Session, agent: Any) -> Finding:
+    parts = await session.admin.group_offsets(agent.group)
+    backlog = sum(max(0, part.lag) for part in parts)
+    return Finding("ok", f"{agent.name}: group {agent.group} goes on where it was, with a backlog of {backlog}")
+
+
+async def _left_behind(session: Session, app: App, groups: set[str]) -> list[Finding]:
+    """Groups of this app that no agent uses any more: a renamed function leaves its backlog behind."""
+    used = {agent.group for agent in app.share_agents.values()}
+    findings = []
+    for group in sorted(groups - used):
+        if not group.startswith(f"{app.conf.id}."):
+            continue
+        backlog = sum(max(0, part.lag) for part in await session.admin.group_offsets(group))
+        if backlog:
+            text = (
+                f"group {group} has a backlog of {backlog} and no agent; set group={group!r} on the agent that had it"
+            )
+            findings.append(Finding("warning", text))
+    return findings

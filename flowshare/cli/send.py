@@ -1,0 +1,126 @@
+"""`flowshare send`: records from an argument, a file or standard input into a topic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+import click
+
+from flowshare.cli.options import broker_options, broker_url, json_option
+
+if TYPE_CHECKING:
+    from flowshare.cli.session import Session
+
+_ROUND: Final = 5_000
+"""Records that are confirmed together: the progress bar's step, and what is held in memory."""
+
+
+@click.command("send")
+@click.argument("topic")
+@click.argument("value", required=False)
+@click.option("--key", help="Key of each record; records with one key go to one partition.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
+@click.option("--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read from a file.")
+@click.option("--lines", is_flag=True, help="Each line of the file or of standard input is a record.")
+@json_option
+@broker_options
+def send(
+    topic: str,
+    value: str | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    path: Path | None,
+    lines: bool,
+    as_json: bool,
+    broker: str | None,
+    app_path: str | None,
+) -> None:
+    """Send VALUE to TOPIC, or with --file, or from standard input.
+
+    A topic that does not exist is created with one partition.
+
+    \b
+    flowshare send orders '{"id": 1}' --key c1 --broker embedded:///tmp/shop
+    flowshare send orders --lines --file orders.jsonl --app shop:app
+    """
+    from flowshare.cli.session import run
+
+    if value is not None and path is not None:
+        raise click.UsageError("give VALUE or --file, not both")
+    if value is not None and lines:
+        raise click.UsageError("--lines goes with --file or standard input, not with VALUE")
+    if value is None and path is None and sys.stdin.isatty():
+        raise click.UsageError("give a VALUE, --file, or pipe something in")
+    pairs = tuple(_header(text) for text in headers)
+    run(
+        broker_url(broker, app_path),
+        lambda session: _send(session, topic, _values(value, path, lines), key, pairs, as_json=as_json),
+        create=True,
+    )
+
+
+async def _send(
+    session: Session,
+    topic: str,
+    values: Iterator[bytes],
+    key: str | None,
+    headers: tuple[tuple[str, bytes | None], ...],
+    *,
+    as_json: bool,
+) -> None:
+    from flowshare.cli.output import emit_json, progress
+    from flowshare.client.producer import Message
+
+    begun = session.clock.monotonic()
+    known = {found.name for found in await session.admin.list_topics()}
+    key_bytes = key.encode() if key is not None else None
+    sent, last = 0, None
+    with progress(f"sending to {topic}", None) as step:
+        while batch := [Message(value, key_bytes, headers) for value in islice(values, _ROUND)]:
+            confirmed = await session.producer.send_many(topic, batch)
+            sent, last = sent + len(confirmed), confirmed[-1]
+            step(len(confirmed))
+    if topic not in known and sent:
+        click.echo(f"created topic {topic} with 1 partition", err=True)
+    if as_json:
+        at = None if last is None else {"partition": last.partition, "offset": last.offset}
+        emit_json({"topic": topic, "sent": sent, "last": at})
+    elif last is None:
+        click.echo("nothing to send: the input is empty", err=True)
+    elif sent == 1:
+        click.echo(f"sent to {topic}-{last.partition}@{last.offset}")
+    else:
+        seconds = max(session.clock.monotonic() - begun, 1e-6)
+        click.echo(f"sent {sent} records to {topic} in {seconds:.1f} s ({sent / seconds:,.0f}/s)")
+
+
+def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes]:
+    if value is not None:
+        yield value.encode()
+    elif path is not None:
+        with path.open("rb") as file:
+            yield from _read(file, lines)
+    else:
+        yield from _read(sys.stdin.buffer, lines)
+
+
+def _read(file: IO[bytes], lines: bool) -> Iterator[bytes]:
+    if not lines:
+        data = file.read()
+        if data:
+            yield data
+        return
+    for line in file:
+        if text := line.rstrip(b"\r\n"):
+            yield text
+
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+    return name, value.encode()
