@@ -1,1 +1,37 @@
-"""."""
+"""Where share groups live: `open_backend` turns a broker URL into the backend that serves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
+
+if TYPE_CHECKING:
+    from flowshare.backend.base import Backend
+    from flowshare.clock import Clock
+
+__all__ = ["BadBrokerUrl", "BrokerUrl", "open_backend", "parse_broker"]
+
+
+def open_backend(url: str | BrokerUrl, *, clock: Clock | None = None) -> Backend:
+    """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
+
+    Only what the backend needs is imported, and that when it starts.
+    """
+    broker = parse_broker(url) if isinstance(url, str) else url
+    match broker.kind:
+        case "embedded":
+            from flowshare.backend.embedded import EmbeddedBackend
+
+            return EmbeddedBackend(broker.path, clock=clock, fsync=broker.flag("fsync"))
+        case "memory":
+            from flowshare.backend.memory import MemoryBackend
+
+            return MemoryBackend(clock=clock)
+        case "kafka":
+            from flowshare.backend.base import BackendError
+
+            raise BackendError(
+                f"broker {broker}: Kafka clusters are not supported yet, they come with the native and workers "
+                "backends; use embedded:///path or memory://"
+            )

@@ -1,0 +1,62 @@
+"""What a backend is: the place where an app's share groups live, reached through connections of one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from flowshare.backend.url import Kind
+    from flowshare.protocol.messages import Connection
+
+
+class BackendError(Exception):
+    """A backend cannot be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What differs between backends, checked when an app starts.
+
+    durable: what was confirmed is there after a restart. delayed_release: a release can carry a delay.
+    unrun_release: a record that was never run can go back without costing an attempt. server_dead_letters: what the
+    delivery limit archives can be dead-lettered by the server. ranges_only: acquiring without record bytes.
+    group_configs: groups have settings. fast_acknowledge: acknowledgements need not wait for a fetch.
+    """
+
+    durable: bool
+    delayed_release: bool = True
+    unrun_release: bool = True
+    server_dead_letters: bool = True
+    ranges_only: bool = True
+    group_configs: bool = True
+    fast_acknowledge: bool = True
+
+
+class Backend(Protocol):
+    """One opened backend; everything happens on the loop that called `start`."""
+
+    @property
+    def kind(self) -> Kind:
+        """Which backend it is: the scheme of its URL."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        ...
+
+    async def start(self) -> None:
+        """Open it. Raises: BackendError, LogError (StorageHeld names who holds the path)."""
+
+    async def close(self) -> None:
+        """Close all connections, write what is queued, let go of everything; harmless when it was not opened."""
+
+    async def connect(self, client_id: str) -> Connection:
+        """A new connection. Raises: BackendError before `start` and after `close`."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and gauges of the share-partitions led here, `Server.stats`; empty when none are."""
+        ...

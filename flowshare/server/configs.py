@@ -1,0 +1,102 @@
+"""The config APIs: DescribeConfigs and IncrementalAlterConfigs for groups and topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from flowshare.log.base import InvalidTopic, UnknownTopic
+from flowshare.log.topics import TOPIC_CONFIGS, check_configs
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    ConfigEntry,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from flowshare.server.failures import EXPECTED, Refused, failure
+
+if TYPE_CHECKING:
+    from flowshare.log.base import Log
+    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.coordinator import Coordinator
+    from flowshare.server.group_configs import GroupConfigs
+
+GROUP: Final = "group"
+TOPIC: Final = "topic"
+
+
+class ConfigApis:
+    """Answers the config APIs."""
+
+    def __init__(self, *, log: Log, configs: GroupConfigs, coordinator: Coordinator) -> None:
+        self._log = log
+        self._configs = configs
+        self._coordinator = coordinator
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {DescribeConfigsRequest: self.describe, IncrementalAlterConfigsRequest: self.alter}
+
+    async def describe(self, request: DescribeConfigsRequest, _: InProcess) -> DescribeConfigsResponse:
+        """All settings of a group or topic as they act. A group need not exist."""
+        try:
+            entries = self._describe(request)
+        except EXPECTED as error:
+            code, message = failure(error)
+            return DescribeConfigsResponse(error=code, message=message)
+        return DescribeConfigsResponse(entries=tuple(entries))
+
+    async def alter(self, request: IncrementalAlterConfigsRequest, _: InProcess) -> IncrementalAlterConfigsResponse:
+        """Set and unset settings, all or none; they act from the next step on."""
+        try:
+            await self._alter(request)
+        except InvalidTopic as error:
+            return IncrementalAlterConfigsResponse(error=ErrorCode.INVALID_CONFIG, message=str(error))
+        except EXPECTED as error:
+            code, message = failure(error)
+            return IncrementalAlterConfigsResponse(error=code, message=message)
+        return IncrementalAlterConfigsResponse()
+
+    def _describe(self, request: DescribeConfigsRequest) -> list[ConfigEntry]:
+        if request.resource_type == GROUP:
+            acting = self._configs.acting(request.resource)
+            values = acting.values(self._configs.stored(request.resource))
+            return [
+                ConfigEntry(name=name, value=value, is_default=is_default, documentation=doc)
+                for name, value, is_default, doc in values
+            ]
+        self._check_type(request.resource_type)
+        topic = self._log.topics().get(request.resource)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic {request.resource!r}")
+        return [
+            ConfigEntry(
+                name=name,
+                value=topic.configs.get(name, setting.default),
+                is_default=name not in topic.configs,
+                documentation=setting.doc,
+            )
+            for name, setting in sorted(TOPIC_CONFIGS.items())
+        ]
+
+    async def _alter(self, request: IncrementalAlterConfigsRequest) -> None:
+        if request.resource_type == GROUP:
+            if not request.resource:
+                raise Refused(ErrorCode.INVALID_REQUEST, "the group id is missing")
+            await self._configs.alter(request.resource, request.configs, validate_only=request.validate_only)
+            if not request.validate_only:
+                self._coordinator.configure(request.resource)
+            return
+        self._check_type(request.resource_type)
+        if request.validate_only:
+            if request.resource not in self._log.topics():
+                raise UnknownTopic(f"there is no topic {request.resource!r}")
+            check_configs({name: text for name, text in request.configs.items() if text is not None})
+            return
+        await self._log.alter_topic(request.resource, request.configs)
+
+    @staticmethod
+    def _check_type(resource_type: str) -> None:
+        if resource_type != TOPIC:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"resource type {resource_type!r} is none of {GROUP}, {TOPIC}")

@@ -1,0 +1,66 @@
+"""A connection within the process: requests are handed to the server's handlers as they are, no socket, no bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowshare.server.parking import Ended
+
+if TYPE_CHECKING:
+    from flowshare.protocol.messages import Request
+    from flowshare.server.parking import Waiter
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+Handler = Callable[[Any, "InProcess"], Awaitable[Any]]
+Handlers = dict[type[Any], Handler]
+"""Request class -> what answers it. A handler accepts its request before its first await."""
+
+
+class InProcess:
+    """One connection; `protocol.messages.Connection` says what it promises."""
+
+    def __init__(
+        self, handlers: Handlers, *, client_id: str, host: str, on_close: Callable[[InProcess], Awaitable[None]]
+    ) -> None:
+        self.client_id = client_id
+        self.host = host
+        self.closed = False
+        self._handlers = handlers
+        self._on_close = on_close
+        self._waiters: set[Waiter] = set()
+
+    async def send(self, request: Request[R]) -> R:
+        """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
+        if self.closed:
+            raise ConnectionError("the connection is closed")
+        handler = self._handlers[type(request)]
+        try:
+            answer: R = await handler(request, self)
+        except Exception as error:
+            logger.exception("request failed: %s client=%s", type(request).__name__, self.client_id)
+            raise ConnectionError(f"the server failed at {type(request).__name__}; see its log") from error
+        if self.closed:
+            raise ConnectionError("the connection was closed before the answer")
+        return answer
+
+    async def close(self) -> None:
+        """Close; the server releases what this connection's share sessions hold."""
+        if self.closed:
+            return
+        self.closed = True
+        for waiter in tuple(self._waiters):
+            waiter.end(Ended.CONNECTION)
+        await self._on_close(self)
+
+    def watch(self, waiter: Waiter) -> None:
+        """End `waiter` when the connection closes."""
+        self._waiters.add(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Forget `waiter`."""
+        self._waiters.discard(waiter)

@@ -1,0 +1,185 @@
+"""Dead letters that the server writes (KIP-1191): what a group rejects, or what used up its deliveries.
+
+A record's state is ARCHIVING, durably, until its dead letter is confirmed; so a crash in between writes it again, not
+never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.log.base import CorruptRecords, InvalidTopic, LogError, RecordsTooLarge, TopicExists, UnknownTopic
+from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
+from flowshare.share.errors import ShareError
+from flowshare.share.types import AcquiredRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowshare.clock import Clock
+    from flowshare.log.base import Storage
+    from flowshare.protocol.batches import DecodedRecord
+    from flowshare.server.owner import Owner
+    from flowshare.server.stats import Stats
+    from flowshare.share.partition import Archiving
+
+logger = logging.getLogger(__name__)
+
+TRIES: Final = 5
+BACKOFF_FIRST_S: Final = 1.0
+BACKOFF_LAST_S: Final = 30.0
+CHUNK_RECORDS: Final = 500
+"""Dead letters written at once."""
+BATCH_BYTES: Final = 512 << 10
+READ_BYTES: Final = 1 << 20
+HEADER_PREFIX: Final = "__dlq.errors."
+
+Letter = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
+"""Key, value, headers, timestamp."""
+
+
+class _Given(NamedTuple):
+    """A record whose dead letter is due."""
+
+    offset: int
+    delivery_count: int
+    by_limit: bool
+
+
+class DeadLetters:
+    """Writes dead letters, one task a share-partition that has some."""
+
+    def __init__(self, *, storage: Storage, clock: Clock, stats: Stats, auto_create: bool) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._stats = stats
+        self._auto_create = auto_create
+        self._tasks: dict[Owner, asyncio.Task[None]] = {}
+
+    def start(self, owner: Owner) -> None:
+        """Write the dead letters of a share-partition, unless that is under way."""
+        if owner not in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._work(owner), name=f"dead letters {owner.key}")
+            self._tasks[owner] = task
+            task.add_done_callback(lambda _: self._tasks.pop(owner, None))
+
+    async def close(self) -> None:
+        """Stop; what is not written is written after the next start."""
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _work(self, owner: Owner) -> None:
+        try:
+            while not owner.closed and (archiving := owner.partition.archiving()):
+                for chunk in _chunks(archiving[0]):
+                    await self._settle(owner, chunk)
+        except Exception:
+            logger.exception("dead letters stopped, they go on when the share-partition is loaded again %s", owner.key)
+
+    async def _settle(self, owner: Owner, chunk: Archiving) -> None:
+        """Write a chunk's dead letters, or give it up after all tries."""
+        count = chunk.last - chunk.first + 1
+        delay_s = BACKOFF_FIRST_S
+        for left in reversed(range(TRIES)):
+            try:
+                await self._write(owner, chunk)
+            except (LogError, DecodeError, ShareError) as error:
+                if left and not isinstance(error, InvalidTopic | RecordsTooLarge):
+                    logger.warning("dead letters could not be written, tried again: %s %s", error, _where(owner, chunk))
+                    await self._clock.sleep(delay_s)
+                    delay_s = min(2 * delay_s, BACKOFF_LAST_S)
+                    continue
+                logger.error("dead letters are given up: %s %s", error, _where(owner, chunk))  # noqa: TRY400
+                self._stats.failed_dead_letters += count
+            else:
+                self._stats.dead_letters += count
+            break
+        owner.finish_archiving(chunk.first, chunk.last)
+
+    async def _write(self, owner: Owner, chunk: Archiving) -> None:
+        name = owner.config.dead_letter_topic
+        if not name:
+            raise InvalidTopic(f"group {owner.key.group_id} names no dead-letter topic any more")
+        partitions = await self._ensure(name)
+        originals = await self._originals(owner, chunk) if owner.config.dead_letter_copy_record else {}
+        letters = [self._letter(owner, given, originals.get(given.offset)) for given in _given(chunk)]
+        for batch in _batches(letters):
+            await self._storage.append(name, owner.key.partition % partitions, batch)
+
+    async def _ensure(self, name: str) -> int:
+        topic = self._storage.topics().get(name)
+        if topic is None:
+            if not self._auto_create:
+                raise UnknownTopic(
+                    f"there is no topic {name!r}; create it or set errors.deadletterqueue.auto.create.topics.enable"
+                )
+            try:
+                topic = await self._storage.create_topic(name, partitions=1)
+            except TopicExists:
+                topic = self._storage.topics()[name]
+        return topic.partitions
+
+    async def _originals(self, owner: Owner, chunk: Archiving) -> dict[int, DecodedRecord]:
+        """The records themselves; one that is gone or cannot be read is left out, its dead letter has headers only."""
+        found: dict[int, DecodedRecord] = {}
+        offset = max(chunk.first, owner.log.bounds().log_start)
+        while offset <= chunk.last:
+            try:
+                read = await self._storage.read(owner.log.topic, owner.log.partition, offset, max_bytes=READ_BYTES)
+            except CorruptRecords as error:
+                logger.warning("a dead letter's record cannot be read: %s %s", error, _where(owner, chunk))
+                break
+            if not read.batches:
+                break
+            decoded = decode(read.records, [AcquiredRange(offset, chunk.last, chunk.delivery_count)])
+            found.update((record.offset, record) for record in decoded.records)
+            offset = read.batches[-1].last + 1
+        return found
+
+    def _letter(self, owner: Owner, given: _Given, original: DecodedRecord | None) -> Letter:
+        message = "Delivery count limit exceeded" if given.by_limit else "Rejected by the consumer"
+        facts = {
+            "topic": owner.log.topic,
+            "partition": str(owner.key.partition),
+            "offset": str(given.offset),
+            "group": owner.key.group_id,
+            "delivery.count": str(given.delivery_count),
+            "message": message,
+        }
+        headers: list[tuple[str, bytes | None]] = [
+            (HEADER_PREFIX + name, text.encode()) for name, text in facts.items()
+        ]
+        if original is None:
+            return None, None, headers, self._clock.now_ms()
+        return original.key, original.value, [*original.headers, *headers], self._clock.now_ms()
+
+
+def _chunks(archiving: Archiving) -> Iterator[Archiving]:
+    for first in range(archiving.first, archiving.last + 1, CHUNK_RECORDS):
+        yield archiving._replace(first=first, last=min(first + CHUNK_RECORDS - 1, archiving.last))
+
+
+def _given(chunk: Archiving) -> Iterator[_Given]:
+    for offset in range(chunk.first, chunk.last + 1):
+        yield _Given(offset, chunk.delivery_count, chunk.by_limit)
+
+
+def _batches(letters: list[Letter]) -> Iterator[bytes]:
+    builder = BatchBuilder(size_max=BATCH_BYTES)
+    for key, value, headers, timestamp_ms in letters:
+        if not builder.add(key, value, headers, timestamp_ms=timestamp_ms):
+            yield builder.build()
+            builder = BatchBuilder(size_max=BATCH_BYTES)
+            builder.add(key, value, headers, timestamp_ms=timestamp_ms)
+    if builder.count:
+        yield builder.build()
+
+
+def _where(owner: Owner, chunk: Archiving) -> str:
+    key = owner.key
+    return f"group={key.group_id} topic={owner.log.topic} partition={key.partition} offset={chunk.first}-{chunk.last}"

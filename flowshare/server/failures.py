@@ -1,0 +1,58 @@
+"""From an exception to what an answer carries: an error code and a text.
+
+Core errors have their table in `protocol.errors`; the log's errors have theirs here. Anything else is a fault of ours:
+`UNKNOWN_SERVER_ERROR`, and the place that catches it logs it with its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowshare.log.base import (
+    CorruptRecords,
+    InvalidTopic,
+    LogError,
+    OffsetOutOfRange,
+    RecordsTooLarge,
+    StorageDamaged,
+    StorageError,
+    TopicExists,
+    UnknownTopic,
+)
+from flowshare.protocol.errors import ErrorCode, error_code
+from flowshare.share.errors import ShareError
+
+LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
+    TopicExists: ErrorCode.TOPIC_ALREADY_EXISTS,
+    UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    InvalidTopic: ErrorCode.INVALID_TOPIC_EXCEPTION,
+    OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
+    CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
+    RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
+    StorageError: ErrorCode.KAFKA_STORAGE_ERROR,
+    StorageDamaged: ErrorCode.KAFKA_STORAGE_ERROR,
+}
+
+
+class Refused(Exception):
+    """An answer with an error code that no core error stands for. `code`: the number, the text says why."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+EXPECTED: Final = (ShareError, LogError, Refused)
+"""What a request may end with without anything being wrong with the server."""
+
+
+def failure(error: BaseException) -> tuple[ErrorCode, str]:
+    """Code and text that tell a client of `error`."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, Refused):
+        return error.code, text
+    if isinstance(error, ShareError):
+        return error_code(error), text
+    if isinstance(error, LogError):
+        return LOG_ERRORS.get(type(error), ErrorCode.KAFKA_STORAGE_ERROR), text
+    return ErrorCode.UNKNOWN_SERVER_ERROR, f"internal error ({type(error).__name__}); see the server's log"

@@ -1,0 +1,78 @@
+"""Settings of share groups as they were set and as they act; a group can be configured before it exists."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.failures import Refused
+from flowshare.share.config import GROUP_CONFIGS, GroupConfig
+from flowshare.share.settings import unknown
+
+if TYPE_CHECKING:
+    from flowshare.log.base import Storage
+    from flowshare.share.config import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = b"c/"
+CONFIGURED_MAX: Final = 10_000
+"""Groups that may have settings of their own."""
+
+
+class GroupConfigs:
+    """All groups' settings, stored under their group ids."""
+
+    def __init__(self, storage: Storage, server: ServerConfig) -> None:
+        self._storage = storage
+        self._server = server
+        self._stored: dict[str, dict[str, str]] = {}
+        self._acting: dict[str, GroupConfig] = {}
+        self._default = GroupConfig.effective({}, server)
+
+    async def start(self) -> None:
+        """Read what is stored. Raises: LogError."""
+        for key, value in await self._storage.scan(PREFIX):
+            group_id = key[len(PREFIX) :].decode()
+            try:
+                stored = {str(name): str(text) for name, text in orjson.loads(value).items()}
+            except (ValueError, AttributeError):
+                logger.exception("settings cannot be read, the defaults act group=%s", group_id)
+                continue
+            self._keep(group_id, stored)
+
+    def acting(self, group_id: str) -> GroupConfig:
+        """A group's settings with the server's defaults and bounds."""
+        return self._acting.get(group_id, self._default)
+
+    def stored(self, group_id: str) -> Mapping[str, str]:
+        """What was set for a group."""
+        return self._stored.get(group_id, {})
+
+    async def alter(self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool) -> None:
+        """Set (None: unset) settings of a group, all or none. Raises: InvalidConfig, Refused, LogError."""
+        for name in changes:
+            if name not in GROUP_CONFIGS:
+                raise unknown(name, GROUP_CONFIGS)
+        merged = {**self.stored(group_id), **changes}
+        wanted = {name: text for name, text in merged.items() if text is not None}
+        GroupConfig.parse(wanted, self._server)
+        if validate_only:
+            return
+        if group_id not in self._stored and len(self._stored) >= CONFIGURED_MAX:
+            raise Refused(ErrorCode.POLICY_VIOLATION, f"{CONFIGURED_MAX} groups have settings; remove some first")
+        value = orjson.dumps(wanted) if wanted else None
+        await self._storage.write([(PREFIX + group_id.encode(), value)])
+        self._keep(group_id, wanted)
+
+    def _keep(self, group_id: str, stored: dict[str, str]) -> None:
+        if stored:
+            self._stored[group_id] = stored
+            self._acting[group_id] = GroupConfig.effective(stored, self._server)
+        else:
+            self._stored.pop(group_id, None)
+            self._acting.pop(group_id, None)

@@ -1,0 +1,144 @@
+"""The group APIs: ShareGroupHeartbeat, ShareGroupDescribe, ListGroups, DeleteGroups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowshare.protocol.messages import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    GroupDescription,
+    GroupResult,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    MemberDescription,
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponse,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+    TopicPartition,
+)
+from flowshare.server.failures import EXPECTED, failure
+from flowshare.share.errors import NonEmptyGroup
+
+if TYPE_CHECKING:
+    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.coordinator import Coordinator
+    from flowshare.server.initializer import Initializer
+    from flowshare.server.partitions import Partitions
+    from flowshare.server.topic_index import TopicIndex
+    from flowshare.share.group import Member
+
+
+class GroupApis:
+    """Answers the group APIs."""
+
+    def __init__(
+        self, *, coordinator: Coordinator, partitions: Partitions, initializer: Initializer, topics: TopicIndex
+    ) -> None:
+        self._coordinator = coordinator
+        self._partitions = partitions
+        self._initializer = initializer
+        self._topics = topics
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {
+            ShareGroupHeartbeatRequest: self.heartbeat,
+            ShareGroupDescribeRequest: self.describe,
+            ListGroupsRequest: self.list,
+            DeleteGroupsRequest: self.delete,
+        }
+
+    async def heartbeat(
+        self, request: ShareGroupHeartbeatRequest, connection: InProcess
+    ) -> ShareGroupHeartbeatResponse:
+        """Join, go on or leave."""
+        try:
+            beat = await self._coordinator.heartbeat(request, connection)
+        except EXPECTED as error:
+            code, message = failure(error)
+            return ShareGroupHeartbeatResponse(error=code, message=message, member_id=request.member_id)
+        assignment = beat.assignment
+        return ShareGroupHeartbeatResponse(
+            member_id=request.member_id,
+            member_epoch=beat.member_epoch,
+            heartbeat_interval_ms=self._coordinator.interval_ms(request.group_id),
+            assignment=None if assignment is None else tuple(TopicPartition(*key) for key in assignment),
+        )
+
+    async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> ShareGroupDescribeResponse:
+        """Groups with their members; one that does not exist is Dead."""
+        return ShareGroupDescribeResponse(groups=tuple(self._describe(group_id) for group_id in request.group_ids))
+
+    async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
+        """Groups by state and type; no filter means all."""
+        states = {state.lower() for state in request.states}
+        types = {kind.lower() for kind in request.types}
+        if types and "share" not in types:
+            return ListGroupsResponse()
+        groups = sorted(self._coordinator.groups.values(), key=lambda group: group.group_id)
+        return ListGroupsResponse(
+            groups=tuple(
+                ListedGroup(group_id=group.group_id, state=group.state)
+                for group in groups
+                if not states or group.state.lower() in states
+            )
+        )
+
+    async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:
+        """Delete empty groups with the state of their share-partitions; their settings stay."""
+        results: list[GroupResult] = []
+        for group_id in dict.fromkeys(request.group_ids):
+            try:
+                await self._delete(group_id)
+            except EXPECTED as error:
+                code, message = failure(error)
+                results.append(GroupResult(group_id=group_id, error=code, message=message))
+            else:
+                results.append(GroupResult(group_id=group_id))
+        return DeleteGroupsResponse(groups=tuple(results))
+
+    async def _delete(self, group_id: str) -> None:
+        group = self._coordinator.find(group_id)
+        group.require_empty()
+        keys = self._partitions.known(group_id)
+        with self._partitions.held(keys):
+            await self._partitions.drop(keys)
+            writes = await self._initializer.deletions(keys)
+            if group.members:
+                raise NonEmptyGroup(f"group {group_id} got members meanwhile; stop them first, then try again")
+            await self._coordinator.delete(group, writes)
+            await self._partitions.forget(keys)
+
+    def _describe(self, group_id: str) -> GroupDescription:
+        try:
+            view = self._coordinator.find(group_id).describe()
+        except EXPECTED as error:
+            code, message = failure(error)
+            return GroupDescription(group_id=group_id, error=code, message=message)
+        return GroupDescription(
+            group_id=group_id,
+            state=view.state,
+            group_epoch=view.group_epoch,
+            assignment_epoch=view.assignment_epoch,
+            assignor=view.assignor,
+            members=tuple(self._member(member) for member in view.members),
+        )
+
+    def _member(self, member: Member) -> MemberDescription:
+        assignment: dict[str, list[int]] = {}
+        for topic_id, partition in member.assignment:
+            topic = self._topics.by_id(topic_id)
+            if topic is not None:
+                assignment.setdefault(topic.name, []).append(partition)
+        return MemberDescription(
+            member_id=member.member_id,
+            member_epoch=member.epoch,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            rack_id=member.rack_id,
+            subscribed_topics=member.subscribed,
+            assignment={name: tuple(sorted(partitions)) for name, partitions in assignment.items()},
+        )

@@ -1,0 +1,90 @@
+"""From the store to a loaded share-partition, and the first state of one that has none.
+
+A share-partition without state starts where share.auto.offset.reset says; the offset found is written at once, so that
+a group that reads but never acknowledges does not start anew after a restart (share-groups.md §2.4). What was acquired
+by members of a process that is gone is available again, with its delivery count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from flowshare.server.state import Journal, ShareKey, Stored, Write, initial_writes, read_state
+from flowshare.share.partition import SharePartition
+from flowshare.share.types import PartitionState
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.log.base import Storage, Topic
+    from flowshare.share.config import GroupConfig
+
+UNRESOLVED = -1
+"""A start offset that is still to be found by share.auto.offset.reset."""
+
+
+class Loaded(NamedTuple):
+    """A share-partition with the journal that goes on writing its state."""
+
+    partition: SharePartition
+    journal: Journal
+
+
+class Loader:
+    """Reads and initialises share-partition state."""
+
+    def __init__(self, storage: Storage, clock: Clock, *, updates_max: int) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._updates_max = updates_max
+
+    async def load(self, key: ShareKey, topic: Topic, config: GroupConfig) -> Loaded:
+        """Load a share-partition; one without state, or with an unresolved start, is initialised first.
+
+        Raises: StateCorrupt, LogError
+        """
+        stored = await read_state(self._storage, key)
+        if stored is None or stored.state.start_offset == UNRESOLVED:
+            epoch = 0 if stored is None else stored.state.state_epoch
+            stored = Stored(await self.first_state(topic, key.partition, config, state_epoch=epoch), 0, 0)
+            await self._storage.write(initial_writes(key, stored.state))
+        partition = SharePartition(
+            start_offset=stored.state.start_offset,
+            limits=config.limits(),
+            runs=stored.state.runs,
+            now_ms=self._clock.now_ms(),
+        )
+        log_start = self._storage.offsets(topic.name, key.partition).log_start
+        if log_start > partition.start_offset:
+            partition.move_log_start(log_start)
+        return Loaded(partition, Journal(key, stored, updates_max=self._updates_max))
+
+    async def first_state(
+        self, topic: Topic, partition: int, config: GroupConfig, *, state_epoch: int, from_start: bool = False
+    ) -> PartitionState:
+        """State of a share-partition that begins now.
+
+        `from_start`: at the log's start whatever the config says, for partitions added to a topic that the group
+        reads already (KAFKA-20742). Raises: UnknownTopic
+        """
+        start = await self._start(topic, partition, config, from_start=from_start)
+        return PartitionState(state_epoch=state_epoch, start_offset=start)
+
+    async def initialise(
+        self, key: ShareKey, topic: Topic, config: GroupConfig, *, state_epoch: int, from_start: bool
+    ) -> list[Write]:
+        """The writes that give a share-partition its first state; none if it has one. Nothing is written here."""
+        if await read_state(self._storage, key) is not None:
+            return []
+        state = await self.first_state(topic, key.partition, config, state_epoch=state_epoch, from_start=from_start)
+        return initial_writes(key, state)
+
+    async def _start(self, topic: Topic, partition: int, config: GroupConfig, *, from_start: bool) -> int:
+        bounds = self._storage.offsets(topic.name, partition)
+        if from_start or config.auto_offset_reset == "earliest":
+            return bounds.log_start
+        duration_ms = config.reset_duration_ms
+        if duration_ms is None:
+            return bounds.high_watermark
+        found = await self._storage.offset_for_timestamp(topic.name, partition, self._clock.now_ms() - duration_ms)
+        # Nothing that young: brokers refuse to fetch until there is; what comes next is young enough.
+        return bounds.high_watermark if found is None else found[0]

@@ -1,0 +1,109 @@
+"""Fetches that wait for records: who waits, who is woken, and what ends the wait.
+
+A parked fetch waits at each share-partition of its session. Whatever makes records available there wakes one waiter,
+the one that has waited longest; when that one is done and something is left, the next is woken. So an append of a
+few records does not wake every member of a group to find nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+
+
+class Ended(enum.Enum):
+    """Why a fetch stops waiting for good."""
+
+    NO = "it goes on"
+    TIMEOUT = "its wait limit came"
+    SESSION = "its session was closed or replaced"
+    CONNECTION = "its connection was closed"
+
+
+class Waiter:
+    """One fetch, parked or about to look again."""
+
+    __slots__ = ("_future", "_woken", "ended")
+
+    def __init__(self) -> None:
+        self.ended = Ended.NO
+        self._woken = False
+        self._future: asyncio.Future[None] | None = None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody is there any more to give records to."""
+        return self.ended in (Ended.SESSION, Ended.CONNECTION)
+
+    def wake(self) -> None:
+        """Let the fetch look again, at once or as soon as it is about to wait."""
+        self._woken = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def end(self, reason: Ended) -> None:
+        """Let the fetch answer with what it has; the first reason stands."""
+        if self.ended is Ended.NO:
+            self.ended = reason
+        self.wake()
+
+    async def wait(self) -> None:
+        """Wait until woken or ended."""
+        if not self._woken:
+            self._future = asyncio.get_running_loop().create_future()
+            try:
+                await self._future
+            finally:
+                self._future = None
+        self._woken = False
+
+
+class Line:
+    """The fetches that wait at one share-partition, longest waiting first."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: dict[Waiter, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def park(self, waiter: Waiter) -> None:
+        """Stand in line, keeping the place of one who already does."""
+        self._waiters.setdefault(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Stand in line no more; harmless for one who does not."""
+        self._waiters.pop(waiter, None)
+
+    def wake_first(self) -> None:
+        """Wake the one that has waited longest; it leaves the line."""
+        for waiter in self._waiters:
+            del self._waiters[waiter]
+            waiter.wake()
+            return
+
+    def wake_all(self) -> None:
+        """Wake everyone: the share-partition is no longer served here."""
+        waiters = tuple(self._waiters)
+        self._waiters.clear()
+        for waiter in waiters:
+            waiter.wake()
+
+
+class WaitLimit:
+    """Ends a waiter after a time; to be cancelled when the fetch is over."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, clock: Clock, waiter: Waiter, limit_ms: int) -> None:
+        self._timer = clock.call_later(limit_ms / 1000, lambda: waiter.end(Ended.TIMEOUT))
+
+    def cancel(self) -> None:
+        """Forget the limit."""
+        self._timer.cancel()

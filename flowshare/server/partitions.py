@@ -1,0 +1,258 @@
+"""All share-partitions of this server: known ones by their keys, loaded ones by their owners.
+
+A share-partition is loaded at its first fetch and dropped when its group's last session ended and nobody holds
+records of it. One whose state cannot be read is refused for a while, then tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flowshare.log.base import LogError
+from flowshare.server.failures import failure
+from flowshare.server.log_view import PartitionLog
+from flowshare.server.owner import Owner
+from flowshare.server.state import PREFIX, ShareKey, key_of
+from flowshare.share.errors import ShareError, StateCorrupt, UnknownTopicId, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Iterable, Iterator
+
+    from flowshare.clock import Clock
+    from flowshare.log.base import Storage
+    from flowshare.server.loader import Loader
+    from flowshare.server.stats import Stats
+    from flowshare.server.topic_index import TopicIndex
+    from flowshare.share.config import GroupConfig
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+"""How long a share-partition that could not be loaded is refused without trying again."""
+
+
+class Partitions:
+    """The registry. `config_of` gives a group's config as it acts now."""
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        topics: TopicIndex,
+        loader: Loader,
+        clock: Clock,
+        stats: Stats,
+        config_of: Callable[[str], GroupConfig],
+        durable_acquire: bool,
+        on_archiving: Callable[[Owner], None],
+    ) -> None:
+        self._storage = storage
+        self._topics = topics
+        self._loader = loader
+        self._clock = clock
+        self._stats = stats
+        self._config_of = config_of
+        self._durable_acquire = durable_acquire
+        self._on_archiving = on_archiving
+        self._owners: dict[ShareKey, Owner] = {}
+        self._by_log: dict[tuple[str, int], list[Owner]] = {}
+        self._by_group: dict[str, set[ShareKey]] = {}
+        self._loading: dict[ShareKey, asyncio.Task[Owner]] = {}
+        self._held: dict[ShareKey, asyncio.Future[None]] = {}
+        self._failed: dict[ShareKey, tuple[Exception, float]] = {}
+        self._closed = False
+        storage.on_append(self._appended)
+
+    async def start(self) -> None:
+        """Learn which share-partitions have state. Raises: LogError."""
+        for name, _ in await self._storage.scan(PREFIX):
+            try:
+                self.know(key_of(name))
+            except StateCorrupt:
+                logger.exception("an entry of the state store is left out")
+
+    async def close(self) -> None:
+        """Write what is queued and stop all owners."""
+        self._closed = True
+        if self._loading:
+            await asyncio.wait(list(self._loading.values()))
+        await self._close(list(self._owners.values()))
+
+    def get(self, key: ShareKey) -> Owner | None:
+        """The owner of a loaded share-partition."""
+        owner = self._owners.get(key)
+        return None if owner is None or owner.closed else owner
+
+    async def open(self, key: ShareKey) -> Owner:
+        """The owner of a share-partition, loaded if need be.
+
+        Raises: UnknownTopicId, UnknownTopicOrPartition, StateCorrupt, LogError
+        """
+        owner = self.get(key)
+        if owner is not None:
+            return owner
+        while (held := self._held.get(key)) is not None:
+            await asyncio.shield(held)
+        self._check(key)
+        error, retry_s = self._failed.get(key, (None, 0.0))
+        if error is not None and self._clock.monotonic() < retry_s:
+            raise error.with_traceback(None)
+        task = self._loading.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._load(key), name=f"load {key}")
+            self._loading[key] = task
+            task.add_done_callback(lambda done: self._loaded(key, done))
+        # Shielded: others wait for the same load, and whoever asked first may go away.
+        return await asyncio.shield(task)
+
+    def served(self, key: ShareKey) -> bool:
+        """Whether a share-partition is loaded or being loaded."""
+        return key in self._loading or self.get(key) is not None
+
+    @contextlib.contextmanager
+    def held(self, keys: Iterable[ShareKey]) -> Iterator[None]:
+        """Let nobody load these share-partitions while their stored state is replaced; who wants to, waits."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        keys = tuple(keys)
+        # One that is held already is released by whoever was first; the writes reach the store in order.
+        mine = [key for key in keys if key not in self._held]
+        self._held.update(dict.fromkeys(mine, done))
+        try:
+            yield
+        finally:
+            for key in mine:
+                del self._held[key]
+            done.set_result(None)
+
+    def know(self, key: ShareKey) -> None:
+        """Remember that a share-partition has state."""
+        self._by_group.setdefault(key.group_id, set()).add(key)
+
+    def known(self, group_id: str) -> frozenset[ShareKey]:
+        """Share-partitions of a group that have state."""
+        return frozenset(self._by_group.get(group_id, ()))
+
+    def owners(self, group_id: str | None = None) -> list[Owner]:
+        """Loaded share-partitions, of one group or of all."""
+        found = self._owners.values()
+        return [owner for owner in found if not owner.closed and group_id in (None, owner.key.group_id)]
+
+    def release_member(
+        self, group_id: str, member_id: str, only: Iterable[tuple[uuid.UUID, int]] | None = None
+    ) -> None:
+        """Take back what a member holds, on the named partitions or on all of the group's."""
+        keys = self.known(group_id) if only is None else [ShareKey(group_id, *key) for key in only]
+        for key in keys:
+            owner = self.get(key)
+            if owner is not None:
+                owner.release_member(member_id)
+
+    def configure(self, group_id: str) -> None:
+        """The group's config has changed."""
+        for owner in self.owners(group_id):
+            owner.configure(self._config_of(group_id))
+
+    async def drop(self, keys: Iterable[ShareKey]) -> None:
+        """Stop owning share-partitions; what is queued is written first."""
+        await self._close([owner for key in keys if (owner := self._owners.get(key)) is not None])
+
+    def drop_idle(self, group_id: str) -> None:
+        """Drop share-partitions of a group of which nobody holds records and nothing is left to write."""
+        for owner in self.owners(group_id):
+            if owner.idle:
+                owner.stop()
+                self._remove(owner)
+
+    async def forget(self, keys: Iterable[ShareKey]) -> None:
+        """Drop share-partitions and remember no more that they have state."""
+        keys = tuple(keys)
+        await self.drop(keys)
+        for key in keys:
+            self._failed.pop(key, None)
+            group = self._by_group.get(key.group_id)
+            if group is not None:
+                group.discard(key)
+                if not group:
+                    del self._by_group[key.group_id]
+
+    def of_topic(self, topic_id: uuid.UUID) -> list[ShareKey]:
+        """Share-partitions of all groups that have state on a topic."""
+        return [key for keys in self._by_group.values() for key in keys if key.topic_id == topic_id]
+
+    async def _close(self, owners: list[Owner]) -> None:
+        for owner in owners:
+            owner.closed = True
+        for owner in owners:
+            await owner.close()
+            self._remove(owner)
+
+    def _remove(self, owner: Owner) -> None:
+        if self._owners.get(owner.key) is owner:
+            del self._owners[owner.key]
+        at = (owner.log.topic, owner.key.partition)
+        same_log = self._by_log.get(at, [])
+        if owner in same_log:
+            same_log.remove(owner)
+        if not same_log:
+            self._by_log.pop(at, None)
+
+    async def _load(self, key: ShareKey) -> Owner:
+        old = self._owners.get(key)
+        if old is not None:
+            await self._close([old])
+        topic = self._topics.by_id(key.topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"no topic has the id {key.topic_id}")
+        config = self._config_of(key.group_id)
+        loaded = await self._loader.load(key, topic, config)
+        self._stats.loads += 1
+        owner = Owner(
+            key,
+            partition=loaded.partition,
+            journal=loaded.journal,
+            log=PartitionLog(self._storage, topic=topic.name, topic_id=key.topic_id, partition=key.partition),
+            store=self._storage,
+            clock=self._clock,
+            stats=self._stats,
+            config=self._config_of(key.group_id),
+            durable_acquire=self._durable_acquire,
+            on_archiving=self._on_archiving,
+        )
+        owner.configure(owner.config)
+        self.know(key)
+        self._owners[key] = owner
+        self._by_log.setdefault((topic.name, key.partition), []).append(owner)
+        owner.start()
+        return owner
+
+    def _loaded(self, key: ShareKey, task: asyncio.Task[Owner]) -> None:
+        del self._loading[key]
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._failed.pop(key, None)
+            return
+        self._stats.failed_loads += 1
+        if not isinstance(error, UnknownTopicId | UnknownTopicOrPartition):
+            logger.error("share-partition could not be loaded: %s key=%s", failure(error)[1], key, exc_info=error)
+        if isinstance(error, Exception):
+            self._failed[key] = (error, self._clock.monotonic() + RETRY_S)
+
+    def _check(self, key: ShareKey) -> None:
+        topic = self._topics.by_id(key.topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"no topic has the id {key.topic_id}")
+        if not 0 <= key.partition < topic.partitions:
+            raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {key.partition}")
+        if self._closed:
+            raise UnknownTopicOrPartition("the server is closing")
+
+    def _appended(self, topic: str, partition: int) -> None:
+        for owner in self._by_log.get((topic, partition), ()):
+            try:
+                owner.appended()
+            except (ShareError, LogError):
+                logger.exception("share-partition could not follow its log key=%s", owner.key)

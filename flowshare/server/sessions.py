@@ -1,0 +1,98 @@
+"""Share sessions with their consequences: what a session that ends releases, and which fetches it ends.
+
+The epochs and sets are in `share.session`; here are the parked fetches, one or more a session, and the release.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowshare.server.parking import Ended, Waiter
+from flowshare.share.session import ShareSessions
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from flowshare.server.partitions import Partitions
+    from flowshare.share.session import ClosedSession, FetchTurn, Key
+
+PARKED_PER_SESSION = 2
+"""Fetches that may wait, as a multiple of the sessions that may be open; one more is answered at once."""
+
+
+class Sessions:
+    """All share sessions of a server."""
+
+    def __init__(self, partitions: Partitions, *, sessions_max: int) -> None:
+        self._cores = ShareSessions(sessions_max)
+        self._partitions = partitions
+        self._waiters: dict[tuple[str, str], set[Waiter]] = {}
+        self._parked = 0
+        self._parked_max = PARKED_PER_SESSION * sessions_max
+
+    def __len__(self) -> int:
+        return len(self._cores)
+
+    @property
+    def parked(self) -> int:
+        """Fetches that are under way: waiting, or looking."""
+        return self._parked
+
+    def fetch(
+        self,
+        connection: Hashable,
+        group_id: str | None,
+        member_id: str | None,
+        epoch: int,
+        *,
+        added: Iterable[Key],
+        forgotten: Iterable[Key],
+        has_acks: bool,
+    ) -> FetchTurn:
+        """Accept a ShareFetch; one that opens a session anew ends the fetches of the old one.
+
+        Raises: what `ShareSessions.fetch` raises.
+        """
+        turn = self._cores.fetch(
+            connection, group_id, member_id, epoch, added=added, forgotten=forgotten, has_acks=has_acks
+        )
+        if epoch == 0:
+            self._end_fetches(turn.session.group_id, turn.session.member_id)
+        return turn
+
+    def acknowledge(self, group_id: str | None, member_id: str | None, epoch: int) -> ClosedSession | None:
+        """Accept a ShareAcknowledge. Raises: what `ShareSessions.acknowledge` raises."""
+        return self._cores.acknowledge(group_id, member_id, epoch)
+
+    def disconnected(self, connection: Hashable) -> None:
+        """A connection is closed: the sessions that it opened end."""
+        for closed in self._cores.close_connection(connection):
+            self.ended(closed)
+
+    def ended(self, closed: ClosedSession) -> None:
+        """Release what a closed session held, on the partitions that it had (share-groups.md §2.15)."""
+        self._end_fetches(closed.group_id, closed.member_id)
+        self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions)
+        if closed.last_of_group:
+            self._partitions.drop_idle(closed.group_id)
+
+    def enter(self, group_id: str, member_id: str) -> Waiter:
+        """A fetch begins; it may wait unless too many do."""
+        waiter = Waiter()
+        self._waiters.setdefault((group_id, member_id), set()).add(waiter)
+        self._parked += 1
+        if self._parked > self._parked_max:
+            waiter.end(Ended.TIMEOUT)
+        return waiter
+
+    def leave(self, group_id: str, member_id: str, waiter: Waiter) -> None:
+        """A fetch is over."""
+        self._parked -= 1
+        waiters = self._waiters[group_id, member_id]
+        waiters.discard(waiter)
+        if not waiters:
+            del self._waiters[group_id, member_id]
+
+    def _end_fetches(self, group_id: str, member_id: str) -> None:
+        for waiter in self._waiters.get((group_id, member_id), ()):
+            waiter.end(Ended.SESSION)

@@ -1,0 +1,199 @@
+"""ShareAcknowledge, and the acknowledgements that ride on a ShareFetch (KIP-932, KIP-1222).
+
+A request is checked and decided on all its share-partitions before anything is awaited, so that requests act in the
+order in which they were sent; then its answer waits until everything is durable. Each partition has its own result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    AckBatch,
+    AcknowledgedPartition,
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    SharePartitionRequest,
+    TopicPartition,
+)
+from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.state import ShareKey
+from flowshare.share.errors import InvalidRequest, ShareError, UnknownTopicId, UnknownTopicOrPartition
+from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from flowshare.clock import Clock
+    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.partitions import Partitions
+    from flowshare.server.sessions import Sessions
+    from flowshare.server.stats import Stats
+    from flowshare.server.topic_index import TopicIndex
+    from flowshare.share.config import GroupConfig
+
+OK: Final = (ErrorCode.NONE, None)
+RENEW: Final = int(AcknowledgeType.RENEW)
+TYPE_LAST: Final = {1: int(AcknowledgeType.REJECT)}
+"""Highest acknowledge type of a protocol version; later ones have RENEW."""
+
+Result = tuple[ErrorCode, str | None]
+
+
+class Pending(NamedTuple):
+    """A partition's acknowledgements: their result, or the future to wait for."""
+
+    result: Result
+    durable: asyncio.Future[None] | None = None
+
+
+class Acknowledger:
+    """Decides acknowledgements of any request that carries them."""
+
+    def __init__(self, partitions: Partitions, topics: TopicIndex, clock: Clock) -> None:
+        self._partitions = partitions
+        self._topics = topics
+        self._clock = clock
+
+    def decide(
+        self,
+        group_id: str,
+        member_id: str,
+        requested: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        version: int,
+        renew_allowed: bool,
+    ) -> dict[TopicPartition, Pending]:
+        """Check and decide, partition by partition; awaits nothing."""
+        decided: dict[TopicPartition, Pending] = {}
+        for at, acks in requested.items():
+            try:
+                durable = self._decide_one(group_id, member_id, at, acks, version, renew_allowed)
+            except EXPECTED as error:
+                decided[at] = Pending(failure(error))
+            else:
+                decided[at] = Pending(OK, durable)
+        return decided
+
+    def _decide_one(
+        self,
+        group_id: str,
+        member_id: str,
+        at: TopicPartition,
+        acks: Sequence[AckBatch],
+        version: int,
+        renew_allowed: bool,
+    ) -> asyncio.Future[None] | None:
+        topic = self._topics.by_id(at.topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"no topic has the id {at.topic_id}")
+        if not 0 <= at.partition < topic.partitions:
+            raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {at.partition}")
+        if not acks:
+            return None
+        check_batches(acks, version=version, renew_allowed=renew_allowed)
+        owner = self._partitions.get(ShareKey(group_id, *at))
+        if owner is None:
+            raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
+        now_ms = self._clock.now_ms()
+        return owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
+
+
+def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool) -> None:
+    """The checks on one partition's batches that need no state (share-groups.md §3.4). Raises: InvalidRequest."""
+    last_type = TYPE_LAST.get(version, RENEW)
+    previous_last = -1
+    for ack in acks:
+        types = ack.types
+        if ack.first > ack.last:
+            raise InvalidRequest(f"acknowledgement batch {ack.first}-{ack.last} ends before it begins")
+        if ack.first < previous_last:
+            raise InvalidRequest(f"acknowledgement batch {ack.first}-{ack.last} begins before the one before it ends")
+        previous_last = ack.last
+        if not types:
+            raise InvalidRequest(f"acknowledgement batch {ack.first}-{ack.last} has no type")
+        if len(types) > 1 and len(types) != ack.last - ack.first + 1:
+            raise InvalidRequest(f"acknowledgement batch {ack.first}-{ack.last} has {len(types)} types")
+        if max(types) > last_type:
+            raise InvalidRequest(f"acknowledge type {max(types)} is unknown")
+        if not renew_allowed and RENEW in types:
+            raise InvalidRequest("a RENEW needs a request that is marked as renewing (IsRenewAck)")
+
+
+async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartition, Result]:
+    """Wait until everything is durable; each partition's result."""
+    results: dict[TopicPartition, Result] = {}
+    for at, (result, durable) in pending.items():
+        results[at] = result
+        if durable is not None:
+            try:
+                await durable
+            except EXPECTED as error:
+                results[at] = failure(error)
+    return results
+
+
+def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, Sequence[AckBatch]]:
+    """Partitions of a request with their batches; entries that name the same one are put together (librdkafka)."""
+    found: dict[TopicPartition, Sequence[AckBatch]] = {}
+    for topic_id, partition, acks in partitions:
+        at = TopicPartition(topic_id, partition)
+        earlier = found.get(at)
+        found[at] = acks if earlier is None else (*earlier, *acks)
+    return found
+
+
+class ShareAcknowledging:
+    """Answers ShareAcknowledge."""
+
+    def __init__(
+        self,
+        *,
+        acknowledger: Acknowledger,
+        sessions: Sessions,
+        stats: Stats,
+        config_of: Callable[[str], GroupConfig],
+    ) -> None:
+        self._acknowledger = acknowledger
+        self._sessions = sessions
+        self._stats = stats
+        self._config_of = config_of
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {ShareAcknowledgeRequest: self.acknowledge}
+
+    async def acknowledge(self, request: ShareAcknowledgeRequest, _: InProcess) -> ShareAcknowledgeResponse:
+        """Decide, wait until durable, answer. Epoch −1 closes the session: what is left acquired is released."""
+        self._stats.acknowledges += 1
+        try:
+            closed = self._sessions.acknowledge(request.group_id, request.member_id, request.session_epoch)
+        except ShareError as error:
+            self._stats.failed_acknowledges += 1
+            code, message = failure(error)
+            return ShareAcknowledgeResponse(error=code, message=message)
+        group_id, member_id = request.group_id or "", request.member_id or ""
+        pending = self._acknowledger.decide(
+            group_id,
+            member_id,
+            merged(request.partitions),
+            version=request.version,
+            renew_allowed=request.is_renew_ack,
+        )
+        if closed is not None:
+            self._sessions.ended(closed)
+        results = await settle(pending)
+        return ShareAcknowledgeResponse(
+            lock_timeout_ms=self._config_of(group_id).record_lock_duration_ms,
+            partitions=tuple(
+                AcknowledgedPartition(topic_id=at.topic_id, partition=at.partition, error=code, message=message)
+                for at, (code, message) in results.items()
+            ),
+        )
+
+
+def _batch(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
+    first, last, types, delay_ms, unrun = ack
+    return AcknowledgeBatch(first, last, types, now_ms + delay_ms if delay_ms > 0 else 0, unrun)

@@ -1,0 +1,322 @@
+"""ShareFetch: acknowledgements first, then records from the session's share-partitions, waiting for some if need be.
+
+A fetch goes round its share-partitions in the session's rotated order and takes what there is, within MaxRecords over
+all of them and MaxBytes in equal parts. When there is nothing it stands in line at each of them until one has
+something, until MaxWait, or until its session or connection ends. A fetch that carried acknowledgements does not
+wait: its sender waits for their results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, ShareFetchResponse, TopicPartition
+from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.owner import NOTHING, Taken, Want
+from flowshare.server.parking import Ended, WaitLimit
+from flowshare.server.share_ack import OK, merged, settle
+from flowshare.server.state import ShareKey
+from flowshare.share.errors import InvalidRequest, ShareError, ShareSessionLimitReached
+from flowshare.share.types import AcquireMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from flowshare.clock import Clock
+    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.owner import Owner
+    from flowshare.server.parking import Waiter
+    from flowshare.server.partitions import Partitions
+    from flowshare.server.sessions import Sessions
+    from flowshare.server.share_ack import Acknowledger, Pending, Result
+    from flowshare.server.stats import Stats
+    from flowshare.share.config import GroupConfig
+    from flowshare.share.session import FetchTurn, Key
+
+WAIT_MAX_MS: Final = 10 * 60 * 1000
+"""Longest wait that is granted, whatever MaxWait says."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a fetch has so far."""
+
+    taken: dict[Key, Taken] = field(default_factory=dict["Key", Taken])
+    errors: dict[Key, Result] = field(default_factory=dict["Key", "Result"])
+
+
+class ShareFetching:
+    """Answers ShareFetch."""
+
+    def __init__(
+        self,
+        *,
+        partitions: Partitions,
+        acknowledger: Acknowledger,
+        sessions: Sessions,
+        clock: Clock,
+        stats: Stats,
+        config_of: Callable[[str], GroupConfig],
+    ) -> None:
+        self._partitions = partitions
+        self._acknowledger = acknowledger
+        self._sessions = sessions
+        self._clock = clock
+        self._stats = stats
+        self._config_of = config_of
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {ShareFetchRequest: self.fetch}
+
+    async def fetch(self, request: ShareFetchRequest, connection: InProcess) -> ShareFetchResponse:
+        """Answer a fetch."""
+        self._stats.fetches += 1
+        try:
+            turn, pending = self._accept(request, connection)
+        except ShareError as error:
+            self._stats.failed_fetches += 1
+            if isinstance(error, ShareSessionLimitReached):
+                await self._hold_off(request, connection)
+            code, message = failure(error)
+            return ShareFetchResponse(error=code, message=message)
+        acks = await settle(pending)
+        found = _Found()
+        if turn.partitions and request.max_records > 0:
+            found = await self._records(request, turn, connection, may_wait=not acks)
+        return self._answer(turn, acks, found)
+
+    def _accept(
+        self, request: ShareFetchRequest, connection: InProcess
+    ) -> tuple[FetchTurn, dict[TopicPartition, Pending]]:
+        """Everything that happens in the order of the requests: the session's epoch, then the acknowledgements."""
+        check_request(request)
+        requested = merged(request.partitions)
+        with_acks = {at: acks for at, acks in requested.items() if acks}
+        turn = self._sessions.fetch(
+            connection,
+            request.group_id,
+            request.member_id,
+            request.session_epoch,
+            added=requested,
+            forgotten=request.forgotten,
+            has_acks=bool(with_acks),
+        )
+        session = turn.session
+        pending = self._acknowledger.decide(
+            session.group_id,
+            session.member_id,
+            with_acks,
+            version=request.version,
+            renew_allowed=request.is_renew_ack,
+        )
+        if turn.closed is not None:
+            self._sessions.ended(turn.closed)
+        return turn, pending
+
+    async def _hold_off(self, request: ShareFetchRequest, connection: InProcess) -> None:
+        """Answer late, so that a client that asks again and again does not spin."""
+        group_id, member_id = request.group_id or "", request.member_id or ""
+        waiter = self._sessions.enter(group_id, member_id)
+        connection.watch(waiter)
+        limit = WaitLimit(self._clock, waiter, min(request.max_wait_ms, WAIT_MAX_MS))
+        try:
+            while waiter.ended is Ended.NO:
+                await waiter.wait()
+        finally:
+            limit.cancel()
+            connection.unwatch(waiter)
+            self._sessions.leave(group_id, member_id, waiter)
+
+    async def _records(
+        self, request: ShareFetchRequest, turn: FetchTurn, connection: InProcess, *, may_wait: bool
+    ) -> _Found:
+        session = turn.session
+        waiter = self._sessions.enter(session.group_id, session.member_id)
+        connection.watch(waiter)
+        limit: WaitLimit | None = None
+        if may_wait and request.max_wait_ms > 0:
+            limit = WaitLimit(self._clock, waiter, min(request.max_wait_ms, WAIT_MAX_MS))
+        else:
+            waiter.end(Ended.TIMEOUT)
+        visit = _Visit(self._partitions, request, turn, waiter)
+        try:
+            found = await visit.run()
+            if limit is not None and waiter.ended is Ended.TIMEOUT:
+                self._stats.parked_timeouts += 1
+            return found
+        finally:
+            if limit is not None:
+                limit.cancel()
+            visit.leave()
+            connection.unwatch(waiter)
+            self._sessions.leave(session.group_id, session.member_id, waiter)
+
+    def _answer(self, turn: FetchTurn, acks: dict[TopicPartition, Result], found: _Found) -> ShareFetchResponse:
+        listed: list[FetchedPartition] = []
+        keys = dict.fromkeys((*turn.partitions, *acks))
+        for key in keys:
+            error, message = found.errors.get(key, OK)
+            taken = found.taken.get(key, NOTHING)
+            ack = acks.get(TopicPartition(*key))
+            content = ack is not None or bool(taken.ranges)
+            failed = error is not ErrorCode.NONE
+            if not turn.session.must_list(key, content=content, error=failed):
+                continue
+            ack_error, ack_message = ack or OK
+            listed.append(
+                FetchedPartition(
+                    topic_id=key[0],
+                    partition=key[1],
+                    error=error,
+                    message=message,
+                    ack_error=ack_error,
+                    ack_message=ack_message,
+                    records=taken.records,
+                    acquired=taken.ranges,
+                )
+            )
+        lock_timeout_ms = self._config_of(turn.session.group_id).record_lock_duration_ms
+        return ShareFetchResponse(lock_timeout_ms=lock_timeout_ms, partitions=tuple(listed))
+
+
+class _Visit:
+    """One fetch's rounds over its share-partitions."""
+
+    def __init__(self, partitions: Partitions, request: ShareFetchRequest, turn: FetchTurn, waiter: Waiter) -> None:
+        self._partitions = partitions
+        self._request = request
+        self._turn = turn
+        self._waiter = waiter
+        self._group_id = turn.session.group_id
+        self._member_id = turn.session.member_id
+        self._owners: dict[Key, Owner] = {}
+
+    async def run(self) -> _Found:
+        """Look, and wait and look again, until there is something to answer with."""
+        refused: set[Key] | None = None
+        while True:
+            found = await self._look()
+            if found.taken or not self._owners or self._waiter.ended is not Ended.NO:
+                return found
+            # What cannot be fetched from at all does not keep the rest from waiting; anything newer is told at once.
+            refused = set(found.errors).difference(self._owners) if refused is None else refused
+            if not refused.issuperset(found.errors):
+                return found
+            await self._waiter.wait()
+            if self._waiter.abandoned:
+                return _Found()
+
+    def leave(self) -> None:
+        """Stand in no line any more; let the next one have what is left."""
+        for owner in self._owners.values():
+            owner.leave(self._waiter)
+            owner.nudge()
+
+    async def _look(self) -> _Found:
+        found = _Found()
+        for key in self._turn.partitions:
+            await self._stand(key, found)
+        ready = self._ready(found)
+        if not ready or not await self._enough_bytes(ready):
+            return found
+        try:
+            await self._take(ready, found)
+            await self._make_durable(found)
+        except asyncio.CancelledError:
+            self._hand_back(found)
+            raise
+        return found
+
+    async def _stand(self, key: Key, found: _Found) -> None:
+        """Be in line at a share-partition before looking, so that nothing that comes meanwhile is missed."""
+        owner = self._owners.get(key)
+        if owner is None or owner.closed:
+            self._owners.pop(key, None)
+            try:
+                owner = await self._partitions.open(ShareKey(self._group_id, *key))
+            except EXPECTED as error:
+                found.errors[key] = failure(error)
+                return
+            self._owners[key] = owner
+        owner.park(self._waiter)
+
+    def _ready(self, found: _Found) -> list[tuple[Key, Owner]]:
+        ready: list[tuple[Key, Owner]] = []
+        for key in self._turn.partitions:
+            owner = self._owners.get(key)
+            if owner is None:
+                continue
+            try:
+                if owner.has_work():
+                    ready.append((key, owner))
+            except EXPECTED as error:
+                found.errors[key] = failure(error)
+        return ready
+
+    async def _enough_bytes(self, ready: Iterable[tuple[Key, Owner]]) -> bool:
+        """Whether MinBytes is there, or need not be: at the wait limit, and for records that come again."""
+        missing = self._request.min_bytes
+        if missing <= 1 or self._waiter.ended is not Ended.NO:
+            return True
+        for _, owner in ready:
+            missing -= await owner.fetchable_bytes(missing)
+            if missing <= 0:
+                return True
+        return False
+
+    async def _take(self, ready: Sequence[tuple[Key, Owner]], found: _Found) -> None:
+        request = self._request
+        left = request.max_records
+        with_records = request.max_bytes > 0
+        bytes_each = request.max_bytes // len(ready) if with_records else 0x7FFFFFFF
+        for key, owner in ready:
+            if left <= 0:
+                return
+            want = Want(
+                self._member_id,
+                AcquireMode(request.acquire_mode),
+                left,
+                request.batch_size,
+                bytes_each,
+                with_records,
+                self._waiter,
+            )
+            try:
+                taken = await owner.take(want)
+            except EXPECTED as error:
+                found.errors[key] = failure(error)
+                continue
+            if taken.ranges:
+                found.taken[key] = taken
+                left -= sum(part.last - part.first + 1 for part in taken.ranges)
+
+    async def _make_durable(self, found: _Found) -> None:
+        for key, taken in tuple(found.taken.items()):
+            if taken.durable is None:
+                continue
+            try:
+                await taken.durable
+            except EXPECTED as error:
+                found.errors[key] = failure(error)
+                del found.taken[key]
+                self._owners[key].give_back(self._member_id, taken.ranges)
+
+    def _hand_back(self, found: _Found) -> None:
+        """The asker is gone: what was acquired for it goes back without costing an attempt."""
+        for key, taken in found.taken.items():
+            self._owners[key].hand_back(self._member_id, taken.ranges)
+
+
+def check_request(request: ShareFetchRequest) -> None:
+    """The checks of a ShareFetch that need no state. Raises: InvalidRequest."""
+    limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)
+    if request.is_renew_ack and any(limits):
+        raise InvalidRequest("a ShareFetch that renews (IsRenewAck) fetches nothing: its limits must be 0")
+    if request.acquire_mode not in tuple(AcquireMode):
+        raise InvalidRequest(f"acquire mode {request.acquire_mode} is unknown")
+    if min(limits) < 0:
+        raise InvalidRequest("a ShareFetch's limits must not be negative")

@@ -1,0 +1,178 @@
+"""Where share-partition state lies in the `StateStore`, and how its writes are numbered.
+
+A share-partition has one snapshot and the updates made after it, each under its own key in the order of writing:
+
+    s/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes> 0x00                snapshot
+    s/ …                                                                                  0x01 <number, 8 bytes> update
+
+Every 500 updates (share.coordinator.snapshot.update.records.per.snapshot) a snapshot is written and the updates it
+replaces are deleted in the same atomic write, so that a reader never sees one without the other.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.share.errors import StateCorrupt
+from flowshare.share.records import decode_state, decode_update, encode_state, encode_update, replay
+from flowshare.share.types import PartitionState, PartitionUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.log.base import StateStore
+    from flowshare.share.partition import SharePartition
+
+PREFIX: Final = b"s/"
+SNAPSHOT: Final = b"\x00"
+UPDATE: Final = b"\x01"
+UPDATES_MAX: Final = 500
+"""Updates between two snapshots, unless the server's config says otherwise."""
+_LENGTH: Final = struct.Struct(">H")
+_PARTITION: Final = struct.Struct(">i")
+_NUMBER: Final = struct.Struct(">Q")
+
+Write = tuple[bytes, bytes | None]
+
+
+class ShareKey(NamedTuple):
+    """Which share-partition: group, topic id, partition."""
+
+    group_id: str
+    topic_id: uuid.UUID
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.group_id}:{self.topic_id}:{self.partition}"
+
+    @property
+    def prefix(self) -> bytes:
+        """Start of all store keys of this share-partition."""
+        return group_prefix(self.group_id) + self.topic_id.bytes + _PARTITION.pack(self.partition)
+
+
+def group_prefix(group_id: str) -> bytes:
+    """Start of all store keys of a group's share-partitions."""
+    name = group_id.encode()
+    return PREFIX + _LENGTH.pack(len(name)) + name
+
+
+def key_of(stored: bytes) -> ShareKey:
+    """The share-partition that a store key belongs to. Raises: StateCorrupt."""
+    try:
+        (length,) = _LENGTH.unpack_from(stored, len(PREFIX))
+        start = len(PREFIX) + _LENGTH.size
+        group_id = stored[start : start + length].decode()
+        topic_id = uuid.UUID(bytes=stored[start + length : start + length + 16])
+        (partition,) = _PARTITION.unpack_from(stored, start + length + 16)
+    except (struct.error, ValueError) as error:
+        raise StateCorrupt(f"a state key cannot be read: {stored!r}") from error
+    return ShareKey(group_id, topic_id, partition)
+
+
+class Stored(NamedTuple):
+    """What the store holds of one share-partition: the state with all updates applied, and the updates' numbers."""
+
+    state: PartitionState
+    first_number: int
+    next_number: int
+
+
+async def read_state(store: StateStore, key: ShareKey) -> Stored | None:
+    """State of a share-partition; None if it was never initialised. Raises: StateCorrupt."""
+    prefix = key.prefix
+    entries = await store.scan(prefix)
+    if not entries:
+        return None
+    if entries[0][0] != prefix + SNAPSHOT:
+        raise StateCorrupt(f"state of {key} has updates but no snapshot")
+    numbers = [_NUMBER.unpack(name[len(prefix) + 1 :])[0] for name, _ in entries[1:]]
+    state = replay(decode_state(entries[0][1]), [decode_update(value) for _, value in entries[1:]])
+    return Stored(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0)
+
+
+async def delete_state(store: StateStore, keys: Sequence[ShareKey]) -> list[Write]:
+    """The writes that remove everything stored of `keys`."""
+    return [(name, None) for key in keys for name, _ in await store.scan(key.prefix)]
+
+
+def initial_writes(key: ShareKey, state: PartitionState) -> list[Write]:
+    """The write that makes `state` the first state of a share-partition without any."""
+    return [(key.prefix + SNAPSHOT, encode_state(state))]
+
+
+class Journal:
+    """Turns the updates of one share-partition into store writes, one write at a time.
+
+    `plan` gives the writes, `done` says that they are durable; a plan that failed is forgotten by planning again.
+    `snapshot_due` may be set from outside: the next write then carries the whole state, which repairs what an
+    earlier failed write left out.
+    """
+
+    def __init__(self, key: ShareKey, stored: Stored, *, updates_max: int = UPDATES_MAX) -> None:
+        self._prefix = key.prefix
+        self._state_epoch = stored.state.state_epoch
+        self._leader_epoch = stored.state.leader_epoch
+        self._first = stored.first_number
+        self._next = stored.next_number
+        self._updates_max = updates_max
+        self._planned_first = self._first
+        self._planned_snapshot = False
+        self.snapshot_due = False
+
+    @property
+    def state_epoch(self) -> int:
+        """Epoch of the state that this journal writes."""
+        return self._state_epoch
+
+    @property
+    def leader_epoch(self) -> int:
+        """Epoch of the leader that this journal writes for."""
+        return self._leader_epoch
+
+    def plan(self, update: PartitionUpdate | None, partition: SharePartition) -> list[Write]:
+        """The writes for `update` (of steps of which none is applied to the state that a snapshot shows)."""
+        writes: list[Write] = []
+        self._planned_first = self._first
+        self._planned_snapshot = self.snapshot_due or self._next - self._first >= self._updates_max
+        if self._planned_snapshot:
+            writes.append((self._prefix + SNAPSHOT, encode_state(self._whole(partition))))
+            writes.extend((self._update_key(number), None) for number in range(self._first, self._next))
+            self._planned_first = self._next
+        if update is not None:
+            writes.append((self._update_key(self._next), encode_update(update)))
+        return writes
+
+    def done(self, update: PartitionUpdate | None) -> None:
+        """The last planned writes are durable."""
+        if self._planned_snapshot:
+            self._first = self._planned_first
+            self.snapshot_due = False
+        if update is not None:
+            self._next += 1
+
+    def _update_key(self, number: int) -> bytes:
+        return self._prefix + UPDATE + _NUMBER.pack(number)
+
+    def _whole(self, partition: SharePartition) -> PartitionState:
+        return PartitionState(
+            state_epoch=self._state_epoch,
+            leader_epoch=self._leader_epoch,
+            start_offset=partition.start_offset,
+            delivery_complete_count=partition.delivery_complete_count,
+            runs=partition.state(),
+        )
+
+
+def merge(updates: Sequence[PartitionUpdate]) -> PartitionUpdate:
+    """Several updates of one share-partition, in the order of their steps, as one."""
+    if len(updates) == 1:
+        return updates[0]
+    furthest = max(updates, key=lambda update: update.start_offset)
+    return PartitionUpdate(
+        start_offset=furthest.start_offset,
+        delivery_complete_count=furthest.delivery_complete_count,
+        runs=tuple(run for update in updates for run in update.runs),
+    )

@@ -1,0 +1,57 @@
+"""Counters of the server, under the meanings of Kafka's share-group metrics (share-groups.md §7.1).
+
+Plain integers that only the service loop writes; `Server.stats()` adds the gauges and hands out a copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.share.types import AcknowledgeBatch
+
+ACK_NAMES: Final = ("gap", "accept", "release", "reject", "renew")
+
+
+@dataclass(slots=True)
+class Stats:
+    """What happened since the server was started.
+
+    acks: acknowledged records by type; lock_timeouts: acquisition locks that lapsed; fetches, failed_fetches,
+    acknowledges, failed_acknowledges: requests; records_acquired, redeliveries: records handed out, and those among
+    them that had been handed out before; parked_timeouts: fetches that ended at their wait limit; loads,
+    failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes to the store;
+    dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up.
+    """
+
+    acks: Counter[str] = field(default_factory=Counter[str])
+    lock_timeouts: int = 0
+    fetches: int = 0
+    failed_fetches: int = 0
+    acknowledges: int = 0
+    failed_acknowledges: int = 0
+    records_acquired: int = 0
+    redeliveries: int = 0
+    parked_timeouts: int = 0
+    loads: int = 0
+    failed_loads: int = 0
+    state_writes: int = 0
+    failed_state_writes: int = 0
+    dead_letters: int = 0
+    failed_dead_letters: int = 0
+
+    def count_acks(self, batches: Sequence[AcknowledgeBatch]) -> None:
+        """Count accepted batches by type."""
+        acks = self.acks
+        for batch in batches:
+            types = batch.types
+            if len(types) == 1:
+                acks[ACK_NAMES[types[0]]] += batch.last - batch.first + 1
+                continue
+            for number, name in enumerate(ACK_NAMES):
+                if (count := types.count(number)) > 0:
+                    acks[name] += count

@@ -1,0 +1,52 @@
+"""Topics by id: the share APIs name topics by id, the log by name.
+
+A topic that was deleted and made again has a new id, so that an id never leads to the records of another topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from flowshare.share.group import TopicInfo
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.log.base import Log, Topic
+
+
+class TopicIndex(Mapping[str, TopicInfo]):
+    """A view of the log's topics: by name as groups want them, by id as share requests do.
+
+    The ids are looked up again when an id or a name no longer fits.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._names: dict[uuid.UUID, str] = {}
+
+    def __getitem__(self, name: str) -> TopicInfo:
+        topic = self._log.topics()[name]
+        return TopicInfo(topic.name, topic.topic_id, topic.partitions)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._log.topics())
+
+    def __len__(self) -> int:
+        return len(self._log.topics())
+
+    def by_name(self, name: str) -> Topic | None:
+        """The topic of this name, if there is one."""
+        return self._log.topics().get(name)
+
+    def by_id(self, topic_id: uuid.UUID) -> Topic | None:
+        """The topic with this id, if it (still) exists."""
+        topics = self._log.topics()
+        name = self._names.get(topic_id)
+        topic = topics.get(name) if name is not None else None
+        if topic is not None and topic.topic_id == topic_id:
+            return topic
+        self._names = {found.topic_id: found.name for found in topics.values()}
+        name = self._names.get(topic_id)
+        return topics[name] if name is not None else None
