@@ -1,0 +1,300 @@
+"""`ShareAdmin`: topics, share groups, their offsets and settings, and plain reading of records.
+
+Each call raises `ServerError` when the server refuses (the text says what to do), `NotConnected` when there is no
+server in time, and `ConnectionLost` when a change may or may not have been made; what only reads is asked again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+from flowshare.client.errors import ConnectionLost, check
+from flowshare.client.link import Connect, Link
+from flowshare.client.settings import MIB, LinkSettings
+from flowshare.protocol.batches import DecodedRecord, batch_headers, decode_all
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    ConfigEntry,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteGroupsRequest,
+    DeleteRecordsRequest,
+    DeleteShareGroupOffsetsRequest,
+    DeleteTopicRequest,
+    DescribeConfigsRequest,
+    DescribeShareGroupOffsetsRequest,
+    FetchRequest,
+    FetchResponse,
+    GroupDescription,
+    IncrementalAlterConfigsRequest,
+    ListedGroup,
+    ListGroupsRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    ShareGroupDescribeRequest,
+    SharePartitionOffsets,
+    TopicMetadata,
+)
+from flowshare.protocol.messages import Request as AnyRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flowshare.clock import Clock
+
+R = TypeVar("R")
+LATEST: Final = -1
+EARLIEST: Final = -2
+TRIES_MAX: Final = 5
+
+ResetTarget = Literal["earliest", "latest"] | int | datetime
+"""Where to: the log's ends, an offset, or the first record at or after a moment (a datetime with a zone)."""
+
+
+class PartitionBounds(NamedTuple):
+    """Offsets of one partition's log: the first there is, and the next one to be written."""
+
+    log_start: int
+    high_watermark: int
+
+
+class OffsetReset(NamedTuple):
+    """One share-partition's move. `before` −1: it had no position. `lag`: records from `after` on."""
+
+    topic: str
+    partition: int
+    before: int
+    after: int
+    lag: int
+
+
+class ShareAdmin:
+    """Looks after topics and share groups. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        clock: Clock,
+        settings: LinkSettings | None = None,
+        client_id: str = "admin",
+    ) -> None:
+        """Connects at the first call."""
+        self._clock = clock
+        self._link = Link(connect, clock=clock, settings=settings or LinkSettings(), name=client_id)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    # --- topics -------------------------------------------------------------------------------------------------
+
+    async def list_topics(self) -> list[TopicMetadata]:
+        """All topics, by name."""
+        answer = await self._ask(MetadataRequest(topics=None))
+        return sorted(answer.topics, key=lambda topic: topic.name)
+
+    async def describe_topic(self, name: str) -> TopicMetadata:
+        """One topic. Raises: ServerError (UNKNOWN_TOPIC_OR_PARTITION)."""
+        answer = await self._ask(MetadataRequest(topics=(name,)))
+        for topic in answer.topics:
+            if topic.name == name:
+                check(topic.error, None, f"topic {name}")
+                return topic
+        check(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None, f"topic {name}")
+        raise AssertionError("check raises")
+
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None, exist_ok: bool = False
+    ) -> None:
+        """Make a topic; with `exist_ok` one that is there already is no error."""
+        answer = await self._change(CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs or {})))
+        if not (exist_ok and answer.error is ErrorCode.TOPIC_ALREADY_EXISTS):
+            check(answer.error, answer.message, f"creating topic {name}")
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic with its records."""
+        answer = await self._change(DeleteTopicRequest(name=name))
+        check(answer.error, answer.message, f"deleting topic {name}")
+
+    async def create_partitions(self, name: str, total: int) -> None:
+        """Raise a topic's number of partitions to `total`."""
+        answer = await self._change(CreatePartitionsRequest(name=name, total=total))
+        check(answer.error, answer.message, f"adding partitions to topic {name}")
+
+    async def topic_configs(self, name: str) -> list[ConfigEntry]:
+        """A topic's settings, defaults included."""
+        return await self._configs("topic", name)
+
+    async def alter_topic_configs(self, name: str, configs: Mapping[str, str | None], *, dry_run: bool = False) -> None:
+        """Set (None: unset) settings of a topic; with `dry_run` they are only checked."""
+        await self._alter_configs("topic", name, configs, dry_run)
+
+    async def offsets(self, topic: str, partition: int) -> PartitionBounds:
+        """First and next offset of a partition's log."""
+        start = await self._offset(topic, partition, EARLIEST)
+        return PartitionBounds(start, await self._offset(topic, partition, LATEST))
+
+    async def offset_at(self, topic: str, partition: int, moment: datetime) -> int:
+        """First offset at or after `moment` (with a zone); the next one to be written when there is none."""
+        found = await self._offset(topic, partition, _timestamp_ms(moment))
+        return found if found >= 0 else await self._offset(topic, partition, LATEST)
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Drop records below offset `before` (−1: all); returns the new log start."""
+        answer = await self._change(DeleteRecordsRequest(topic=topic, partition=partition, before=before))
+        check(answer.error, answer.message, f"deleting records of {topic}-{partition}")
+        return answer.log_start
+
+    async def read(self, topic: str, partition: int, offset: int = 0, *, limit: int = 100) -> list[DecodedRecord]:
+        """Up to `limit` records from `offset` on, without any group; what the log no longer has is skipped."""
+        found: list[DecodedRecord] = []
+        while len(found) < limit:
+            answer = await self._fetch(topic, partition, offset)
+            if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+                log_start = await self._offset(topic, partition, EARLIEST)
+                if offset >= log_start:
+                    break
+                offset = log_start
+                continue
+            check(answer.error, answer.message, f"reading {topic}-{partition}@{offset}")
+            headers = batch_headers(answer.records)
+            if not headers:
+                break
+            found += [record for record in decode_all(answer.records) if record.offset >= offset]
+            offset = headers[-1].last_offset + 1
+        return found[:limit]
+
+    # --- groups -------------------------------------------------------------------------------------------------
+
+    async def list_groups(self, *, states: Sequence[str] = ()) -> list[ListedGroup]:
+        """Share groups, by name; with `states` only those in one of them (Empty, Stable)."""
+        answer = await self._ask(ListGroupsRequest(states=tuple(states), types=("share",)))
+        check(answer.error, None, "listing groups")
+        return sorted(answer.groups, key=lambda group: group.group_id)
+
+    async def describe_group(self, group_id: str) -> GroupDescription:
+        """State, epochs and members (with what they are assigned). Raises: ServerError (GROUP_ID_NOT_FOUND)."""
+        answer = await self._ask(ShareGroupDescribeRequest(group_ids=(group_id,)))
+        for group in answer.groups:
+            if group.group_id == group_id:
+                check(group.error, group.message, f"group {group_id}")
+                return group
+        check(ErrorCode.GROUP_ID_NOT_FOUND, None, f"group {group_id}")
+        raise AssertionError("check raises")
+
+    async def group_offsets(self, group_id: str, topics: Sequence[str] | None = None) -> list[SharePartitionOffsets]:
+        """Start offset, lag and more of each share-partition: of `topics`, or of all that the group has."""
+        wanted: dict[str, tuple[int, ...]] | None = None
+        if topics is not None:
+            wanted = {name: tuple(range((await self.describe_topic(name)).partitions)) for name in topics}
+        answer = await self._ask(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=wanted))
+        check(answer.error, answer.message, f"offsets of group {group_id}")
+        for part in answer.partitions:
+            check(part.error, part.message, f"offsets of group {group_id} for {part.topic}-{part.partition}")
+        return sorted(answer.partitions, key=lambda part: (part.topic, part.partition))
+
+    async def reset_offsets(
+        self, group_id: str, *, to: ResetTarget, topics: Sequence[str] | None = None, dry_run: bool = False
+    ) -> list[OffsetReset]:
+        """Move a group's start offsets, of `topics` or of all it has; the group must have no members.
+
+        An offset outside the log is moved to its nearer end. With `dry_run` nothing is changed: the result says what
+        would be.
+        Raises: ServerError (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …).
+        """
+        moves: list[OffsetReset] = []
+        for part in await self.group_offsets(group_id, topics):
+            bounds = await self.offsets(part.topic, part.partition)
+            after = await self._target(part.topic, part.partition, to, bounds)
+            lag = bounds.high_watermark - after
+            moves.append(OffsetReset(part.topic, part.partition, part.start_offset, after, lag))
+        if not dry_run and moves:
+            offsets = {(move.topic, move.partition): move.after for move in moves}
+            answer = await self._change(AlterShareGroupOffsetsRequest(group_id=group_id, offsets=offsets))
+            check(answer.error, answer.message, f"moving group {group_id}")
+            for part_result in answer.partitions:
+                where = f"{part_result.topic}-{part_result.partition}"
+                check(part_result.error, part_result.message, f"moving group {group_id} in {where}")
+        return moves
+
+    async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
+        """Forget a group's positions in topics; the group must have no members."""
+        answer = await self._change(DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))
+        check(answer.error, answer.message, f"deleting offsets of group {group_id}")
+        for topic in answer.topics:
+            check(topic.error, topic.message, f"deleting offsets of group {group_id} for {topic.topic}")
+
+    async def delete_group(self, group_id: str) -> None:
+        """Remove a group that has no members, with its positions."""
+        answer = await self._change(DeleteGroupsRequest(group_ids=(group_id,)))
+        for group in answer.groups:
+            check(group.error, group.message, f"deleting group {group.group_id}")
+
+    async def group_configs(self, group_id: str) -> list[ConfigEntry]:
+        """A group's settings, defaults included."""
+        return await self._configs("group", group_id)
+
+    async def alter_group_configs(
+        self, group_id: str, configs: Mapping[str, str | None], *, dry_run: bool = False
+    ) -> None:
+        """Set (None: unset) settings of a group, which need not exist yet; with `dry_run` they are only checked."""
+        await self._alter_configs("group", group_id, configs, dry_run)
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: AnyRequest[R]) -> R:
+        """Send what only reads: again when the connection is lost on the way."""
+        for tries in range(1, TRIES_MAX):
+            try:
+                return await self._link.send(request)
+            except ConnectionLost:
+                await self._clock.sleep(self._link.pause_s(tries))
+        return await self._link.send(request)
+
+    async def _change(self, request: AnyRequest[R]) -> R:
+        """Send what changes something: once."""
+        return await self._link.send(request)
+
+    async def _configs(self, resource_type: str, resource: str) -> list[ConfigEntry]:
+        answer = await self._ask(DescribeConfigsRequest(resource_type=resource_type, resource=resource))
+        check(answer.error, answer.message, f"settings of {resource_type} {resource}")
+        return sorted(answer.entries, key=lambda entry: entry.name)
+
+    async def _alter_configs(
+        self, resource_type: str, resource: str, configs: Mapping[str, str | None], dry_run: bool
+    ) -> None:
+        answer = await self._change(
+            IncrementalAlterConfigsRequest(
+                resource_type=resource_type, resource=resource, configs=dict(configs), validate_only=dry_run
+            )
+        )
+        check(answer.error, answer.message, f"settings of {resource_type} {resource}")
+
+    async def _offset(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        request = ListOffsetsRequest(topic=topic, partition=partition, timestamp_ms=timestamp_ms)
+        answer = await self._ask(request)
+        check(answer.error, None, f"offsets of {topic}-{partition}")
+        return answer.offset
+
+    async def _fetch(self, topic: str, partition: int, offset: int) -> FetchResponse:
+        return await self._ask(FetchRequest(topic=topic, partition=partition, offset=offset, max_bytes=4 * MIB))
+
+    async def _target(self, topic: str, partition: int, to: ResetTarget, bounds: PartitionBounds) -> int:
+        match to:
+            case "earliest":
+                return bounds.log_start
+            case "latest":
+                return bounds.high_watermark
+            case datetime():
+                return await self.offset_at(topic, partition, to)
+            case _:
+                return min(max(to, bounds.log_start), bounds.high_watermark)
+
+
+def _timestamp_ms(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment.isoformat()} names no time zone; add one, for example tzinfo=UTC")
+    return round(moment.timestamp() * 1000)
