@@ -234,8 +234,8 @@ def _clamped(setting: Setting, text: str) -> Any:
     value = replace(setting, low=None, high=None).parse(text)
     if setting.read is not read_number or value is None:
         return value
-    if setting.low is not None:
-        value = max(value, setting.low)
+    assert setting.low is not None  # Every number has a lower bound.
+    value = max(value, setting.low)
     return value if setting.high is None else min(value, setting.high)
 
 
