@@ -1,0 +1,121 @@
+"""Every code block of README and docs is run as a reader would run it, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BIN = Path(sys.executable).parent
+LIMIT_S = 60
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def lay_out(page: Path, folder: Path) -> list[Path]:
+    """Write the page's Python blocks into files: those that begin with `# name.py` into that one, the others together."""
+    files: dict[str, str] = {}
+    for block in blocks(page.read_text(), "python"):
+        named = re.match(r"# (\w+\.py)\n", block)
+        name = named[1] if named else f"test_{page.stem.lower()}.py"
+        files[name] = files.get(name, "") + block.replace("embedded:///tmp/", f"embedded://{folder}/") + "\n\n"
+    for name, source in files.items():
+        (folder / name).write_text(source)
+    return [folder / name for name in files]
+
+
+def command(line: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(BIN / "flowshare"), *shlex.split(line)[1:]],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def run_worker(line: str, folder: Path, until: str) -> str:
+    """Start a worker, wait for a text in its output, stop it in order; returns its output."""
+    worker = command(line, folder)
+    assert worker.stdout is not None
+    seen, deadline = "", time.monotonic() + LIMIT_S
+    try:
+        for out in worker.stdout:
+            seen += out
+            if until in seen or time.monotonic() > deadline:
+                break
+        worker.send_signal(signal.SIGTERM)
+        seen += worker.communicate(timeout=LIMIT_S)[0]
+    finally:
+        worker.kill()
+    assert worker.returncode == 0, seen
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    files = lay_out(page, tmp_path)
+    if not files:
+        return
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-W", "ignore", *map(str, files)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+
+    has_tests = any("def test_" in file.read_text() for file in files)
+    assert done.returncode == (0 if has_tests else 5), done.stdout + done.stderr  # 5: imported, and no tests in it
+
+
+@pytest.mark.slow
+def test_the_first_screen_of_the_readme_greets_the_world(tmp_path: Path) -> None:
+    lay_out(ROOT / "README.md", tmp_path)
+    send, worker = blocks((ROOT / "README.md").read_text(), "sh")[0].splitlines()
+
+    sent = command(send, tmp_path)
+    assert sent.wait(LIMIT_S) == 0, sent.communicate()[0]
+    seen = run_worker(worker, tmp_path, until="Hello, world!")
+
+    assert "Hello, world!" in seen
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
+    lay_out(ROOT / "README.md", tmp_path)
+    lines = [line for block in blocks((ROOT / "docs/operations.md").read_text(), "sh") for line in block.splitlines()]
+    sent = command("flowshare send greetings '\"world\"' --app app:app", tmp_path)
+    assert sent.wait(LIMIT_S) == 0, sent.communicate()[0]
+
+    for line in lines:
+        if line.startswith("flowshare worker"):
+            run_worker(line.replace("8081", "0"), tmp_path, until="Hello, world!")
+            continue
+        done = command(line, tmp_path)
+        output, _ = done.communicate(timeout=LIMIT_S)
+        assert done.returncode == 0, f"{line}\n{output}"
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+
+    for page in DOCS:
+        for target in re.findall(r"(?:^    |`)make ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"

@@ -1,0 +1,159 @@
+"""Plants known bugs in the core, one at a time; each must be caught by the model, the simulation or the unit tests.
+
+    python tests/share/mutants.py [NAME …]
+
+A mutant that lives is a hole in the tests. One is added for every bug found. Exit code 1 if any lives or no longer fits
+the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug: in `module` every `old` becomes `new`."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant("the delivery limit is ignored", "state", "and delivery_count >= limits.delivery_count_max", "and False"),
+    Mutant(
+        "a lock lapses while its acknowledgement is written",
+        "expiry",
+        "list(_held_in(window, hold, ACQUIRED)), ACQUIRED)",
+        "list(_held_in(window, hold, ACQUIRED)), ACQUIRED)\n"
+        "        runs += take_back(window, limits, list(_held_in(window, hold, 7)), 7)",
+    ),
+    Mutant("a deadline is off by one", "holds", "self._heap[0][0] <= now_ms", "self._heap[0][0] < now_ms"),
+    Mutant(
+        "an abort leaves records pending",
+        "acknowledge",
+        "                window.put(first, last, PENDING, ACQUIRED)",
+        "                pass",
+    ),
+    Mutant("any member may acknowledge", "acknowledge", ".member_id != member_id", ".member_id is False"),
+    Mutant(
+        "a pending record is acknowledged again",
+        "acknowledge",
+        "if states[at] != ACQUIRED or",
+        "if states[at] not in (ACQUIRED, PENDING) or",
+    ),
+    Mutant(
+        "an acquire does not count",
+        "acquire",
+        "self.take_run(low, until, count + 1)",
+        "self.take_run(low, until, count)",
+    ),
+    Mutant("a whole batch's acquire does not count", "acquire", "window.count(first) + 1", "window.count(first)"),
+    Mutant(
+        "the start offset stays when locks lapse",
+        "expiry",
+        "        return None\n    window.advance()\n    return window.update(runs)",
+        "        return None\n    return window.update(runs)",
+    ),
+    Mutant(
+        "a record that is not acquired is taken in an acknowledged range",
+        "acknowledge",
+        "elif state != HOLE:",
+        "elif False:",
+    ),
+    Mutant("the lock limit is ignored", "acquire", "limits.record_locks_max - span", "limits.record_locks_max"),
+    Mutant("the acquired count is not limited", "acquire", "limits.record_locks_max - window.acquired", "records_max"),
+    Mutant("the window is not limited", "acquire", "room = limits.window_max - span", "room = limits.window_max"),
+    Mutant(
+        "an unrun release costs its attempt",
+        "acknowledge",
+        "delivered - 1 if release and batch.unrun",
+        "delivered if release",
+    ),
+    Mutant(
+        "a delayed release is fetched at once",
+        "acknowledge",
+        "window.put(first, last, PENDING, DELAYED)",
+        "window.put(first, last, PENDING, AVAILABLE)",
+    ),
+    Mutant("a renewal does not extend the lock", "acknowledge", "now_ms + limits.lock_duration_ms)", "now_ms + 1)"),
+    Mutant("a renewal is taken though turned off", "acknowledge", "if not limits.renew_enabled:", "if False:"),
+    Mutant("a restart forgets the delivery count", "partition", "first, last, run.delivery_count)", "first, last, 0)"),
+    Mutant(
+        "an acknowledgement is stored with a start offset too far",
+        "acknowledge",
+        "PartitionUpdate(start_offset=start, ",
+        "PartitionUpdate(start_offset=start + 1, ",
+    ),
+    Mutant("a moved log start is ignored", "expiry", "window.drop_below(log_start)", "pass"),
+    Mutant(
+        "only the first batch of a refused request is undone",
+        "acknowledge",
+        "for change in changes:\n            window.put(change.first, change.last, PENDING",
+        "for change in changes[:1]:\n            window.put(change.first, change.last, PENDING",
+    ),
+)
+
+
+def plant(mutant: Mutant, folder: Path) -> bool:
+    """Copy the core and its tests, bug included; False if the bug does not fit the source any more."""
+    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests" / "share", folder / "tests" / "share", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests" / "__init__.py").touch()
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    source = folder / "flowshare" / "share" / f"{mutant.module}.py"
+    text = source.read_text()
+    source.write_text(text.replace(mutant.old, mutant.new))
+    return mutant.old in text
+
+
+def killed_by(folder: Path) -> str | None:
+    """The first kind of test that is red, or None."""
+    for kind, target, extra in (
+        ("simulation", "tests/share/test_simulation.py", {"SIM_SEEDS": "60"}),
+        ("model", "tests/share/test_model.py", {"MODEL_EXAMPLES": "150"}),
+        ("unit tests", "tests/share", {"MODEL_EXAMPLES": "600"}),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", target],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), **extra},
+            capture_output=True,
+            check=False,
+            timeout=600,
+        )
+        if done.returncode == 1:
+            return kind
+        if done.returncode:
+            raise SystemExit(f"the tests did not run:\n{done.stdout.decode()[-2000:]}")
+    return None
+
+
+def main(names: list[str]) -> int:
+    """Plant all (or the named) mutants; returns how many live."""
+    living = 0
+    for mutant in MUTANTS:
+        if names and mutant.name not in names:
+            continue
+        with tempfile.TemporaryDirectory(prefix="flowshare-mutant-") as name:
+            fits = plant(mutant, Path(name))
+            killer = killed_by(Path(name)) if fits else None
+        living += killer is None
+        verdict = f"killed by the {killer}" if killer else "LIVES" if fits else "DOES NOT FIT THE SOURCE"
+        print(f"{mutant.name:<66} {verdict}", flush=True)
+    print(f"{living} of {len(MUTANTS)} live")
+    return living
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))
