@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowshare.clock import Clock
-    from flowshare.log.base import Storage
+    from flowshare.log.base import Storage, Topic
     from flowshare.protocol.batches import DecodedRecord
     from flowshare.server.owner import Owner
     from flowshare.server.stats import Stats
@@ -33,6 +33,7 @@ BACKOFF_LAST_S: Final = 30.0
 CHUNK_RECORDS: Final = 500
 """Dead letters written at once."""
 BATCH_BYTES: Final = 512 << 10
+"""Largest batch of dead letters, unless the topic takes less (max.message.bytes)."""
 READ_BYTES: Final = 1 << 20
 HEADER_PREFIX: Final = "__dlq.errors."
 
@@ -105,13 +106,14 @@ class DeadLetters:
         name = owner.config.dead_letter_topic
         if not name:
             raise InvalidTopic(f"group {owner.key.group_id} names no dead-letter topic any more")
-        partitions = await self._ensure(name)
+        topic = await self._ensure(name)
         originals = await self._originals(owner, chunk) if owner.config.dead_letter_copy_record else {}
         letters = [self._letter(owner, given, originals.get(given.offset)) for given in _given(chunk)]
-        for batch in _batches(letters):
-            await self._storage.append(name, owner.key.partition % partitions, batch)
+        size_max = min(BATCH_BYTES, int(topic.configs.get("max.message.bytes", BATCH_BYTES)))
+        for batch in _batches(letters, size_max):
+            await self._storage.append(name, owner.key.partition % topic.partitions, batch)
 
-    async def _ensure(self, name: str) -> int:
+    async def _ensure(self, name: str) -> Topic:
         topic = self._storage.topics().get(name)
         if topic is None:
             if not self._auto_create:
@@ -122,7 +124,7 @@ class DeadLetters:
                 topic = await self._storage.create_topic(name, partitions=1)
             except TopicExists:
                 topic = self._storage.topics()[name]
-        return topic.partitions
+        return topic
 
     async def _originals(self, owner: Owner, chunk: Archiving) -> dict[int, DecodedRecord]:
         """The records themselves; one that is gone or cannot be read is left out, its dead letter has headers only."""
@@ -169,12 +171,12 @@ def _given(chunk: Archiving) -> Iterator[_Given]:
         yield _Given(offset, chunk.delivery_count, chunk.by_limit)
 
 
-def _batches(letters: list[Letter]) -> Iterator[bytes]:
-    builder = BatchBuilder(size_max=BATCH_BYTES)
+def _batches(letters: list[Letter], size_max: int) -> Iterator[bytes]:
+    builder = BatchBuilder(size_max=size_max)
     for key, value, headers, timestamp_ms in letters:
         if not builder.add(key, value, headers, timestamp_ms=timestamp_ms):
             yield builder.build()
-            builder = BatchBuilder(size_max=BATCH_BYTES)
+            builder = BatchBuilder(size_max=size_max)
             builder.add(key, value, headers, timestamp_ms=timestamp_ms)
     if builder.count:
         yield builder.build()
