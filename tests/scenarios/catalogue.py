@@ -68,7 +68,7 @@ def left() -> tuple[Left, ...]:
 
 
 def cases() -> list[tuple[str, Scenario, str]]:
-    """(case id, scenario, subject) for everything that runs; the id is the scenario's, the variant's number, the subject."""
+    """(case id, scenario, subject) for everything that runs; the id: scenario, number of the variant, subject."""
     numbered: dict[str, int] = {}
     found = []
     for scenario in scenarios():

@@ -41,10 +41,7 @@ class Expected:
 
     def matches(self, outcome: Outcome) -> bool:
         """Whether the outcome is as expected."""
-        if self.main is None:
-            main_right = not outcome.failed
-        else:
-            main_right = self.main == outcome.main
+        main_right = not outcome.failed if self.main is None else self.main == outcome.main
         return main_right and all(outcome.fields.get(name) == value for name, value in self.fields)
 
     def __str__(self) -> str:
@@ -152,7 +149,7 @@ class Left:
 
 
 def flipped_values(value: str) -> Iterator[str]:
-    """Wrong values near a right one: another number, one range fewer, one more, another delivery count, another word."""
+    """Wrong values near a right one: another number, another delivery count, a range fewer, one more, another word."""
     number = re.search(r"\d+", value)
     if number:
         yield value[: number.start()] + str(int(number[0]) + 1) + value[number.end() :]
@@ -173,9 +170,12 @@ def flipped_values(value: str) -> Iterator[str]:
 
 def flips(step: Step) -> Iterator[Step]:
     """Every version of the step with one part of its expectation made wrong."""
-    if not step.expected:
-        return
-    parts = step.expected[0]
+    for parts in step.expected:
+        yield from _flips_of(step, parts)
+
+
+def _flips_of(step: Step, parts: Expected) -> Iterator[Step]:
+    """The step with nothing accepted but one of its alternatives, made wrong."""
     accepted = {alternative.main for alternative in step.expected}
     if parts.main is not None:
         for value in flipped_values(parts.main):

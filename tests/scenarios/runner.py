@@ -27,6 +27,7 @@ class Subject(Protocol):
 
 
 SubjectFactory = Callable[[Scenario], "Subject"]
+Factories = Mapping[str, SubjectFactory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,14 @@ def run(scenario: Scenario, factory: SubjectFactory, steps: Sequence[Step] | Non
     return asyncio.run(main())
 
 
+def attempt(scenario: Scenario, factory: SubjectFactory) -> Failure | None:
+    """As `run`; an exception out of the subject is a failure too."""
+    try:
+        return run(scenario, factory)
+    except Exception as error:  # noqa: BLE001  a report goes on
+        return Failure(-1, f"{type(error).__name__}: {error}")
+
+
 @dataclass(frozen=True, slots=True)
 class Flip:
     """One flipped expectation and what came of it. `caught`: the runner went red at exactly that step."""
@@ -86,7 +95,7 @@ def expectations(scenario: Scenario) -> int:
     return sum(1 for step in scenario.steps() if step.expected)
 
 
-def subject_factories() -> Mapping[str, SubjectFactory]:
+def subject_factories() -> Factories:
     """The subjects by name."""
     from tests.scenarios.core import CoreSubject
     from tests.scenarios.server import ServerSubject
@@ -96,10 +105,13 @@ def subject_factories() -> Mapping[str, SubjectFactory]:
 
 __all__ = [
     "BadStep",
+    "Factories",
     "Failure",
     "Flip",
+    "Outcome",
     "Subject",
     "SubjectFactory",
+    "attempt",
     "expectations",
     "flip_all",
     "run",

@@ -27,15 +27,16 @@ from flowshare.protocol.messages import (
     ShareAcknowledgeResponse,
     ShareFetchRequest,
     ShareFetchResponse,
+    ShareGroupHeartbeatRequest,
     SharePartitionRequest,
     TopicPartition,
 )
-from flowshare.server import Server
+from flowshare.server.server import Server
 from flowshare.share.types import AcquireMode
 from flowshare.testing.clock import ManualClock
 from tests.scenarios import records, words
 from tests.scenarios.language import BadStep, Outcome, Scenario, Step
-from tests.scenarios.settings import GROUP_NAMES, server_config
+from tests.scenarios.settings import GROUP_NAMES, TOPIC_NAMES, server_config
 from tests.scenarios.storage import Persister, Severable
 from tests.scenarios.words import Batch, Place
 
@@ -106,7 +107,10 @@ class ServerSubject:
         self.topic_ids: dict[str, uuid.UUID] = {}
         self.sessions: dict[tuple[str, str], Session] = {}
         self.background: dict[str, asyncio.Task[Outcome]] = {}
+        self.apart: set[str] = set()
+        self.deleted: set[str] = set()
         self.configured: set[str] = set()
+        self.founded: set[str] = set()
         self.admin: Connection | None = None
         self.parts = (self, AdminSteps(self), ClientSteps(self))
 
@@ -163,10 +167,12 @@ class ServerSubject:
             self.admin = await self.world.connect("admin")
         return await self.admin.send(request)
 
-    async def ensure(self, topic: str = words.TOPIC, partitions: int = 1) -> None:
+    async def ensure(
+        self, topic: str = words.TOPIC, partitions: int = 1, configs: dict[str, str] | None = None
+    ) -> None:
         """Make a topic if there is none."""
-        if topic not in self.topics:
-            result = await self.ask(CreateTopicRequest(name=topic, partitions=partitions))
+        if topic not in self.topics and topic not in self.deleted:
+            result = await self.ask(CreateTopicRequest(name=topic, partitions=partitions, configs=configs or {}))
             assert result.error is ErrorCode.NONE, result
             self.topics[topic] = partitions
             metadata = await self.ask(MetadataRequest(topics=(topic,)))
@@ -192,15 +198,19 @@ class ServerSubject:
 
     def places(self) -> list[Place]:
         """All partitions of all topics."""
-        return [Place(topic, partition) for topic, count in self.topics.items() for partition in range(count)]
+        fetched = {topic: count for topic, count in self.topics.items() if topic not in self.apart}
+        return [Place(topic, partition) for topic, count in fetched.items() for partition in range(count)]
 
     def alone(self, places: list[Place]) -> bool:
         """Whether only one share-partition is in play."""
-        return sum(self.topics.values()) <= 1 and all(place == (words.TOPIC, 0) for place in places)
+        return len(self.places()) <= 1 and all(place == (words.TOPIC, 0) for place in places)
 
     async def do_topic(self, step: Step) -> Outcome:
-        """`topic name partitions=3`."""
-        await self.ensure(step.words[0], int(step.options.get("partitions", "1")))
+        """`topic name partitions=3 [max_bytes=2000] [fetched=no]`; members do not fetch from a topic that is not."""
+        configs = {TOPIC_NAMES[name]: value for name, value in step.options.items() if name in TOPIC_NAMES}
+        if step.options.get("fetched") == "no":
+            self.apart.add(step.words[0])
+        await self.ensure(step.words[0], int(step.options.get("partitions", "1")), configs)
         return Outcome()
 
     async def do_partitions(self, step: Step) -> Outcome:
@@ -215,6 +225,7 @@ class ServerSubject:
         """`delete_topic name`."""
         result = await self.ask(DeleteTopicRequest(name=step.words[0]))
         del self.topics[step.words[0]]
+        self.deleted.add(step.words[0])
         return Outcome("ok" if result.error is ErrorCode.NONE else f"error {result.error.name}")
 
     async def do_log(self, step: Step) -> Outcome:
@@ -296,10 +307,24 @@ class ServerSubject:
             self.sessions[key] = Session(await self.world.connect(key[1]))
         return self.sessions[key]
 
+    async def ready(self, step: Step) -> Session:
+        """The session of a member that fetches or acknowledges without having joined: its group must exist."""
+        await self.ensure()
+        group = words.member(step.words[0])[0]
+        await self.ensure_group(group)
+        if group not in self.founded:
+            self.founded.add(group)
+            for epoch in (0, -1):
+                await self.ask(
+                    ShareGroupHeartbeatRequest(
+                        group_id=group, member_id="founder", member_epoch=epoch, subscribed_topics=tuple(self.topics)
+                    )
+                )
+        return await self.session(step.words[0])
+
     async def do_fetch(self, step: Step) -> Outcome:
         """`fetch M1 max=10 mode=record_limit wait=500 epoch=3 add=1 forget=0 ack=0-9:accept;10-19:release …`."""
-        await self.ensure()
-        session = await self.session(step.words[0])
+        session = await self.ready(step)
         acked = words.acks(step.options.get("ack", "").split(";") if "ack" in step.options else ())
         request = self.fetch_request(step, session, acked)
         sent_s = self.world.clock.monotonic()
@@ -397,8 +422,7 @@ class ServerSubject:
 
     async def do_ack(self, step: Step) -> Outcome:
         """`ack M1 0-4:accept 5-9:release [epoch=2] [renew=false] [version=1]`."""
-        await self.ensure()
-        session = await self.session(step.words[0])
+        session = await self.ready(step)
         if "epoch" not in step.options and session.epoch == 0:
             await self.open(step, session)
         return await self.acknowledge(step, session, int(step.options.get("epoch", session.epoch)))

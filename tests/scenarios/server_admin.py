@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from flowshare.protocol.batches import DecodedRecord, decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     DeleteGroupsRequest,
     DeleteShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
+    FetchRequest,
     ListGroupsRequest,
     ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
@@ -35,7 +38,11 @@ class AdminSteps:
 
     async def do_join(self, step: Step) -> Outcome:
         """`join M1 topics=foo [rack=r]`: a heartbeat with epoch 0."""
-        await self.subject.ensure_group(words.member(step.words[0])[0])
+        group = words.member(step.words[0])[0]
+        self.subject.founded.add(group)
+        if words.TOPIC in step.options["topics"].split(","):
+            await self.subject.ensure()
+        await self.subject.ensure_group(group)
         return await self._beat(step, 0)
 
     async def do_leave(self, step: Step) -> Outcome:
@@ -100,6 +107,39 @@ class AdminSteps:
             "members": ",".join(member.member_id for member in group.members) or "none",
         }
         return Outcome("ok" if group.error is ErrorCode.NONE else f"error {group.error.name}", fields)
+
+    async def do_letters(self, step: Step) -> Outcome:
+        """`letters topic [partition=0]`: what lies in a dead-letter topic."""
+        topic = step.words[0]
+        partitions = range(self.subject.topics[topic])
+        if "partition" in step.options:
+            partitions = range(int(step.options["partition"]), int(step.options["partition"]) + 1)
+        found = [(partition, record) for partition in partitions for record in await self._all(topic, partition)]
+        heads = [{name: (value or b"").decode() for name, value in record.headers} for _, record in found]
+
+        def all_of(name: str) -> str:
+            return ",".join(sorted({head[f"__dlq.errors.{name}"] for head in heads})) or "none"
+
+        at = Counter(partition for partition, _ in found)
+        payload = [
+            f"{record.key.decode()}={record.value.decode()}" for _, record in found if record.value and record.key
+        ]
+        fields = {
+            "records": str(len(found)),
+            "at": ",".join(f"{partition}:{count}" for partition, count in sorted(at.items())) or "none",
+            "payload": ",".join(payload) or "no",
+            "offsets": words.show_offsets(int(head["__dlq.errors.offset"]) for head in heads),
+            "origin": f"{all_of('topic')}-{all_of('partition')}",
+            "counts": all_of("delivery.count"),
+            "reason": "limit" if "limit" in all_of("message") else "rejected",
+        }
+        return Outcome("ok", fields)
+
+    async def _all(self, topic: str, partition: int) -> list[DecodedRecord]:
+        """Every record of a partition."""
+        answer = await self.subject.ask(FetchRequest(topic=topic, partition=partition, offset=0, max_bytes=1 << 30))
+        assert answer.error is ErrorCode.NONE, answer
+        return list(decode_all(answer.records))
 
     async def do_groups(self, step: Step) -> Outcome:
         """`groups [types=share] [states=Empty]`: ids of the groups listed."""

@@ -22,6 +22,7 @@ SERVER_NAMES: Final = {
     "max_sessions": "group.share.max.share.sessions",
     "auto_dead_letters": "errors.deadletterqueue.auto.create.topics.enable",
 }
+TOPIC_NAMES: Final = {"max_bytes": "max.message.bytes"}
 
 
 def server_config(text: str) -> ServerConfig:

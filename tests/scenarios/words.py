@@ -1,4 +1,4 @@
-"""Reading and writing the small notations inside a step: offsets, ranges, acknowledgements, share-partitions, members."""
+"""Reading and writing the small notations inside a step: ranges, acknowledgements, share-partitions, members."""
 
 from __future__ import annotations
 

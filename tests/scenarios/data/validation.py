@@ -21,7 +21,7 @@ SCENARIOS = (
         when="fetch M1 epoch=0 add=unknown.0 => unknown.0:error UNKNOWN_TOPIC_ID",
         then="""
             fetch M1 epoch=1 add=0 => 0:[0-9]c1 unknown.0:error UNKNOWN_TOPIC_ID
-            ack M1 epoch=2 unknown.0@0-9:accept 0-9:accept => unknown.0:UNKNOWN_TOPIC_ID 0:NONE
+            ack M1 epoch=2 unknown.0@0-9:accept 0-9:accept => 0:NONE unknown.0:UNKNOWN_TOPIC_ID
         """,
         note="As the catalogue; Kafka 4.3.1 answers the fetch with a top-level error.",
     ),
