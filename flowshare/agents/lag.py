@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from flowshare.client.errors import ServerError
 
 if TYPE_CHECKING:
     from flowshare.client.admin import ShareAdmin
     from flowshare.protocol.messages import SharePartitionOffsets
+
+logger = logging.getLogger("flowshare.host")
 
 
 async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int) -> list[dict[str, Any]]:
@@ -18,9 +23,12 @@ async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int) -> list[di
     """
     found: list[dict[str, Any]] = []
     for group in groups:
-        for part in await admin.group_offsets(group):
-            ends = await admin.offsets(part.topic, part.partition)
-            found.append(row(group, part, now_ms, log_end=ends.high_watermark))
+        try:
+            for part in await admin.group_offsets(group):
+                ends = await admin.offsets(part.topic, part.partition)
+                found.append(row(group, part, now_ms, log_end=ends.high_watermark))
+        except ServerError as error:  # not there yet, or its topic is being deleted
+            logger.debug("no backlog of group %s: %s", group, error)
     return found
 
 

@@ -57,6 +57,9 @@ class Backend(Protocol):
         """A new connection. Raises: BackendError before `start` and after `close`."""
         ...
 
+    async def set_address(self, address: str) -> None:
+        """Make known to other processes where this one's health pages answer (`host:port`), where that is possible."""
+
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of the share-partitions led here, `Server.stats`; empty when none are."""
         ...

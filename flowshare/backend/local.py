@@ -75,6 +75,10 @@ class LocalBackend(ABC):
             raise BackendError(f"the {self.kind} backend is not open")
         return self._server.connect(client_id=client_id)
 
+    @abstractmethod
+    async def set_address(self, address: str) -> None:
+        """Make known to other processes where this one's health pages answer (`host:port`), where that is possible."""
+
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges, see `Server.stats`; empty when it is not open."""
         return {} if self._server is None else self._server.stats()

@@ -37,6 +37,9 @@ class MemoryBackend(LocalBackend):
         """All but durability."""
         return Capabilities(durable=False)
 
+    async def set_address(self, address: str) -> None:
+        """Nothing: other processes cannot reach what is in this one's memory."""
+
     async def _open(self) -> Storage:
         from flowshare.log.memory import MemoryStorage
 

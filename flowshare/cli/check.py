@@ -115,13 +115,12 @@ def _disk(path: Path) -> list[Finding]:
 
 
 async def _log(session: Session, app: App) -> list[Finding]:
-    topics = {topic.name: topic for topic in await session.admin.list_topics()}
+    topics = {topic.name for topic in await session.admin.list_topics()}
     groups = {group.group_id for group in await session.admin.list_groups()}
     findings: list[Finding] = []
     for agent in app.share_agents.values():
-        for name in agent.topics:
-            if name not in topics:
-                findings.append(Finding("ok", f"{agent.name}: topic {name} does not exist yet and will be made"))
+        missing = [name for name in agent.topics if name not in topics]
+        findings += [Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made") for name in missing]
         if agent.group in groups:
             findings += [await _position(session, agent)]
     return [*findings, *await _left_behind(session, app, groups)]

@@ -12,6 +12,7 @@ from flowshare.cli.options import broker_options, broker_url, json_option
 
 if TYPE_CHECKING:
     from flowshare.cli.session import Session
+    from flowshare.client.admin import ResetTarget
 
 
 @click.group("groups")
@@ -215,7 +216,7 @@ def _assignment(assigned: dict[str, list[int]]) -> str:
     return " ".join(f"{topic}:{','.join(map(str, parts))}" for topic, parts in sorted(assigned.items()))
 
 
-def _target(earliest: bool, latest: bool, at: str | None, offset: int | None) -> str | int | datetime:
+def _target(earliest: bool, latest: bool, at: str | None, offset: int | None) -> ResetTarget:
     given = [earliest, latest, at is not None, offset is not None]
     if sum(given) != 1:
         raise click.UsageError("say where to: one of --to-earliest, --to-latest, --to-datetime, --to-offset")

@@ -1,0 +1,200 @@
+"""Commands as a user runs them, on a log in memory that outlives each of them."""
+
+import asyncio
+import json
+
+import pytest
+
+from flowshare.backend.memory import MemoryBackend
+from flowshare.cli import main
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.member import ShareMember
+from flowshare.client.producer import Message, Producer
+from flowshare.clock import LoopClock
+from flowshare.log.memory import MemoryStorage
+
+
+class Shell:
+    """Runs commands, and code beside them, on one log."""
+
+    def __init__(self, capsys, monkeypatch):
+        self._capsys = capsys
+        self._storage = MemoryStorage(LoopClock())
+        monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
+        monkeypatch.setattr("flowshare.backend.open_backend", lambda _url, clock: self.backend())
+
+    def backend(self):
+        return MemoryBackend(clock=LoopClock(), storage=self._storage)
+
+    def __call__(self, *args, code=0):
+        with pytest.raises(SystemExit) as stop:
+            main(list(args))
+        out, err = self._capsys.readouterr()
+        assert stop.value.code == code, (out, err)
+        return out if code == 0 else err
+
+    def json(self, *args):
+        return json.loads(self(*args, "--json"))
+
+    def beside(self, function):
+        async def call():
+            backend = self.backend()
+            await backend.start()
+            try:
+                return await function(lambda: backend.connect("test"))
+            finally:
+                await backend.close()
+
+        return asyncio.run(call())
+
+
+@pytest.fixture
+def shell(capsys, monkeypatch):
+    return Shell(capsys, monkeypatch)
+
+
+def test_topics_are_made_listed_described_and_deleted(shell):
+    assert shell("topics", "create", "orders", "-p", "3") == "created topic orders with 3 partitions\n"
+    shell("send", "orders", "x", "--key", "a")
+
+    assert shell("topics", "ls").splitlines()[1].split() == ["orders", "3", "1"]
+    described = shell.json("topics", "describe", "orders")
+    assert [part["records"] for part in described["partitions"]].count(1) == 1
+    assert shell("topics", "delete", "orders", "--yes") == "deleted topic orders\n"
+    assert shell.json("topics", "ls") == []
+
+
+def test_a_missing_topic_is_one_line(shell):
+    err = shell("topics", "describe", "nope", code=1)
+
+    assert err.count("\n") == 1
+    assert "nope" in err
+    assert "Traceback" not in err
+
+
+def test_a_sent_record_says_where_it_went(shell):
+    assert shell("send", "orders", "{}", "--header", "a=b") == "sent to orders-0@0\n"
+    assert shell.json("send", "orders", "{}") == {"topic": "orders", "sent": 1, "last": {"partition": 0, "offset": 1}}
+
+
+def test_lines_of_a_file_are_records(shell, tmp_path):
+    path = tmp_path / "orders.jsonl"
+    path.write_text('{"id": 1}\n\n{"id": 2}\n{"id": 3}')
+
+    out = shell("send", "orders", "--file", str(path), "--lines")
+
+    assert out.startswith("sent 3 records to orders in")
+    values = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).read("orders", 0))
+    assert [record.value for record in values] == [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}']
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("orders", "x", "--file", __file__), ("orders", "x", "--lines"), ("orders", "x", "--header", "novalue")],
+)
+def test_send_refuses_what_contradicts_itself(shell, args):
+    shell("send", *args, code=2)
+
+
+def member_of(group, topic):
+    async def call(connect):
+        await Producer(connect, clock=LoopClock()).send_many(topic, [b"a", b"b", b"c"])
+        await ShareAdmin(connect, clock=LoopClock()).alter_group_configs(group, {"share.auto.offset.reset": "earliest"})
+        member = ShareMember(connect, group_id=group, topics=(topic,), clock=LoopClock())
+        await member.start()
+        fetched = await member.fetch(records_max=1)
+        assert fetched
+        await member.close()
+
+    return call
+
+
+def test_groups_are_listed_described_reset_configured_and_deleted(shell):
+    shell.beside(member_of("g1", "orders"))
+
+    assert shell.json("groups", "ls") == [{"group": "g1", "state": "Empty"}]
+    assert shell.json("groups", "describe", "g1")["offsets"][0]["backlog"] == 3
+    assert shell.json("groups", "members", "g1") == []
+    shown = shell.json("groups", "reset-offsets", "g1", "--to-latest")
+    assert shown == [{"topic": "orders", "partition": 0, "from": 0, "to": 3}]
+    assert shell.json("lag")[0]["backlog"] == 3
+    shell("groups", "reset-offsets", "g1", "--to-latest", "--execute")
+    assert shell.json("lag")[0]["backlog"] == 0
+    shell("groups", "config", "g1", "share.record.lock.duration.ms=60000")
+    configs = {row["name"]: row["value"] for row in shell.json("groups", "config", "g1")}
+    assert configs["share.record.lock.duration.ms"] == "60000"
+    shell("groups", "delete-offsets", "g1", "--topic", "orders")
+    shell("groups", "delete", "g1", "--yes")
+    assert shell.json("groups", "ls") == []
+
+
+def test_an_unknown_group_setting_names_the_nearest(shell):
+    shell.beside(member_of("g1", "orders"))
+
+    err = shell("groups", "config", "g1", "share.record.lock.duration=1", code=1)
+
+    assert "share.record.lock.duration.ms" in err
+
+
+def test_where_to_reset_must_be_said_once(shell):
+    shell("groups", "reset-offsets", "g1", code=2)
+    shell("groups", "reset-offsets", "g1", "--to-latest", "--to-earliest", code=2)
+    shell("groups", "reset-offsets", "g1", "--to-datetime", "yesterday", code=2)
+
+
+def letters(*reasons):
+    async def call(connect):
+        messages = [
+            Message(
+                f"value {number}".encode(),
+                b"k",
+                (
+                    ("trace-id", b"7"),
+                    ("flowshare.dlq.reason", reason.encode()),
+                    ("flowshare.dlq.exception", b"builtins.ValueError"),
+                    ("flowshare.dlq.topic", b"orders"),
+                    ("flowshare.dlq.partition", b"0"),
+                    ("flowshare.dlq.offset", str(number).encode()),
+                    ("flowshare.dlq.attempts", b"5"),
+                    ("flowshare.dlq.agent", b"bill"),
+                ),
+            )
+            for number, reason in enumerate(reasons)
+        ]
+        producer = Producer(connect, clock=LoopClock())
+        await producer.send_many("shop.bill.dlq", messages)
+        await producer.close()
+
+    return call
+
+
+def test_dead_letters_say_why_and_where_from(shell):
+    shell.beside(letters("negative total", "no customer"))
+
+    assert shell.json("dlq", "ls")[0]["letters"] == 2
+    out = shell("dlq", "show", "shop.bill.dlq", "--values")
+    assert "orders-0@1" in out
+    assert "no customer" in out
+    assert "value 0" in out
+    only = shell.json("dlq", "show", "shop.bill.dlq", "--reason", "TOTAL", "--exception", "ValueError")
+    assert [letter["offset"] for letter in only] == ["0"]
+
+
+def test_replayed_letters_are_as_they_were(shell):
+    shell.beside(letters("negative total", "no customer", "no customer"))
+
+    assert shell("dlq", "replay", "shop.bill.dlq", "--dry-run") == "3 would be replayed to orders\n"
+    out = shell("dlq", "replay", "shop.bill.dlq", "--reason", "customer", "--limit", "1")
+    assert out == "1 replayed to orders\n"
+    [record] = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).read("orders", 0))
+    assert (record.key, record.value, list(record.headers)) == (b"k", b"value 1", [("trace-id", b"7")])
+
+
+def test_replay_can_delete_what_it_replayed(shell):
+    shell.beside(letters("a", "b", "c"))
+
+    shell("dlq", "replay", "shop.bill.dlq", "--to", "elsewhere", "--limit", "2", "--delete")
+
+    assert [letter["reason"] for letter in shell.json("dlq", "show", "shop.bill.dlq")] == ["c"]
+    assert shell.json("topics", "describe", "elsewhere")["partitions"][0]["records"] == 2
+    shell("dlq", "replay", "shop.bill.dlq", "--delete", "--agent", "bill", code=2)
