@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 IDLE_LIMIT_S: Final = 3600.0
 REAL_LIMIT_S: Final = 30.0
+READ_LIMIT: Final = 100_000
+"""Records of a partition that the bus reads back."""
 QUIET_REAL_S: Final = 0.05
 """Real time that running handlers get before the clock is moved for them."""
 

@@ -24,7 +24,7 @@ def blocks(text: str, kind: str) -> list[str]:
 
 
 def lay_out(page: Path, folder: Path) -> list[Path]:
-    """Write the page's Python blocks into files: those that begin with `# name.py` into that one, the others together."""
+    """Write the Python blocks into files: one that begins with `# name.py` into that, the others into one."""
     files: dict[str, str] = {}
     for block in blocks(page.read_text(), "python"):
         named = re.match(r"# (\w+\.py)\n", block)
@@ -119,3 +119,9 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     for page in DOCS:
         for target in re.findall(r"(?:^    |`)make ([a-z]+)", page.read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
+
+
+def test_the_state_diagram_is_the_one_of_the_table() -> None:
+    from flowshare.share.state import diagram
+
+    assert diagram() in (ROOT / "docs/architecture.md").read_text()
