@@ -15,7 +15,7 @@ The rules stand in the modules beside this one: `state` (the transitions), `wind
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
 from flowshare.share import acquire as acquiring
@@ -36,6 +36,11 @@ from flowshare.share.types import (
 from flowshare.share.window import ACQUIRED, ARCHIVED, ARCHIVING, DELAYED, HOLE, PENDING, Window, merged
 
 __all__ = ["Acquisition", "Archiving", "Decision", "InFlight", "SharePartition"]
+
+
+SPAN_MAX: Final = 1 << 28
+"""Offsets from start to end that a stored state may span; more is taken for corrupt, as the window holds bytes for
+each."""
 
 
 class Archiving(NamedTuple):
@@ -67,7 +72,7 @@ class SharePartition:
     now_ms: only for `keep_locks` and for delays that are over already.
 
     Raises StateCorrupt if a run starts below the start offset or before the end of the run before, or ends before it
-    starts.
+    starts, or if a run is further from the start offset than any window gets.
     """
 
     def __init__(
@@ -274,6 +279,8 @@ class SharePartition:
         for run in runs:
             if run.first < end or run.last < run.first:
                 raise StateCorrupt(f"stored run {run.first}-{run.last} starts below {end} or ends before it starts")
+            if run.last - window.start >= SPAN_MAX:
+                raise StateCorrupt(f"stored run {run.first}-{run.last} is too far from the start offset {window.start}")
             if run.first > end and gap_start < 0:
                 gap_start = end
             self._reload_run(run, keep_locks=keep_locks, now_ms=now_ms)
