@@ -13,15 +13,17 @@ import random as random_module
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from flowshare.agents.chunk import ATTEMPT, OFFSET
 from flowshare.agents.feeder import Feeder
 from flowshare.agents.pool import make_pool
 from flowshare.agents.stats import AgentStats
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
-    from flowshare.clock import Clock
+    from flowshare.agents.times import HandlerTimes
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.producer import Producer
+    from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
 
@@ -121,6 +123,11 @@ class AgentRuntime:
         return self._feeder.member_id
 
     @property
+    def handler_times(self) -> HandlerTimes:
+        """How long handler calls took."""
+        return self._pool.times
+
+    @property
     def paused(self) -> bool:
         """Whether `pause` is in force."""
         return self._feeder.paused
@@ -161,17 +168,17 @@ class AgentRuntime:
         return [
             InFlight(
                 self.agent.name,
-                running.chunk.topic,
-                running.chunk.partition,
-                record[0],
-                record[5],
-                max(0.0, now - running.started),
-                running.chunk.deadline - now,
-                running.task,
-                running.thread_id,
+                chunk.topic,
+                chunk.partition,
+                record[OFFSET],
+                record[ATTEMPT],
+                max(0.0, now - slot.started),
+                chunk.deadline - now,
+                slot.task,
+                slot.thread_id,
             )
-            for running in self._pool.running()
-            for record in running.records
+            for slot in self._pool.running()
+            for chunk, record in slot.records()
         ]
 
     def stats(self) -> dict[str, float]:
@@ -179,7 +186,7 @@ class AgentRuntime:
         return {
             **self.stats_counters.counters(),
             "running": float(self._pool.busy),
-            "buffered": float(self._pool.buffered),
+            "buffered": float(self._feeder.buffered),
             "outstanding": float(self._feeder.outstanding),
             "prefetch_target": float(self._feeder.target),
             "overdue": float(self._pool.overdue),
@@ -209,11 +216,13 @@ class AgentRuntime:
         async def call() -> None:
             await function()
 
-        if self._handler_loop is asyncio.get_running_loop():
-            await call()
-            return
-        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._handler_loop))
+        same = self._handler_loop is asyncio.get_running_loop()
+        called = (
+            asyncio.ensure_future(call())
+            if same
+            else asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._handler_loop))
+        )
         try:
-            await self._clock.wait_for(future, limit_s)
+            await self._clock.wait_for(called, limit_s)
         except TimeoutError:
             return

@@ -16,7 +16,8 @@ class AgentStats:
     cancelled: handlers that ended with CancelledError or another BaseException. lock_lost: outcomes discarded because
     the acquisition lock was gone. ack_unknown: acknowledgements whose result is unknown. renewed: locks renewed.
     unrun: records given back before a handler began. redelivered: deliveries after the first. sent: records produced
-    by sinks and `Send`. send_failed, dead_letter_failed: what could not be produced. handler_errors: exceptions out of handlers.
+    by sinks and `Send`. send_failed, dead_letter_failed: what could not be produced. handler_errors: exceptions out of
+    handlers.
     fetches, acknowledgements: requests made.
     """
 

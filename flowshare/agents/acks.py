@@ -1,0 +1,283 @@
+"""Acknowledgements of one agent: gathered as offsets, sent as ranges, one request under way at a time.
+
+What finishes while a request is under way waits for the next one, so an idle agent acknowledges at once and a busy
+one in bulk. Ranges are runs of contiguous finished offsets with one type; they never bridge an unfinished offset.
+A request holds or fails per partition as a whole, so a partition that fails for one lost lock is halved until the
+lost offsets stand alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.agents.chunk import runs
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.share.types import AcknowledgeType
+
+if TYPE_CHECKING:
+    from flowshare.agents.stats import AgentStats
+    from flowshare.client.member import AckResult, ShareMember
+    from flowshare.clock import Clock
+
+logger = logging.getLogger("flowshare.agents")
+
+ACCEPT: Final = bytes((AcknowledgeType.ACCEPT,))
+RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
+REJECT: Final = bytes((AcknowledgeType.REJECT,))
+GAP: Final = bytes((AcknowledgeType.GAP,))
+RENEW: Final = bytes((AcknowledgeType.RENEW,))
+
+LOST: Final = frozenset(
+    {ErrorCode.INVALID_RECORD_STATE, ErrorCode.SHARE_SESSION_NOT_FOUND, ErrorCode.INVALID_SHARE_SESSION_EPOCH}
+)
+"""Errors that say that the lock is gone."""
+HALVED: Final = frozenset({ErrorCode.INVALID_RECORD_STATE, ErrorCode.INVALID_REQUEST})
+"""Errors that one offset of many may have caused."""
+NOT_DONE: Final = frozenset(
+    {
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    }
+)
+"""Errors after which the records are still held and the same acknowledgement may be sent again."""
+HALVINGS_MAX: Final = 256
+TRIES_MAX: Final = 4
+BACKOFF_S: Final = 0.1
+
+
+class Ack(NamedTuple):
+    """One range with one type; `counter` is the field of `AgentStats` that it counts in when confirmed."""
+
+    first: int
+    last: int
+    types: bytes
+    delay_ms: int
+    unrun: bool
+    counter: str
+
+    @property
+    def count(self) -> int:
+        """Number of offsets."""
+        return self.last - self.first + 1
+
+    def batch(self) -> AckBatch:
+        """As the client takes it."""
+        return AckBatch(self.first, self.last, self.types, self.delay_ms, self.unrun)
+
+    def halves(self) -> tuple[Ack, Ack]:
+        """The two halves of a range."""
+        middle = (self.first + self.last) // 2
+        return self._replace(last=middle), self._replace(first=middle + 1)
+
+
+class Confirmed(NamedTuple):
+    """What became of one range: `lost` and `unknown` when it was not confirmed."""
+
+    topic: str
+    tp: TopicPartition
+    ack: Ack
+    how: str
+
+
+class _Pending:
+    __slots__ = ("accepted", "others")
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.others: list[Ack] = []
+
+
+Key = tuple[TopicPartition, int]
+"""Partition and generation (of the connection over which the records were acquired)."""
+
+
+class AckSender:
+    """Gathers, sends and settles acknowledgements; on the service loop."""
+
+    def __init__(
+        self, agent: str, clock: Clock, stats: AgentStats, on_confirmed: Callable[[Confirmed], None] | None = None
+    ) -> None:
+        self._agent = agent
+        self._clock = clock
+        self._stats = stats
+        self._on_confirmed = on_confirmed
+        self._member: ShareMember | None = None
+        self._pending: dict[Key, _Pending] = {}
+        self._wanted = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._task: asyncio.Task[None] | None = None
+        self.unconfirmed = 0
+        """Offsets that wait for their acknowledgement or its answer."""
+
+    def start(self, member: ShareMember) -> None:
+        """Begin to send over this member."""
+        self._member = member
+        self._task = asyncio.create_task(self._run(), name=f"acks {self._agent}")
+
+    def accept(self, key: Key, offsets: list[int]) -> None:
+        """Accept these offsets (in any order)."""
+        self._at(key).accepted += offsets
+        self._add(len(offsets))
+
+    def other(
+        self, key: Key, first: int, last: int, types: bytes, counter: str, *, delay_ms: int = 0, unrun: bool = False
+    ) -> None:
+        """Acknowledge a range in another way."""
+        ack = Ack(first, last, types, delay_ms, unrun, counter)
+        self._at(key).others.append(ack)
+        self._add(ack.count)
+
+    async def settle(self) -> None:
+        """Wait until everything gathered so far has its answer."""
+        while self.unconfirmed:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def stop(self) -> None:
+        """End; what is not sent is left to the closing of the session."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def renew(self, key: Key, ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
+        """Renew locks now; returns the ranges that are lost and the new deadline (0: unknown)."""
+        acks = [Ack(first, last, RENEW, 0, False, "renewed") for first, last in ranges]
+        deadline, lost = 0.0, list[tuple[int, int]]()
+        for ack, result in await self._send_halving(key, acks):
+            if result.error is ErrorCode.NONE:
+                deadline = result.lock_deadline
+                self._stats.renewed += ack.count
+            elif result.error in LOST:
+                lost.append((ack.first, ack.last))
+        return lost, deadline
+
+    def _at(self, key: Key) -> _Pending:
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending()
+        return pending
+
+    def _add(self, count: int) -> None:
+        self.unconfirmed += count
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            pending, self._pending = self._pending, {}
+            await self._send(pending)
+            if not self.unconfirmed:
+                self._settled.set()
+
+    async def _send(self, pending: dict[Key, _Pending]) -> None:
+        """One request for each generation (there is rarely more than one), then what failed, by halves."""
+        by_generation: dict[int, dict[TopicPartition, list[Ack]]] = {}
+        for (tp, generation), gathered in pending.items():
+            by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
+        for generation, acks in by_generation.items():
+            results = await self._acknowledge(acks, generation)
+            for result in results:
+                sent = acks[result.tp]
+                if result.error in HALVED and (len(sent) > 1 or sent[0].count > 1):
+                    for ack, part in await self._send_halving((result.tp, generation), sent, first_failed=result):
+                        self._confirm(ack, part)
+                elif result.error in NOT_DONE:
+                    for ack, part in await self._send_again((result.tp, generation), sent, result):
+                        self._confirm(ack, part)
+                else:
+                    for ack in sent:
+                        self._confirm(ack, result)
+
+    async def _acknowledge(self, acks: dict[TopicPartition, list[Ack]], generation: int) -> list[AckResult]:
+        assert self._member is not None
+        self._stats.acknowledgements += 1
+        batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
+        return await self._member.acknowledge(batches, generation=generation)
+
+    async def _send_again(self, key: Key, acks: list[Ack], result: AckResult) -> list[tuple[Ack, AckResult]]:
+        """The server could not do it but holds the records still: a few more tries."""
+        for attempt in range(1, TRIES_MAX):
+            await self._clock.sleep(BACKOFF_S * 2**attempt)
+            [result] = await self._acknowledge({key[0]: acks}, key[1])
+            if result.error not in NOT_DONE:
+                break
+        return [(ack, result) for ack in acks]
+
+    async def _send_halving(
+        self, key: Key, acks: list[Ack], *, first_failed: AckResult | None = None
+    ) -> list[tuple[Ack, AckResult]]:
+        """Send; halve what is refused until it stands alone."""
+        tp, generation = key
+        done: list[tuple[Ack, AckResult]] = []
+        todo = [acks] if first_failed is None else list(reversed(_halves(acks)))
+        budget = HALVINGS_MAX
+        while todo:
+            part = todo.pop()
+            [result] = await self._acknowledge({tp: part}, generation)
+            budget -= 1
+            if result.error in HALVED and budget > 0 and (len(part) > 1 or part[0].count > 1):
+                todo.extend(reversed(_halves(part)))
+            else:
+                done.extend((ack, result) for ack in part)
+        return done
+
+    def _confirm(self, ack: Ack, result: AckResult) -> None:
+        self.unconfirmed -= ack.count
+        how = ack.counter
+        if result.error is ErrorCode.NONE:
+            setattr(self._stats, how, getattr(self._stats, how) + ack.count)
+        elif result.error in LOST or self._gone(result):
+            how = "lock_lost"
+            self._stats.lock_lost += ack.count
+            self._warn("the lock was lost, the outcome is discarded", ack, result)
+        else:
+            how = "unknown"
+            self._stats.ack_unknown += ack.count
+            self._warn("the acknowledgement is not known to hold, the record may run again", ack, result)
+        if self._on_confirmed is not None:
+            self._on_confirmed(Confirmed(result.topic, result.tp, ack, how))
+
+    def _gone(self, result: AckResult) -> bool:
+        """Whether nothing was sent because the connection is another one by now."""
+        return result.error is ErrorCode.NETWORK_EXCEPTION and "outcome unknown" not in (result.message or "")
+
+    def _warn(self, what: str, ack: Ack, result: AckResult) -> None:
+        at = f"{ack.first}" if ack.count == 1 else f"{ack.first}..{ack.last}"
+        logger.warning(
+            "agent=%s record=%s-%d@%s: %s: %s %s",
+            self._agent,
+            result.topic,
+            result.partition,
+            at,
+            what,
+            result.error.name,
+            result.message or "",
+        )
+
+
+def _ordered(gathered: _Pending) -> list[Ack]:
+    """Ranges in offset order, as KIP-932 wants them."""
+    gathered.accepted.sort()
+    acks = [Ack(first, last, ACCEPT, 0, False, "accepted") for first, last in runs(gathered.accepted)]
+    if gathered.others:
+        acks += gathered.others
+        acks.sort()
+    return acks
+
+
+def _halves(acks: list[Ack]) -> list[list[Ack]]:
+    if len(acks) > 1:
+        middle = len(acks) // 2
+        return [acks[:middle], acks[middle:]]
+    return [[half] for half in acks[0].halves()]

@@ -1,0 +1,249 @@
+"""A share agent: the decorated function, what it takes, where from, and with which options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
+
+import faust
+
+from flowshare.agents.batching import Records
+from flowshare.agents.delivery import Delivery
+from flowshare.agents.errors import AnnotationError, OptionError, UsageError
+from flowshare.agents.middleware import Middleware, check
+from flowshare.agents.options import AgentOptions
+from flowshare.agents.outcomes import warn_once_of_lost_values
+from flowshare.agents.send import Produce, Send, produce, topic_name
+from flowshare.agents.values import Decoder, check_topic_type, decoder, describe, explain
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+    from flowshare.agents.errors import UndecodableValue
+
+_EMPTY: Final = inspect.Parameter.empty
+
+
+class Signature:
+    """How a handler is called: which parameter gets the value (or the records) and which the delivery."""
+
+    __slots__ = ("annotation", "delivery_name", "delivery_positional", "is_async", "value_annotated")
+
+    def __init__(
+        self, name: str, fun: Callable[..., Any], *, batch: bool, scope: Mapping[str, Any] | None = None
+    ) -> None:
+        self.is_async = _is_async(name, fun)
+        hints = _hints(name, fun, scope)
+        parameters = [
+            one
+            for one in inspect.signature(fun).parameters.values()
+            if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        if not parameters:
+            raise AnnotationError(f"agent {name}: the handler takes no value; write `async def {name}(value: dict)`")
+        value, *others = parameters
+        if value.kind is value.KEYWORD_ONLY:
+            raise AnnotationError(f"agent {name}: the first parameter is the value and must be positional")
+        hint = hints.get(value.name, _EMPTY)
+        if hint is Delivery:
+            raise AnnotationError(f"agent {name}: the first parameter is the value; put the fs.Delivery after it")
+        self.value_annotated = hint is not _EMPTY
+        self.annotation = _batch_annotation(name, hint) if batch else (Any if hint is _EMPTY else hint)
+        if (not batch and get_origin(hint) is Records) or (not batch and hint is Records):
+            raise AnnotationError(f"agent {name}: a handler that takes fs.Records needs batch=fs.Batch(size, within=…)")
+        self.delivery_name: str | None = None
+        self.delivery_positional = False
+        self._find_delivery(name, others, hints, batch)
+
+    def _find_delivery(
+        self, name: str, others: Sequence[inspect.Parameter], hints: Mapping[str, Any], batch: bool
+    ) -> None:
+        for index, one in enumerate(others):
+            hint = hints.get(one.name, _EMPTY)
+            wanted = hint is Delivery or (hint is _EMPTY and (one.name == "delivery" or index == 0))
+            if wanted and self.delivery_name is None and not (hint is _EMPTY and one.default is not _EMPTY):
+                self.delivery_name = one.name
+                self.delivery_positional = one.kind is not one.KEYWORD_ONLY and index == 0
+            elif one.default is _EMPTY:
+                raise AnnotationError(
+                    f"agent {name}: no value for the parameter {one.name!r}. A handler takes the value and, if it "
+                    "likes, `delivery: fs.Delivery`; give other parameters a default."
+                )
+        if batch and self.delivery_name is not None:
+            raise AnnotationError(
+                f"agent {name}: a batch handler takes fs.Records only; each of its records has a .delivery"
+            )
+
+
+class ShareAgent:
+    """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
+
+    def __init__(
+        self,
+        app: App,
+        fun: Callable[..., Any],
+        topics: Sequence[Any],
+        options: Mapping[str, Any],
+        name: str,
+        *,
+        scope: Mapping[str, Any] | None = None,
+    ) -> None:
+        """scope: names that annotations may use besides the function's own globals.
+
+        Raises: OptionError, AnnotationError, UsageError with what to change."""
+        self.app = app
+        self.fun = fun
+        self.name = name
+        self.options = AgentOptions.parse(name, options)
+        self.signature = Signature(name, fun, batch=self.options.batch is not None, scope=scope)
+        if not topics:
+            raise UsageError(f"agent {name}: no topic; write @app.share_agent('topic', …)")
+        self.channels: tuple[Any, ...] = tuple(topics)
+        self.topics: tuple[str, ...] = tuple(_channel_name(name, topic) for topic in topics)
+        self.group = self.options.group or f"{app.app_id}.{name}"
+        self._decoders = self._build_decoders()
+        self._check_outputs()
+        self._warn = warn_once_of_lost_values(name)
+        self.__doc__ = fun.__doc__
+        self.__name__ = getattr(fun, "__name__", name)
+        self.__wrapped__ = fun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, as a unit test does."""
+        return self.fun(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<ShareAgent {self.name} of {', '.join(self.topics)}, group {self.group}>"
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the handler is an `async def`."""
+        return self.signature.is_async
+
+    @property
+    def dead_letter_topic(self) -> str | None:
+        """Name of the dead-letter topic; None when rejected records have none."""
+        wanted = self.options.dead_letter
+        if wanted is None:
+            return None
+        return f"{self.group}.dlq" if wanted is True else topic_name(wanted)
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Names of the topics that returned values go to."""
+        return tuple(topic_name(sink) for sink in self.options.sink)
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The app's middleware, then the agent's. Raises: UsageError when one cannot stand around this handler."""
+        chain = (*self.app.middlewares, *self.options.middleware)
+        check(self.name, chain, handler_is_async=self.is_async)
+        return chain
+
+    def decoder(self, topic: str) -> Decoder | None:
+        """How values of this topic are decoded; None: they are passed as bytes."""
+        return self._decoders[topic]
+
+    def explain(self, raw: bytes | None, error: BaseException) -> UndecodableValue:
+        """One error for a value that the decoder refused."""
+        return explain(raw, self.signature.annotation, error)
+
+    def outputs(self, result: Any, headers: tuple[tuple[str, bytes], ...]) -> tuple[Produce, ...]:
+        """What a handler's result produces: `Send`s, or the value for each sink. Raises: Unencodable."""
+        if result is None:
+            return ()
+        if isinstance(result, Send):
+            return (result.encode(headers),)
+        if type(result) in (list, tuple) and result and all(isinstance(one, Send) for one in result):
+            return tuple(one.encode(headers) for one in result)
+        if not self.options.sink:
+            self._warn(result)
+            return ()
+        return tuple(produce(sink, result, extra_headers=headers) for sink in self.options.sink)
+
+    def describe(self) -> dict[str, Any]:
+        """The agent's settings by name, for the line at the worker's start and for `--json`."""
+        options = self.options
+        return {
+            "agent": self.name,
+            "topics": list(self.topics),
+            "group": self.group,
+            "value": describe(self.signature.annotation),
+            "handler": "async def" if self.is_async else "def",
+            "start": options.auto_offset_reset,
+            "concurrency": options.concurrency,
+            "batch": None if options.batch is None else {"size": options.batch.size, "within": options.batch.within_s},
+            "max_attempts": options.retry.max_attempts,
+            "timeout": options.timeout,
+            "lock_duration": options.lock_duration,
+            "dead_letter": self.dead_letter_topic,
+            "sinks": list(self.sinks),
+            "drain_timeout": options.drain_timeout,
+            "rate_limit": None if options.rate_limit is None else options.rate_limit.per_s,
+        }
+
+    def _build_decoders(self) -> dict[str, Decoder | None]:
+        built: dict[str, Decoder | None] = {}
+        for name, channel in zip(self.topics, self.channels, strict=True):
+            annotation = self.signature.annotation
+            value_type = getattr(channel, "value_type", None)
+            if self.signature.value_annotated:
+                check_topic_type(annotation, value_type, self.name, name)
+            elif value_type is not None and not isinstance(value_type, str):
+                annotation = value_type
+            try:
+                built[name] = decoder(annotation)
+            except AnnotationError as error:
+                raise AnnotationError(f"agent {self.name}: {error}") from None
+        return built
+
+    def _check_outputs(self) -> None:
+        for sink in self.options.sink:
+            if not isinstance(sink, (str, faust.TopicT)):
+                raise OptionError(f"agent {self.name}: sink={sink!r} is neither a topic of the app nor a name")
+        wanted = self.options.dead_letter
+        if wanted is not None and wanted is not True and not isinstance(wanted, (str, faust.TopicT)):
+            raise OptionError(f"agent {self.name}: dead_letter takes True, a topic, a name or None, not {wanted!r}")
+        if self.dead_letter_topic in self.topics:
+            raise OptionError(
+                f"agent {self.name}: its dead-letter topic {self.dead_letter_topic!r} is one that it reads"
+            )
+
+
+def _channel_name(agent: str, topic: Any) -> str:
+    if isinstance(topic, str) and topic:
+        return topic
+    if isinstance(topic, faust.TopicT):
+        if getattr(topic, "pattern", None):
+            raise UsageError(f"agent {agent}: topic patterns are not supported; list the topics by name")
+        return str(topic.get_topic_name())
+    raise UsageError(f"agent {agent}: {topic!r} is not a topic; give a name or what app.topic(…) returned")
+
+
+def _is_async(name: str, fun: Callable[..., Any]) -> bool:
+    called = fun if inspect.isroutine(fun) else getattr(fun, "__call__", fun)  # noqa: B004 - its kind, not if it is
+    if inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
+        raise AnnotationError(
+            f"agent {name}: the handler yields. A share agent is called once per record (or batch) and returns; "
+            "return fs.Send(topic, value), or a list of them, to produce several records."
+        )
+    return inspect.iscoroutinefunction(called)
+
+
+def _hints(name: str, fun: Callable[..., Any], scope: Mapping[str, Any] | None) -> dict[str, Any]:
+    target = fun if inspect.isroutine(fun) else getattr(fun, "__call__", fun)  # noqa: B004
+    try:
+        return get_type_hints(target, localns=dict(scope) if scope else None)
+    except Exception as error:
+        raise AnnotationError(
+            f"agent {name}: its annotations cannot be evaluated ({error}). Types that a handler's annotations name "
+            "must be importable where the handler is defined, not only under TYPE_CHECKING or inside a function."
+        ) from error
+
+
+def _batch_annotation(name: str, hint: Any) -> Any:
+    if hint is _EMPTY or hint is Records:
+        return Any
+    if get_origin(hint) is Records:
+        return get_args(hint)[0]
+    raise AnnotationError(f"agent {name}: a batch handler takes fs.Records[…], not {describe(hint)}")

@@ -1,0 +1,250 @@
+"""`App`: a `faust.App` whose share agents run on flowshare, without Faust's Kafka consumer and producer.
+
+Timers, cron jobs, tasks, web pages, models and commands are Faust's own. Share agents are not in `app.agents`, whose
+manager would cancel them first at every stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import faust
+import faust.app.base
+from mode import ServiceT
+
+from flowshare.agents import logs
+from flowshare.agents.agent import ShareAgent
+from flowshare.agents.capabilities import refusals
+from flowshare.agents.errors import UsageError
+from flowshare.agents.faust_producer import FaustProducer
+from flowshare.agents.settings import read_options, refuse_faust_streams
+from flowshare.agents.topic import Topic
+
+if TYPE_CHECKING:
+    from flowshare.agents.host import Host
+    from flowshare.agents.middleware import Middleware
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class BootStrategy(faust.app.base.BootStrategy):
+    """What Faust starts: no Kafka, and a web server only when there are pages for it."""
+
+    enable_kafka = False
+
+    def agents(self) -> Iterable[ServiceT]:
+        """None of Faust's own."""
+        return []
+
+    def _should_enable_web(self) -> bool:
+        return bool(self.app.has_pages and super()._should_enable_web())
+
+
+class App(faust.App):
+    """An application of share agents.
+
+    id: names the app's groups. broker: where the log is, e.g. `embedded:///var/lib/shop` (the environment variable
+    FLOWSHARE_BROKER replaces it). The other options are Faust's (timezone, web_port, datadir, …); an unknown one is
+    refused.
+    """
+
+    BootStrategy = BootStrategy
+    SCAN_CATEGORIES: ClassVar[list[str]] = [*faust.App.SCAN_CATEGORIES, "flowshare.share_agent"]
+
+    def __init__(self, id: str, *, broker: str | None = None, **options: Any) -> None:  # noqa: A002 - as in Faust
+        """Raises: OptionError, UsageError with what to write instead."""
+        if broker is not None:
+            options["broker"] = broker
+        self._broker, options = read_options(id, options)
+        options.setdefault("Topic", Topic)
+        self.app_id = id
+        self.share_agents: dict[str, ShareAgent] = {}
+        self.middlewares: list[Middleware] = []
+        self.host: Host | None = None
+        """The host that runs this app, set by the host."""
+        self.leads = False
+        """Whether this process's member leads its group; kept up to date by the agents."""
+        self._start_functions: list[Callable[..., Any]] = []
+        self._drain_functions: list[Callable[..., Any]] = []
+        self.has_pages = False
+        super().__init__(id, **options)
+        logs.install()
+
+    # --- where the log is ---------------------------------------------------------------------------------------
+
+    @property
+    def broker_url(self) -> str:
+        """The broker's URL. Raises: UsageError when the app has none."""
+        if self._broker is None:
+            raise UsageError(
+                f"App({self.app_id!r}) has no broker: write App({self.app_id!r}, broker='embedded:///path/to/data'), "
+                "or set FLOWSHARE_BROKER"
+            )
+        return str(self._broker)
+
+    @property
+    def backend_kind(self) -> str:
+        """`embedded`, `memory`, …: that of the running backend, else of the broker's URL."""
+        if self.host is not None:
+            return self.host.backend.kind
+        return "memory" if self._broker is None else self._broker.kind
+
+    def running_host(self) -> Host:
+        """The host that runs this app. Raises: UsageError when nothing runs it."""
+        if self.host is None:
+            raise UsageError(
+                f"App({self.app_id!r}) does not run, so nothing can be sent: use `flowshare worker`, or "
+                "`async with app.running():` around the code"
+            )
+        return self.host
+
+    # --- declaring ----------------------------------------------------------------------------------------------
+
+    def share_agent(self, *topics: Any, name: str | None = None, **options: Any) -> Callable[[Any], ShareAgent]:
+        """Make a function a share agent: it is called for every record of the topics, at least once.
+
+        topics: topics of the app, or names, or a list of them. name: the function's name. The options are the fields
+        of `AgentOptions`; an unknown one is refused at import.
+        """
+        listed = [one for topic in topics for one in (topic if isinstance(topic, (list, tuple, set)) else (topic,))]
+        if listed and callable(listed[0]) and not isinstance(listed[0], faust.TopicT):
+            raise UsageError(
+                f"write @app.share_agent('topic') above {getattr(listed[0], '__name__', 'the function')}: "
+                "the decorator needs a topic"
+            )
+        scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
+
+        def decorate(fun: Any) -> ShareAgent:
+            agent_name = name or getattr(fun, "__name__", type(fun).__name__)
+            if agent_name in self.share_agents:
+                raise UsageError(
+                    f"App({self.app_id!r}) has a share agent {agent_name!r} already; give one of them a name=…"
+                )
+            agent = ShareAgent(self, fun, listed, options, agent_name, scope=scope)
+            self._check_group(agent)
+            self.share_agents[agent_name] = agent
+            return agent
+
+        return decorate
+
+    def _check_group(self, agent: ShareAgent) -> None:
+        for other in self.share_agents.values():
+            if other.group == agent.group and set(other.topics) & set(agent.topics):
+                raise UsageError(
+                    f"agents {other.name!r} and {agent.name!r} share group {agent.group!r} and a topic: each record "
+                    "would go to one of them by chance. Give them different groups."
+                )
+
+    def middleware(self, fun: F) -> F:
+        """Put a function around every handler call: `async def fun(delivery, call_next)`; the first is outermost."""
+        self.middlewares.append(fun)
+        return fun
+
+    @overload  # type: ignore[override]
+    def on_start(self) -> Coroutine[Any, Any, None]: ...
+    @overload
+    def on_start(self, fun: F) -> F: ...
+    def on_start(self, fun: Any = None) -> Any:
+        """Decorator: call the function on the handler loop before anything is fetched (open pools, clients, …).
+
+        Without a function it is Faust's own hook.
+        """
+        if fun is None:
+            return self._starting()
+        self._start_functions.append(fun)
+        return fun
+
+    def on_drain(self, fun: F) -> F:
+        """Decorator: call the function on the handler loop when all handlers have ended, last declared first."""
+        self._drain_functions.append(fun)
+        return fun
+
+    def page(self, path: str, **options: Any) -> Any:
+        """Faust's `page`: a web page of the app; having one turns the app's web server on."""
+        self.has_pages = True
+        return super().page(path, **options)
+
+    def is_leader(self) -> bool:
+        """Whether this process leads: its `on_leader` timers and cron jobs run."""
+        return self.leads if self.share_agents else self.host is not None
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[App]:
+        """Run the whole app (agents, timers, pages) inside the block, on the running loop: for scripts and ASGI apps.
+
+        At the end the agents drain as a worker's do.
+        """
+        from flowshare.agents.host import Host
+
+        host = Host(self)
+        await host.start()
+        try:
+            yield self
+        finally:
+            await host.drain()
+            await host.stop()
+
+    async def start(self) -> None:
+        """Start; an app that was stopped can be started again, on another loop too."""
+        if self._stopped.is_set() or self._started.is_set():
+            self._forget_last_run()
+        self._loop = asyncio.get_running_loop()
+        await super().start()
+
+    def _forget_last_run(self) -> None:
+        self.service_reset()
+        self._children.clear()
+        self._extra_service_instances = None
+        self._producer = None
+        self._monitor = None
+        self._http_client = None
+        for name in ("flow_control", "web"):
+            if name == "web" and self.has_pages:
+                continue
+            self.__dict__.pop(name, None)
+
+    async def _starting(self) -> None:
+        self.finalize()
+        kind = self.backend_kind
+        refuse_faust_streams(self, kind)
+        if self.host is not None:
+            for agent in self.share_agents.values():
+                for refusal in refusals(agent, kind, self.host.backend.capabilities):
+                    self.log.warning(refusal)
+        for fun in self._start_functions:
+            await self._call_hook(fun)
+
+    async def _call_hook(self, fun: Callable[..., Any]) -> None:
+        result = fun(self) if inspect.signature(fun).parameters else fun()
+        if inspect.isawaitable(result):
+            await result
+
+    async def on_stop(self) -> None:
+        """Faust's hook: resources are closed after the handlers have ended, while sending still works."""
+        for fun in reversed(self._drain_functions):
+            try:
+                await self._call_hook(fun)
+            except Exception:
+                self.log.exception("on_drain function %r failed", getattr(fun, "__name__", fun))
+        await self.on_before_shutdown.send()
+        await self._maybe_close_http_client()
+
+    async def on_first_start(self) -> None:
+        """Faust's hook: would make a data directory in the working directory, which nothing uses."""
+
+    async def _wait_for_table_recovery_completed(self) -> bool:
+        return False
+
+    async def maybe_start_producer(self) -> Any:
+        """Faust's way to a producer."""
+        return self.producer
+
+    def _new_producer(self) -> Any:
+        return FaustProducer(self)

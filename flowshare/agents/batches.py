@@ -1,0 +1,209 @@
+"""The pool for batch handlers: a slot takes up to `size` records at once, or what is there after `within` seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from flowshare.agents.batching import BatchRecord, Records
+from flowshare.agents.chunk import ATTEMPT, VALUE, Chunk
+from flowshare.agents.delivery import Delivery, current
+from flowshare.agents.middleware import call_async, call_sync
+from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, of_exception
+from flowshare.agents.send import SendGroup
+from flowshare.agents.slots import Held, Slot
+from flowshare.agents.tasks import TaskBasedPool
+from flowshare.agents.tracing import current_headers
+
+if TYPE_CHECKING:
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.stats import AgentStats
+    from flowshare.clock import Clock, TimerHandle
+
+_ACCEPT = Outcome(Kind.ACCEPT)
+
+
+class BatchPool(TaskBasedPool):
+    """Runs batch handlers: `async def` in tasks, `def` in an executor's threads, one hop a batch."""
+
+    def __init__(
+        self,
+        agent: ShareAgent,
+        *,
+        clock: Clock,
+        service_loop: asyncio.AbstractEventLoop,
+        handler_loop: asyncio.AbstractEventLoop,
+        stats: AgentStats,
+        inline: bool,
+    ) -> None:
+        super().__init__(agent, clock=clock, service_loop=service_loop, handler_loop=handler_loop, stats=stats)
+        assert agent.options.batch is not None
+        self._batch = agent.options.batch
+        self._inline = inline
+        self.cancels = agent.is_async or inline
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._ripe: TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Make the tasks, and threads for a `def` handler."""
+        if not self.agent.is_async and not self._inline:
+            self._executor = concurrent.futures.ThreadPoolExecutor(len(self.slots), f"{self.agent.name}")
+        self._middleware = self.agent.middleware
+        await super().start()
+
+    async def stop(self) -> None:
+        """Cancel all tasks; threads end with their handlers."""
+        await super().stop()
+        if self._ripe is not None:
+            self._ripe.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def wake(self) -> None:
+        """Wake one idle slot when a batch is due, else see to it that one is woken when it will be."""
+        due_s = self._due_s()
+        if due_s is None:
+            return
+        if due_s > 0:
+            if self._ripe is None:
+                self._ripe = self.clock.call_later(due_s, self._ripened)
+            return
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def _ripened(self) -> None:
+        self._ripe = None
+        self.wake()
+
+    def _due_s(self) -> float | None:
+        """Seconds until a batch is to be handled: 0 or less when full or ripe, None when there is nothing."""
+        while self.queue and not self.queue[0].records:
+            self.queue.popleft()
+        if not self.queue:
+            return None
+        count = 0
+        for chunk in self.queue:
+            count += len(chunk.records)
+            if count >= self._batch.size:
+                return 0.0
+        return self.queue[0].arrived + self._batch.within_s - self.clock.monotonic()
+
+    def _take(self) -> list[Held]:
+        taken: list[Held] = []
+        while self.queue and len(taken) < self._batch.size:
+            chunk = self.queue[0]
+            try:
+                taken.append((chunk, chunk.records.pop()))
+            except IndexError:
+                self.queue.popleft()
+        return taken
+
+    async def work(self, slot: Slot) -> None:
+        """Take and handle batches until the pool stops or the task is to be replaced."""
+        while not self.stopping:
+            due_s = self._due_s()
+            taken = self._take() if due_s is not None and due_s <= 1e-6 else []
+            if not taken:
+                self.wake()
+                await self.idle()
+                continue
+            slot.held = taken
+            slot.started = self.clock.monotonic()
+            self.wake()
+            self.arm()
+            current.set(taken[0])
+            before = copy_context()
+            cancelled = await self._handle(slot, taken)
+            self.times.add(self.clock.monotonic() - slot.started)
+            if cancelled or slot.timed_out or copy_context() != before:
+                break
+            slot.held = None
+        else:
+            return
+        self.spawn(slot)
+
+    async def _handle(self, slot: Slot, taken: list[Held]) -> bool:
+        """Handle one batch and record an outcome for each record; returns whether the task was cancelled."""
+        held, records = self._decode(taken)
+        if not held:
+            return False
+        cancelled = False
+        error: BaseException | None = None
+        result: Any = None
+        try:
+            result = await self._call(records)
+        except BaseException as raised:
+            if isinstance(raised, GeneratorExit):
+                raise
+            cancelled = isinstance(raised, asyncio.CancelledError)
+            error = raised
+            if cancelled and slot.timed_out:
+                error = TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
+        self._settle(held, records, result, error)
+        return cancelled
+
+    def _decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
+        held: list[Held] = []
+        records: list[BatchRecord[Any]] = []
+        for chunk, record in taken:
+            raw = record[VALUE]
+            try:
+                if chunk.decode is not None:
+                    value = chunk.decode(raw)
+                elif raw is None:
+                    raise ValueError("null")
+                else:
+                    value = raw
+            except Exception as error:  # noqa: BLE001 - whatever the decoder raised
+                self.undecodable(chunk, record, error)
+                continue
+            held.append((chunk, record))
+            records.append(BatchRecord(value, Delivery(chunk, record, self.renew)))  # type: ignore[arg-type]
+        return held, Records(records)
+
+    async def _call(self, records: Records[Any]) -> Any:
+        fun, middleware = self.agent.fun, self._middleware
+        if self.agent.is_async:
+            return await call_async(middleware, records, lambda: fun(records))
+        if self._executor is None:
+            return call_sync(middleware, records, lambda: fun(records))
+        context = copy_context()
+        return await self._handler_loop.run_in_executor(
+            self._executor, context.run, call_sync, middleware, records, lambda: fun(records)
+        )
+
+    def _settle(self, held: list[Held], records: Records[Any], result: Any, error: BaseException | None) -> None:
+        """Decided outcomes stand; the others go the way of the error, or of the batch's result."""
+        accepted = _ACCEPT
+        if error is None:
+            try:
+                accepted, error = self._accepted(result)
+            except Exception as unencodable:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
+                error = unencodable
+        logged: Outcome | None = None
+        for (chunk, record), decided in zip(held, records.outcomes, strict=True):
+            if decided is not None:
+                outcome = self._decided(chunk, record, decided)
+            elif error is None:
+                outcome = accepted
+            elif logged is None:
+                outcome = logged = self.failed(chunk, record, error)
+            else:
+                outcome = of_exception(self.agent, error, record[ATTEMPT])
+            self.finish(chunk, record, outcome)
+
+    def _decided(self, chunk: Chunk, record: Any, decided: BaseException) -> Outcome:
+        if isinstance(decided, (Release, Reject)):
+            return of_exception(self.agent, decided, record[ATTEMPT])
+        return self.failed(chunk, record, decided)
+
+    def _accepted(self, result: Any) -> tuple[Outcome, BaseException | None]:
+        if isinstance(result, (Release, Reject)):
+            return _ACCEPT, result
+        sends = self.agent.outputs(result, current_headers())
+        return (Outcome(Kind.ACCEPT, sends=SendGroup(sends)) if sends else _ACCEPT), None

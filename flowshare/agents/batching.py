@@ -1,0 +1,105 @@
+"""Batch handlers: `Batch` says how many records at once, `Records` is what the handler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from flowshare.agents.delivery import Delivery
+from flowshare.agents.errors import OptionError
+from flowshare.agents.outcomes import Reject, Release
+from flowshare.agents.retry import Seconds, seconds
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Up to `size` records at once; fewer when `within` seconds passed since the first of them arrived."""
+
+    size: int
+    within: Seconds = field(default=0.5, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raises: OptionError when a value is refused."""
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= 10_000:
+            raise OptionError(f"fs.Batch(size) takes a number from 1 to 10000, not {self.size!r}")
+        object.__setattr__(self, "within", seconds(self.within, "fs.Batch(within=…)"))
+
+    @property
+    def within_s(self) -> float:
+        """`within` in seconds."""
+        assert isinstance(self.within, float)
+        return self.within
+
+
+class BatchRecord(Generic[T]):
+    """One record of a batch: its `value` and its `delivery`."""
+
+    __slots__ = ("delivery", "value")
+
+    def __init__(self, value: T, delivery: Delivery) -> None:
+        self.value = value
+        self.delivery = delivery
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key."""
+        return self.delivery.key
+
+    def __repr__(self) -> str:
+        return f"<BatchRecord {self.delivery.topic}-{self.delivery.partition}@{self.delivery.offset}>"
+
+
+class Records(Generic[T]):
+    """The records of one batch, in order, with an outcome for each: accept, unless the handler says otherwise.
+
+    When the handler raises, every record that it said nothing about goes the way of the exception.
+    """
+
+    __slots__ = ("_by_id", "_records", "outcomes")
+
+    def __init__(self, records: list[BatchRecord[T]]) -> None:
+        self._records = records
+        self._by_id: dict[int, list[int]] | None = None
+        self.outcomes: list[Release | Reject | BaseException | None] = [None] * len(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[BatchRecord[T]]:
+        return iter(self._records)
+
+    def __getitem__(self, index: int) -> BatchRecord[T]:
+        return self._records[index]
+
+    def values(self) -> list[T]:
+        """The values, in order."""
+        return [record.value for record in self._records]
+
+    def reject(self, record: BatchRecord[T] | T, reason: object = "rejected by the handler") -> None:
+        """This record (or the one with this very value) can never be handled: to the dead letter with `reason`."""
+        text = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
+        self.outcomes[self._index(record)] = Reject(text)
+
+    def release(self, record: BatchRecord[T] | T, delay: Seconds = 0) -> None:
+        """Put this record back, available again after `delay` seconds."""
+        self.outcomes[self._index(record)] = Release(delay)
+
+    def retry(self, record: BatchRecord[T] | T, error: BaseException) -> None:
+        """Treat this record as if its handler had raised `error`."""
+        self.outcomes[self._index(record)] = error
+
+    def _index(self, record: Any) -> int:
+        if self._by_id is None:
+            self._by_id = {}
+            for index, one in enumerate(self._records):
+                self._by_id.setdefault(id(one), []).append(index)
+                self._by_id.setdefault(id(one.value), []).append(index)
+        found = self._by_id.get(id(record))
+        if found is None:
+            found = [index for index, one in enumerate(self._records) if one.value == record]
+        if not found:
+            raise ValueError(f"{record!r} is not a record of this batch")
+        return next((index for index in found if self.outcomes[index] is None), found[-1])

@@ -1,0 +1,108 @@
+"""A chunk: what one fetch brought from one partition, shared between the feeder and the pool.
+
+Records are popped off `records` one by one (a list's pop is atomic), by whoever handles them next or by the feeder
+that gives unbegun ones back. Finished offsets gather in `accepted`, other outcomes in `others`; the pool hands both
+to the feeder once per loop iteration. Everything below the line in `__init__` belongs to the feeder alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowshare.agents.outcomes import Outcome
+    from flowshare.agents.values import Decoder
+    from flowshare.protocol.messages import TopicPartition
+
+RecordTuple = tuple[int, int, "bytes | None", "bytes | None", "tuple[tuple[str, bytes | None], ...]", int]
+"""offset, timestamp_ms, key, value, headers, attempt: a `DecodedRecord`."""
+
+OFFSET, TIMESTAMP, KEY, VALUE, HEADERS, ATTEMPT = range(6)
+
+
+class Chunk:
+    """Records of one partition that were acquired together."""
+
+    __slots__ = (
+        "accepted",
+        "agent",
+        "arrived",
+        "attempts",
+        "deadline",
+        "decode",
+        "generation",
+        "lost",
+        "others",
+        "partition",
+        "records",
+        "remaining",
+        "runs",
+        "settled",
+        "topic",
+        "tp",
+    )
+
+    def __init__(
+        self,
+        agent: str,
+        topic: str,
+        tp: TopicPartition,
+        records: Iterable[RecordTuple],
+        *,
+        decode: Decoder | None,
+        deadline: float,
+        generation: int,
+        arrived: float,
+    ) -> None:
+        self.agent = agent
+        self.topic = topic
+        self.tp = tp
+        self.partition = tp.partition
+        self.decode = decode
+        self.records: list[Any] = list(records)
+        self.records.reverse()
+        self.accepted: list[int] = []
+        self.others: list[tuple[RecordTuple, Outcome]] = []
+        self.deadline = deadline
+        """When the lock lapses, in the clock's monotonic seconds; moved by renewals."""
+        self.arrived = arrived
+        # --- the feeder's
+        self.generation = generation
+        self.runs = runs([record[OFFSET] for record in reversed(self.records)])
+        self.remaining = len(self.records)
+        self.settled: list[int] = []
+        self.lost: set[int] = set()
+        self.attempts: dict[int, int] = {}
+        """Attempt by offset, kept for an observer only."""
+
+    def unfinished(self) -> list[int]:
+        """Offsets that are held and not settled, in order."""
+        finished = set(self.settled)
+        finished |= self.lost
+        return [offset for first, last in self.runs for offset in range(first, last + 1) if offset not in finished]
+
+
+def runs(offsets: list[int]) -> list[tuple[int, int]]:
+    """Sorted distinct offsets as (first, last) runs without gaps; halves the list, so it is cheap when there are few.
+
+    >>> runs([1, 2, 3, 7, 9, 10])
+    [(1, 3), (7, 7), (9, 10)]
+    """
+    if not offsets:
+        return []
+    found: list[tuple[int, int]] = []
+    todo = [(0, len(offsets) - 1)]
+    while todo:
+        low, high = todo.pop()
+        first, last = offsets[low], offsets[high]
+        if last - first == high - low:
+            if found and found[-1][1] + 1 == first:
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+        else:
+            middle = (low + high) // 2
+            todo.append((middle + 1, high))
+            todo.append((low, middle))
+    return found

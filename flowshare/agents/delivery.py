@@ -1,0 +1,119 @@
+"""`Delivery`: what a handler may know of the record that it works on, and the current one of a context."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Final
+
+from flowshare.agents.chunk import ATTEMPT, HEADERS, KEY, OFFSET, TIMESTAMP, VALUE, Chunk, RecordTuple
+
+Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
+
+current: Final[ContextVar[tuple[Chunk, RecordTuple] | None]] = ContextVar("flowshare_current", default=None)
+"""The delivery that this context works on: set by the pool before each handler call."""
+
+
+class Renewal:
+    """A renewal under way: await it, or ask `result()` in a thread, or let it be."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: concurrent.futures.Future[bool]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[object, None, bool]:
+        """Whether the lock holds anew."""
+        return asyncio.wrap_future(self._future).__await__()
+
+    def result(self, timeout: float | None = 10.0) -> bool:
+        """Whether the lock holds anew; waits `timeout` seconds at most. For `def` handlers only."""
+        return self._future.result(timeout)
+
+
+class Delivery:
+    """One delivery of one record.
+
+    topic, partition, offset: where the record lies. key, value: bytes or None. headers: pairs of name and bytes.
+    timestamp: seconds since 1970. attempt: 1 for the first delivery.
+    """
+
+    __slots__ = ("_chunk", "_record", "_renew")
+
+    def __init__(self, chunk: Chunk, record: RecordTuple, renew: Renew | None = None) -> None:
+        self._chunk = chunk
+        self._record = record
+        self._renew = renew
+
+    @property
+    def agent(self) -> str:
+        """Name of the agent."""
+        return self._chunk.agent
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic."""
+        return self._chunk.topic
+
+    @property
+    def partition(self) -> int:
+        """Number of the partition."""
+        return self._chunk.partition
+
+    @property
+    def offset(self) -> int:
+        """Offset in the partition."""
+        return self._record[OFFSET]
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key."""
+        return self._record[KEY]
+
+    @property
+    def value(self) -> bytes | None:
+        """The record's value as it was produced."""
+        return self._record[VALUE]
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """The record's headers, in order; a name may stand more than once."""
+        return self._record[HEADERS]
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of this name, or None."""
+        return next((value for key, value in reversed(self._record[HEADERS]) if key == name), None)
+
+    @property
+    def timestamp(self) -> float:
+        """When the record was made, in seconds since 1970."""
+        return self._record[TIMESTAMP] / 1000
+
+    @property
+    def attempt(self) -> int:
+        """How often the record was delivered, this time included."""
+        return self._record[ATTEMPT]
+
+    @property
+    def id(self) -> str:
+        """`topic id:partition:offset`: the same for every attempt and for no other record; the idempotency key."""
+        return f"{self._chunk.tp.topic_id}:{self._chunk.partition}:{self._record[OFFSET]}"
+
+    def renew(self) -> Renewal:
+        """Start the acquisition lock anew now. Flowshare does so by itself; for `renew=False` and for certainty."""
+        if self._renew is None:
+            done: concurrent.futures.Future[bool] = concurrent.futures.Future()
+            done.set_result(True)
+            return Renewal(done)
+        return Renewal(self._renew(self._chunk, self._record[OFFSET]))
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"
+
+
+def current_delivery() -> Delivery | None:
+    """The delivery whose handler calls this, also from tasks that the handler made; None outside of handlers."""
+    held = current.get()
+    return None if held is None else Delivery(*held)

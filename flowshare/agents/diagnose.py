@@ -1,0 +1,140 @@
+"""A stall explains itself: when nothing is fetched for a while, one log line says why, again when the reason changes.
+
+"Nothing left to do" is told at level INFO, everything else at WARNING.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from flowshare.client.errors import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.member import ShareMember
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import SharePartitionOffsets
+
+logger = logging.getLogger("flowshare.agents")
+
+QUIET_S: Final = 10.0
+"""So long nothing must have been fetched before the reason is looked for."""
+
+
+class Reason(NamedTuple):
+    """Why nothing is fetched; `normal` when there is nothing wrong."""
+
+    text: str
+    normal: bool
+
+
+class Holder(Protocol):
+    """What a feeder holds."""
+
+    paused: bool
+    outstanding: int
+
+    def problems(self) -> list[str]:
+        """Why it is not healthy."""
+        ...
+
+
+class StallWatch:
+    """Looks for the reason once nothing was fetched for 10 s; on the service loop."""
+
+    def __init__(self, agent: ShareAgent, *, clock: Clock, admin: ShareAdmin) -> None:
+        self._agent = agent
+        self._clock = clock
+        self._admin = admin
+        self._member: ShareMember | None = None
+        self._since = clock.monotonic()
+        self._looked = self._since
+        self._told: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, member: ShareMember) -> None:
+        """Begin to watch this member."""
+        self._member = member
+        self._since = self._looked = self._clock.monotonic()
+
+    def stop(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def something_fetched(self) -> None:
+        """All is well."""
+        self._since = self._looked = self._clock.monotonic()
+        self._told = None
+
+    def nothing_fetched(self, holder: Holder) -> None:
+        """A fetch came back empty."""
+        now = self._clock.monotonic()
+        if now - self._looked < QUIET_S or (self._task is not None and not self._task.done()):
+            return
+        self._looked = now
+        self._task = asyncio.create_task(self._explain(holder, now), name=f"stall {self._agent.name}")
+
+    async def _explain(self, holder: Holder, now: float) -> None:
+        assert self._member is not None
+        reason = await explain(self._agent, self._admin, self._member, holder)
+        if reason.text == self._told:
+            return
+        self._told = reason.text
+        logger.log(
+            logging.INFO if reason.normal else logging.WARNING,
+            "agent=%s group=%s: nothing to handle for %.0f s: %s",
+            self._agent.name,
+            self._agent.group,
+            now - self._since,
+            reason.text,
+        )
+
+
+async def explain(agent: ShareAgent, admin: ShareAdmin, member: ShareMember, holder: Holder) -> Reason:
+    """Why an agent gets no records now."""
+    if holder.paused:
+        return Reason("the agent is paused; resume it", normal=True)
+    problems = holder.problems()
+    if problems:
+        return Reason("; ".join(problems), normal=False)
+    if member.trouble:
+        return Reason(member.trouble, normal=False)
+    try:
+        offsets = await admin.group_offsets(agent.group, agent.topics)
+    except ClientError as error:
+        return Reason(f"the group's positions cannot be read: {error}", normal=False)
+    return of_offsets(offsets, assigned={(one.topic, one.partition) for one in member.assignment})
+
+
+def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[str, int]]) -> Reason:
+    """The reason that a group's positions show."""
+    backlog = sum(max(0, part.lag) for part in offsets)
+    if backlog == 0:
+        return Reason("every record of the topic is finished", normal=True)
+    waiting = {(part.topic, part.partition) for part in offsets if part.lag > 0}
+    if not waiting & assigned:
+        return Reason(f"{backlog} unfinished records lie in partitions that are assigned to other members", normal=True)
+    in_flight = sum(part.in_flight for part in offsets)
+    delayed = sum(part.delayed for part in offsets)
+    if in_flight and in_flight + delayed >= backlog:
+        return Reason(
+            f"all {backlog} unfinished records are taken: {in_flight} are in flight at members of the group"
+            + (f", {delayed} wait for their retry delay" if delayed else ""),
+            normal=True,
+        )
+    if delayed >= backlog:
+        return Reason(f"all {backlog} unfinished records wait for their retry delay", normal=True)
+    if in_flight:
+        return Reason(
+            f"{backlog} records are unfinished and {in_flight} in flight: the group's limit of records in flight "
+            "(share.partition.max.record.locks) or its window (share.partition.max.window) may be reached",
+            normal=False,
+        )
+    return Reason(f"{backlog} records are unfinished and free, but the group hands none out", normal=False)

@@ -1,0 +1,49 @@
+"""Every log line of a handler says whose it is: agent, topic-partition@offset and attempt.
+
+A log record factory, installed once, looks at the context's current delivery and adds the attributes
+`flowshare_agent`, `flowshare_record` (`topic-partition@offset`), `flowshare_attempt` and `flowshare` (all of them as
+one text in front of the message's own, empty outside of handlers).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flowshare.agents.chunk import ATTEMPT, OFFSET
+from flowshare.agents.delivery import current
+
+
+class _Factory:
+    """The factory that was there before, and what we add to its records."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        made: logging.LogRecord = self.inner(*args, **kwargs)
+        held = current.get()
+        if held is None:
+            made.flowshare_agent = made.flowshare_record = made.flowshare = ""
+            made.flowshare_attempt = 0
+        else:
+            chunk, record = held
+            made.flowshare_agent = chunk.agent
+            made.flowshare_record = f"{chunk.topic}-{chunk.partition}@{record[OFFSET]}"
+            made.flowshare_attempt = record[ATTEMPT]
+            # flowshare's own lines name their record themselves.
+            own = made.name.startswith("flowshare.")
+            made.flowshare = "" if own else f"[{chunk.agent} {made.flowshare_record} attempt {record[ATTEMPT]}] "
+        return made
+
+
+def install() -> None:
+    """Add the attributes to all log records from now on. Calling it again does nothing."""
+    factory = logging.getLogRecordFactory()
+    if not isinstance(factory, _Factory):
+        logging.setLogRecordFactory(_Factory(factory))
+
+
+def where(agent: str, topic: str, partition: int, offset: int, attempt: int) -> str:
+    """How flowshare's own lines name a delivery."""
+    return f"agent={agent} record={topic}-{partition}@{offset} attempt={attempt}"

@@ -1,0 +1,190 @@
+"""The options of `@app.share_agent`, checked when the module is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Final
+
+from flowshare.agents.batching import Batch
+from flowshare.agents.errors import OptionError, refuse_unknown
+from flowshare.agents.ratelimit import RateLimit, parse_rate
+from flowshare.agents.retry import Retry, Seconds, exception_types, seconds
+
+LIMIT_MARGIN: Final = 5
+"""Deliveries that the group allows beyond `max_attempts`, for those that end in a crash or a lapsed lock."""
+LOCKS_DEFAULT: Final = 2_000
+LOCKS_MAX: Final = 10_000
+DEFAULT_LOCK_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Settings of one share agent. Times are seconds.
+
+    group: share group; None: `<app id>.<function>`.
+    start: where a new group begins: `earliest`, `latest`, or how far back as seconds or a timedelta. Set on the group
+        before the first fetch; a group that has state keeps its position.
+    concurrency: records (with `batch`: batches) that are handled at once in this process.
+    retry: which failures are tried again, how often, how late.
+    timeout: longest time a handler may take; None: none, its lock is renewed as long as it runs.
+    dead_letter: True: topic `<group>.dlq`; a name or topic; None: reject without dead letter, with an error log.
+    drain_timeout: how long handlers may finish when the worker stops.
+    reject: exceptions that go to the dead letter at once.
+    sink: topics that a returned value is produced to before the record is accepted.
+    batch: hand over lists of records (`fs.Batch`), None: one by one.
+    rate_limit: records a second in this process, as a number or text such as `"100/s"`, `"10/m"`.
+    lock_duration: the group's acquisition lock; None: the server's default, 30 s.
+    renew: renew locks while handlers run. False needs a `timeout` shorter than the lock.
+    middleware: functions around the handler, the first outermost, inside those of the app.
+    """
+
+    group: str | None = None
+    start: str | Seconds = "earliest"
+    concurrency: int = 16
+    retry: Retry = field(default_factory=Retry)
+    timeout: float | None = None
+    dead_letter: Any = True
+    drain_timeout: float = 25.0
+    reject: tuple[type[BaseException], ...] = ()
+    sink: tuple[Any, ...] = ()
+    batch: Batch | None = None
+    rate_limit: RateLimit | None = None
+    lock_duration: float | None = None
+    renew: bool = True
+    middleware: tuple[Callable[..., Any], ...] = ()
+
+    @classmethod
+    def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:
+        """Check and complete what a user gave. Raises: OptionError, naming the agent."""
+        refuse_unknown(f"share agent {agent}:", given, [one.name for one in fields(cls)])
+        checked = {name: _CHECKS[name](value) if name in _CHECKS else value for name, value in given.items()}
+        try:
+            options = cls(**checked)
+            options._check_together()
+        except OptionError as error:
+            raise OptionError(f"share agent {agent}: {error}") from None
+        return options
+
+    def _check_together(self) -> None:
+        lock_s = self.lock_duration or DEFAULT_LOCK_S
+        if not self.renew and (self.timeout is None or self.timeout >= lock_s):
+            raise OptionError(
+                f"renew=False needs a timeout shorter than the lock of {lock_s:g} s, else the record is handed to "
+                f"another worker while its handler runs (timeout is {self.timeout}). Set timeout=…, raise "
+                "lock_duration=…, or leave renew on."
+            )
+
+    @property
+    def delivery_count_limit(self) -> int:
+        """share.delivery.count.limit of the group."""
+        return self.retry.max_attempts + LIMIT_MARGIN
+
+    @property
+    def records_at_once(self) -> int:
+        """Records that handlers of this process hold at most."""
+        return self.concurrency * (self.batch.size if self.batch else 1)
+
+    @property
+    def record_locks(self) -> int:
+        """share.partition.max.record.locks that the concurrency asks for: twice what one process holds."""
+        return min(LOCKS_MAX, max(LOCKS_DEFAULT, 2 * self.records_at_once))
+
+    @property
+    def auto_offset_reset(self) -> str:
+        """share.auto.offset.reset of the group."""
+        if isinstance(self.start, str):
+            return self.start
+        back_ms = round(seconds(self.start, "start") * 1000)
+        return f"by_duration:PT{back_ms / 1000:g}S"
+
+
+def _group(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise OptionError(f"group takes a name, not {value!r}")
+    return value
+
+
+def _start(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in ("earliest", "latest"):
+            raise OptionError(f"start takes 'earliest', 'latest', seconds or a timedelta, not {value!r}")
+        return value
+    return seconds(value, "start")
+
+
+def _concurrency(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
+        raise OptionError(f"concurrency takes a number from 1 to 10000, not {value!r}")
+    return value
+
+
+def _retry(value: Any) -> Retry:
+    if value is None:
+        return Retry(max_attempts=1)
+    if isinstance(value, Retry):
+        return value
+    raise OptionError(f"retry takes fs.Retry(…), or None for a single attempt, not {value!r}")
+
+
+def _positive(name: str) -> Callable[[Any], float | None]:
+    def check(value: Any) -> float | None:
+        if value is None:
+            return None
+        checked = seconds(value, name)
+        if checked <= 0:
+            raise OptionError(f"{name} must be more than 0 seconds, or None")
+        return checked
+
+    return check
+
+
+def _dead_letter(value: Any) -> Any:
+    if value is False:
+        raise OptionError("dead_letter=False is not clear: say dead_letter=None to reject without a dead letter")
+    return value
+
+
+def _sequence(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(value)
+    return (value,)
+
+
+def _batch(value: Any) -> Batch | None:
+    if value is None or isinstance(value, Batch):
+        return value
+    raise OptionError(f"batch takes fs.Batch(size, within=seconds), not {value!r}")
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"renew takes True or False, not {value!r}")
+    return value
+
+
+def _drain(value: Any) -> float:
+    if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
+        return seconds(value, "drain_timeout")
+    raise OptionError(f"drain_timeout takes seconds, not {value!r}")
+
+
+_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
+    "group": _group,
+    "start": _start,
+    "concurrency": _concurrency,
+    "retry": _retry,
+    "timeout": _positive("timeout"),
+    "dead_letter": _dead_letter,
+    "drain_timeout": _drain,
+    "reject": lambda value: exception_types(value, "reject"),
+    "sink": _sequence,
+    "batch": _batch,
+    "rate_limit": parse_rate,
+    "lock_duration": _positive("lock_duration"),
+    "renew": _bool,
+    "middleware": _sequence,
+}

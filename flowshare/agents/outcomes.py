@@ -1,0 +1,119 @@
+"""What can become of a delivery: what a handler returns or raises, turned into one `Outcome`.
+
+The whole table of the architecture (§7) is here and in `settle.py`: here what the handler's result means, there what
+is produced and acknowledged for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flowshare.agents.errors import UndecodableValue
+from flowshare.agents.retry import Seconds, seconds
+from flowshare.agents.send import SendGroup
+
+if TYPE_CHECKING:
+    from flowshare.agents.agent import ShareAgent
+
+logger = logging.getLogger(__name__)
+
+
+class Release(Exception):
+    """Returned or raised by a handler: put the record back, not an error; available again after `delay` seconds.
+
+    The delivery counts as an attempt.
+    """
+
+    def __init__(self, delay: Seconds = 0) -> None:
+        super().__init__(f"released, again after {delay}")
+        self.delay_s = seconds(delay, "Release(delay=…)")
+
+
+class Reject(Exception):
+    """Returned or raised by a handler: this record can never be handled; to the dead letter with `reason`."""
+
+    def __init__(self, reason: str = "rejected by the handler") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Kind(enum.Enum):
+    """What is to be acknowledged."""
+
+    ACCEPT = "accept"
+    RELEASE = "release"
+    RETRY = "retry"
+    DEAD = "dead"
+
+
+class Outcome(NamedTuple):
+    """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop."""
+
+    kind: Kind
+    error: BaseException | None = None
+    reason: str = ""
+    delay_s: float = 0.0
+    sends: SendGroup | None = None
+
+
+CANCELLED = "the handler was cancelled"
+
+
+def of_exception(agent: ShareAgent, error: BaseException, attempt: int) -> Outcome:
+    """The outcome of an exception out of user code (or of `timeout`)."""
+    if isinstance(error, Release):
+        return Outcome(Kind.RELEASE, None, "Release", error.delay_s)
+    if isinstance(error, Reject):
+        return Outcome(Kind.DEAD, None, error.reason)
+    if isinstance(error, UndecodableValue):
+        return Outcome(Kind.DEAD, error, f"undecodable: {error}")
+    if isinstance(error, agent.options.reject):
+        return Outcome(Kind.DEAD, error, f"rejected because of {type(error).__name__}: {error}")
+    if not isinstance(error, Exception):
+        return Outcome(Kind.RELEASE, error, f"{CANCELLED} ({type(error).__name__})")
+    return _of_plain_exception(agent, error, attempt)
+
+
+def _of_plain_exception(agent: ShareAgent, error: Exception, attempt: int) -> Outcome:
+    retry = agent.options.retry
+    said = f"{type(error).__name__}: {error}"
+    if not retry.retries(error):
+        return Outcome(Kind.DEAD, error, f"not to be retried: {said}")
+    if attempt >= retry.max_attempts:
+        return Outcome(Kind.DEAD, error, f"attempts used up ({attempt}): {said}")
+    return Outcome(Kind.RETRY, error, said)
+
+
+def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple[str, bytes], ...]) -> Outcome:
+    """The outcome of what a handler returned, None included (a plain accept).
+
+    headers: trace context to put into produced records.
+    """
+    if isinstance(result, (Release, Reject)):
+        return of_exception(agent, result, attempt)
+    try:
+        sends = agent.outputs(result, headers)
+    except Exception as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
+        return of_exception(agent, error, attempt)
+    return Outcome(Kind.ACCEPT, sends=SendGroup(sends) if sends else None)
+
+
+def warn_once_of_lost_values(agent_name: str) -> Callable[[Any], None]:
+    """A function that logs one warning for the first value that goes nowhere because the agent has no sink."""
+    warned = False
+
+    def warn(value: Any) -> None:
+        nonlocal warned
+        if not warned:
+            warned = True
+            logger.warning(
+                "agent %s returned a value of type %s but has no sink: the value is dropped. "
+                "Add sink=[topic], return fs.Send(topic, value), or return None.",
+                agent_name,
+                type(value).__name__,
+            )
+
+    return warn

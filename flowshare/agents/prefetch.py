@@ -1,0 +1,74 @@
+"""How many records an agent holds: those in its slots, and what the slots finish in about 50 ms.
+
+Slow handlers keep next to nothing in the buffer, so that other members find work; fast ones keep thousands, so that
+no slot waits for the next fetch. The speed is measured: records finished per second of work.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+AHEAD_S: Final = 0.05
+"""How long the buffer should last."""
+STUCK_S: Final = 1.0
+"""After so long without any record finished, the buffer is given back."""
+BUFFER_MAX: Final = 10_000
+_WINDOW_S: Final = 0.005
+
+
+class Prefetch:
+    """Measures the handlers' speed and says how many records to hold. Times are monotonic seconds."""
+
+    __slots__ = ("_count", "_fixed", "_rate", "_slots", "_window_start", "progress_at", "stuck")
+
+    def __init__(self, slots: int, *, fixed_buffer: int = 0, now: float = 0.0) -> None:
+        """slots: records that handlers hold at once. fixed_buffer: hold at least so many more (a whole batch)."""
+        self._slots = slots
+        self._fixed = fixed_buffer
+        self._rate: float | None = None
+        self._count = 0
+        self._window_start = now
+        self.progress_at = now
+        self.stuck = False
+        """Whether nothing finished for so long that nothing more should be buffered."""
+
+    @property
+    def rate(self) -> float:
+        """Records a second that the handlers can finish, as measured."""
+        return self._rate or 0.0
+
+    def begun(self, now: float) -> None:
+        """The pool gets work after it had none: time before does not count."""
+        self._window_start = self.progress_at = now
+        self._count = 0
+
+    def finished(self, count: int, now: float) -> None:
+        """Records finished."""
+        self.progress_at = now
+        self.stuck = False
+        self._count += count
+        elapsed_s = now - self._window_start
+        if elapsed_s < _WINDOW_S and self._count < 500:
+            return
+        measured = self._count / max(elapsed_s, 1e-6)
+        self._rate = measured if self._rate is None else (self._rate + measured) / 2
+        self._window_start = now
+        self._count = 0
+
+    def still_running(self, busy: int, now: float) -> bool:
+        """Look at the time since something finished; returns whether the buffer is to be given back."""
+        waited_s = now - self.progress_at
+        if waited_s > 0.25 and self._rate is not None:
+            self._rate = min(self._rate, max(busy, 1) / waited_s)
+        if waited_s < STUCK_S or busy < self._slots:
+            return False
+        self.stuck = True
+        return True
+
+    @property
+    def target(self) -> int:
+        """How many records to hold in all."""
+        if self.stuck:
+            return self._slots
+        ahead = min(BUFFER_MAX, int(self.rate * AHEAD_S))
+        return self._slots + max(1, ahead, self._fixed)

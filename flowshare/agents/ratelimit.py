@@ -1,0 +1,58 @@
+"""A rate limit per agent and process: a token bucket that the feeder asks before it fetches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowshare.agents.errors import OptionError
+
+_PER_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """`per_s` records a second, `burst` at once after a pause."""
+
+    per_s: float
+    burst: int
+
+
+def parse_rate(value: Any) -> RateLimit | None:
+    """`100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
+    if value is None or isinstance(value, RateLimit):
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*/\s*([smh])", value.strip())
+        per_s = float(match[1]) / _PER_S[match[2]] if match else 0.0
+    else:
+        per_s = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    if not 0 < per_s < float("inf"):
+        raise OptionError(f"rate_limit takes records a second, or text such as '100/s' or '10/m', not {value!r}")
+    return RateLimit(per_s, max(1, round(per_s / 10)))
+
+
+class TokenBucket:
+    """Tokens that come back with time; time comes in as seconds of a monotonic clock."""
+
+    __slots__ = ("_at", "_limit", "_tokens")
+
+    def __init__(self, limit: RateLimit, now: float) -> None:
+        self._limit = limit
+        self._tokens = float(limit.burst)
+        self._at = now
+
+    def available(self, now: float) -> int:
+        """Whole tokens there are now."""
+        self._tokens = min(float(self._limit.burst), self._tokens + (now - self._at) * self._limit.per_s)
+        self._at = now
+        return int(self._tokens + 1e-9)
+
+    def take(self, count: int) -> None:
+        """Use tokens; may go below zero when more came than was asked for."""
+        self._tokens -= count
+
+    def wait_s(self) -> float:
+        """Seconds until there is one token."""
+        return max(0.0, (1.0 - self._tokens) / self._limit.per_s)

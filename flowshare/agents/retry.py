@@ -1,0 +1,117 @@
+"""How often and how late a failed record is tried again."""
+
+from __future__ import annotations
+
+import random as random_module
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from flowshare.agents.errors import OptionError
+
+Seconds = float | int | timedelta
+
+DelayPolicy = Callable[[int, random_module.Random], float]
+"""Attempt that failed (the first is 1) and a random source -> seconds until the next one."""
+
+DELAY_MAX_S: Final = 30 * 24 * 3600.0
+"""Longest delay of a release: 30 days."""
+
+
+def seconds(value: Seconds, what: str) -> float:
+    """`value` as seconds. Raises: OptionError when it is no duration or negative."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise OptionError(f"{what} takes seconds as a number or a timedelta, not {value!r}")
+    if not 0 <= value < float("inf"):
+        raise OptionError(f"{what} must be zero or more seconds, not {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Delay that doubles with every attempt. With jitter: a random part of the upper half is taken off."""
+
+    first_s: float
+    cap_s: float
+    factor: float
+    jitter: bool
+
+    def __call__(self, attempt: int, random: random_module.Random) -> float:
+        """Seconds to wait after `attempt` failed."""
+        steps = min(max(attempt, 1) - 1, 64)
+        delay_s = min(self.cap_s, self.first_s * self.factor**steps)
+        return delay_s * (0.5 + random.random() / 2) if self.jitter else delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same delay after every attempt."""
+
+    delay_s: float
+
+    def __call__(self, attempt: int, random: random_module.Random) -> float:
+        """Seconds to wait after `attempt` failed."""
+        del attempt, random
+        return self.delay_s
+
+
+def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitter: bool = True) -> Exponential:
+    """`first` seconds, then `factor` times as long each time, `cap` seconds at most.
+
+    jitter: take a random part of up to one half off each delay, so that records that failed together do not come back
+    together.
+    """
+    if factor < 1:
+        raise OptionError(f"exponential(factor=…) must be 1 or more, not {factor!r}")
+    return Exponential(seconds(first, "exponential(first)"), seconds(cap, "exponential(cap=…)"), float(factor), jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Which exceptions are tried again, how often, how late.
+
+    max_attempts: deliveries in all, the first included; after the last one the record goes to the dead letter.
+    delay: seconds before the next attempt, or `exponential(…)`, or a function of the attempt that failed.
+    on: exceptions that are tried again; any other one goes to the dead letter at once. The `TimeoutError` of the
+        agent's `timeout` counts as an exception of the handler.
+    """
+
+    max_attempts: int = 5
+    delay: Seconds | DelayPolicy | Callable[[int], float] = field(default_factory=lambda: exponential(1))
+    on: tuple[type[BaseException], ...] | type[BaseException] = (Exception,)
+
+    def __post_init__(self) -> None:
+        """Raises: OptionError when a value is refused."""
+        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            raise OptionError(f"Retry(max_attempts=…) must be 1 or more, not {self.max_attempts!r}")
+        object.__setattr__(self, "on", exception_types(self.on, "Retry(on=…)"))
+        if isinstance(self.delay, (int, float, timedelta)):
+            object.__setattr__(self, "delay", Constant(seconds(self.delay, "Retry(delay=…)")))
+        elif not callable(self.delay):
+            raise OptionError(f"Retry(delay=…) takes seconds, exponential(…) or a function, not {self.delay!r}")
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether this exception is one to try again."""
+        return isinstance(error, self.on)
+
+    def delay_s(self, attempt: int, random: random_module.Random) -> float:
+        """Seconds until the attempt after `attempt`, between 0 and 30 days."""
+        policy = self.delay
+        if isinstance(policy, (Exponential, Constant)):
+            delay_s = policy(attempt, random)
+        else:
+            assert callable(policy)
+            delay_s = float(policy(attempt))  # type: ignore[call-arg]
+        return min(max(delay_s, 0.0), DELAY_MAX_S)
+
+
+def exception_types(value: object, what: str) -> tuple[type[BaseException], ...]:
+    """One exception class or several as a tuple. Raises: OptionError."""
+    types = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+    for one in types:
+        if not (isinstance(one, type) and issubclass(one, BaseException)):
+            raise OptionError(f"{what} takes exception classes, not {one!r}")
+    return tuple(types)

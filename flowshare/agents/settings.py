@@ -1,0 +1,67 @@
+"""An app's settings: Faust's, except for the broker, which flowshare reads itself.
+
+Faust takes any unknown keyword in silence; here a typing error is refused with the nearest name. Faust never sees
+the broker's URL, which it would garble: its own Kafka client is not started.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import faust
+from faust.types.settings import Settings
+
+from flowshare.agents.errors import UsageError, refuse_unknown
+from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
+
+BROKER_ENV: Final = "FLOWSHARE_BROKER"
+PLACEHOLDER: Final = "kafka://faust-transport-is-not-used"
+_COMPAT: Final = frozenset(
+    {
+        "client_id",
+        "commit_interval",
+        "create_reply_topic",
+        "num_standby_replicas",
+        "default_partitions",
+        "replication_factor",
+    }
+)
+_OWN: Final = frozenset({"broker", "monitor", "config_source", "loop", "beacon"})
+
+
+def known_options() -> frozenset[str]:
+    """Every option of `App`."""
+    return frozenset(Settings.SETTINGS) | _COMPAT | _OWN
+
+
+def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None, dict[str, Any]]:
+    """The broker and what Faust gets.
+
+    The environment variable FLOWSHARE_BROKER replaces what the code says. Raises: OptionError for an unknown option,
+    UsageError for a broker URL that cannot be read.
+    """
+    refuse_unknown(f"App({app_id!r})", options, known_options())
+    left = dict(options)
+    broker = os.environ.get(BROKER_ENV) or left.pop("broker", None)
+    left.pop("broker", None)
+    left["broker"] = PLACEHOLDER
+    left.setdefault("web_bind", "127.0.0.1")
+    if broker is None:
+        return None, left
+    try:
+        return parse_broker(str(broker)), left
+    except BadBrokerUrl as error:
+        raise UsageError(f"App({app_id!r}): {error}") from None
+
+
+def refuse_faust_streams(app: faust.App, kind: str) -> None:
+    """Raise UsageError when Faust's own agents or tables are declared where they cannot run."""
+    agents = [str(name) for name in app.agents]
+    tables = [str(name) for name in app.tables] if "tables" in app.__dict__ else []
+    declared = [*(f"agent {name}" for name in agents), *(f"table {name}" for name in tables)]
+    if declared:
+        raise UsageError(
+            f"Faust's own agents and tables do not run on the {kind} backend: {', '.join(declared)}. "
+            "Use @app.share_agent instead of @app.agent, and a database instead of app.Table."
+        )

@@ -1,0 +1,129 @@
+"""What must be there before an agent fetches: its topics, its dead-letter topic, its group's settings.
+
+Group settings are set before the first fetch: a group that starts at `latest`, as Kafka's do, shows a newcomer
+nothing (KIP-932 leaves the reset to the group's config).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.agents.errors import UsageError
+from flowshare.agents.options import LOCKS_DEFAULT
+from flowshare.agents.send import topic_name
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.client.admin import ShareAdmin
+
+logger = logging.getLogger("flowshare.agents")
+
+DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
+DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
+DEAD_LETTER_ON: Final = "share.dead.letter.on"
+DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
+
+
+async def prepare(agent: ShareAgent, admin: ShareAdmin) -> None:
+    """Make missing topics (if the app allows it) and set the group's settings.
+
+    Raises: UsageError with what to do.
+    """
+    for channel in agent.channels:
+        await _need_topic(agent, admin, channel)
+    for sink in agent.options.sink:
+        await _need_topic(agent, admin, sink)
+    if agent.dead_letter_topic is not None:
+        await _need_topic(agent, admin, agent.dead_letter_topic)
+    await _set_group(agent, admin)
+    await _warn_of_older_group(agent, admin)
+
+
+async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> None:
+    name = topic_name(channel)
+    try:
+        await admin.describe_topic(name)
+    except ServerError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+    else:
+        return
+    if not agent.app.conf.topic_allow_declare:
+        raise UsageError(
+            f"agent {agent.name}: there is no topic {name!r} and topic_allow_declare=False forbids to make it; "
+            f"create it with `flowshare topics create {name}`, or check its name (`flowshare topics ls`)"
+        )
+    partitions = getattr(channel, "partitions", None) or 1
+    configs = {key: str(value) for key, value in (getattr(channel, "config", None) or {}).items()}
+    try:
+        await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
+    except ServerError as error:
+        raise UsageError(f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}") from error
+    logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
+
+
+def group_settings(agent: ShareAgent) -> dict[str, str | None]:
+    """Settings of the agent's group, by Kafka's names (share-group configs of KIP-932, KIP-1240)."""
+    options = agent.options
+    settings: dict[str, str | None] = {
+        "share.auto.offset.reset": options.auto_offset_reset,
+        "share.delivery.count.limit": str(options.delivery_count_limit),
+    }
+    if options.record_locks > LOCKS_DEFAULT:
+        settings["share.partition.max.record.locks"] = str(options.record_locks)
+    if options.lock_duration is not None:
+        settings["share.record.lock.duration.ms"] = str(round(options.lock_duration * 1000))
+    return settings
+
+
+def dead_letter_settings(agent: ShareAgent) -> dict[str, str | None]:
+    """What makes the leader write dead letters for records that the delivery limit archives (KIP-1191)."""
+    topic = agent.dead_letter_topic
+    if topic is None:
+        return {DEAD_LETTER_TOPIC: None, DEAD_LETTER_COPY: None, DEAD_LETTER_ON: None}
+    return {DEAD_LETTER_TOPIC: topic, DEAD_LETTER_COPY: "true", DEAD_LETTER_ON: "limit"}
+
+
+async def _set_group(agent: ShareAgent, admin: ShareAdmin) -> None:
+    try:
+        await admin.alter_group_configs(agent.group, group_settings(agent))
+    except ServerError as error:
+        raise UsageError(f"agent {agent.name}: its group's settings are refused: {error}") from error
+    try:
+        await admin.alter_group_configs(agent.group, dead_letter_settings(agent))
+    except ServerError as error:
+        logger.warning(
+            "agent=%s group=%s: the server writes no dead letters for records that the delivery limit archives: %s",
+            agent.name,
+            agent.group,
+            error,
+        )
+
+
+async def _warn_of_older_group(agent: ShareAgent, admin: ShareAdmin) -> None:
+    """A renamed function has a new group and begins anew; say so when the old one is idle with a backlog."""
+    if agent.options.group is not None:
+        return
+    prefix = f"{agent.app.app_id}."
+    used = {one.group for one in agent.app.share_agents.values()}
+    try:
+        for listed in await admin.list_groups(states=("Empty",)):
+            if not listed.group_id.startswith(prefix) or listed.group_id in used:
+                continue
+            offsets = await admin.group_offsets(listed.group_id)
+            backlog = sum(max(0, part.lag) for part in offsets if part.topic in agent.topics)
+            if backlog:
+                logger.warning(
+                    "agent=%s uses group %s; group %s has no member and %d unfinished records of the same topic. "
+                    "Was the function renamed? Then pass group=%r to go on where it was, or delete the old group.",
+                    agent.name,
+                    agent.group,
+                    listed.group_id,
+                    backlog,
+                    listed.group_id,
+                )
+    except ClientError as error:
+        logger.debug("older groups could not be looked at: %s", error)

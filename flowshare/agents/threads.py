@@ -1,0 +1,155 @@
+"""The pool for `def` handlers of single records: one thread a slot, each taking the next record by itself.
+
+No record hops through an executor: threads pull from the same chunks as tasks do, and what they finish goes straight
+to the service loop, so that a blocked handler loop holds nobody up. A thread cannot be stopped: a handler past its
+timeout keeps its slot and its lock until it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flowshare.agents.chunk import ATTEMPT, VALUE, Chunk
+from flowshare.agents.delivery import Delivery, current
+from flowshare.agents.middleware import call_sync
+from flowshare.agents.outcomes import Kind, Outcome, of_result
+from flowshare.agents.pool import Handed, Pool
+from flowshare.agents.slots import Held, Slot
+from flowshare.agents.tracing import current_headers
+
+_ACCEPT = Outcome(Kind.ACCEPT)
+
+
+class ThreadPool(Pool):
+    """Runs `def` handlers in `concurrency` daemon threads."""
+
+    cancels = False
+
+    async def start(self) -> None:
+        """Start the threads."""
+        await super().start()
+        self._ready = threading.Condition(threading.Lock())
+        self._done = threading.Lock()
+        self._handle = self._make_handle()
+        for slot in self.slots:
+            threading.Thread(
+                target=self._work, args=(slot,), name=f"{self.agent.name}-{slot.index}", daemon=True
+            ).start()
+
+    def feed(self, chunks: Iterable[Chunk]) -> None:
+        """More to do; callable from any thread."""
+        with self._ready:
+            self.queue.extend(chunks)
+            self._ready.notify(sum(len(chunk.records) for chunk in self.queue))
+
+    async def stop(self) -> None:
+        """Tell the threads to end; those inside a handler end with it."""
+        await super().stop()
+        with self._ready:
+            self._ready.notify_all()
+
+    def mark(self, chunk: Chunk) -> None:
+        """Something of this chunk is finished; `_done` is held."""
+        self._dirty.append(chunk)
+        if not self._flush_due:
+            self._flush_due = True
+            if not self._service_loop.is_closed():
+                self._service_loop.call_soon_threadsafe(self.flush)
+
+    def flush(self) -> None:
+        """Hand what is finished to the feeder; on the service loop."""
+        with self._done:
+            self._flush_due = False
+            dirty, self._dirty = self._dirty, []
+            handed: Handed = []
+            for chunk in dirty:
+                if chunk.accepted or chunk.others:
+                    handed.append((chunk, chunk.accepted, chunk.others))
+                    chunk.accepted, chunk.others = [], []
+        if handed:
+            self.finished(handed)
+
+    def finish(self, chunk: Chunk, record: Any, outcome: Outcome) -> None:
+        """Record an outcome; callable from any thread."""
+        with self._done:
+            super().finish(chunk, record, outcome)
+
+    def wake(self) -> None:
+        """Let idle threads look at the queue."""
+        with self._ready:
+            self._ready.notify_all()
+
+    def _take(self, slot: Slot) -> Held | None:
+        with self._ready:
+            while True:
+                if self.stopping:
+                    return None
+                while self.queue:
+                    chunk = self.queue[0]
+                    try:
+                        slot.held = held = (chunk, chunk.records.pop())
+                    except IndexError:
+                        self.queue.popleft()
+                        continue
+                    return held
+                self._ready.wait()
+
+    def _work(self, slot: Slot) -> None:
+        slot.thread_id = threading.get_ident()
+        monotonic = self.clock.monotonic
+        while (held := self._take(slot)) is not None:
+            slot.started = monotonic()
+            if self.agent.options.timeout is not None and not self._handler_loop.is_closed():
+                self._service_loop.call_soon_threadsafe(self.arm)
+            self.context.copy().run(self._run, held)
+            with self._done:
+                self.times.add(monotonic() - slot.started)
+            slot.held = None
+            slot.timed_out = False
+
+    def _run(self, held: Held) -> None:
+        chunk, record = held
+        current.set(held)
+        try:
+            value = self._decode(held)
+        except Exception as error:  # noqa: BLE001 - whatever the decoder raised
+            self.undecodable(chunk, record, error)
+            return
+        try:
+            result = self._handle(value, held)
+        except BaseException as error:  # noqa: BLE001 - every outcome of user code is one of the table's rows
+            self.finish(chunk, record, self.failed(chunk, record, error))
+            return
+        if result is None:
+            self.finish(chunk, record, _ACCEPT)
+        else:
+            self.finish(chunk, record, of_result(self.agent, result, record[ATTEMPT], current_headers()))
+
+    def _decode(self, held: Held) -> Any:
+        chunk, record = held
+        raw = record[VALUE]
+        if chunk.decode is not None:
+            return chunk.decode(raw)
+        if raw is None:
+            raise ValueError("null")
+        return raw
+
+    def _make_handle(self) -> Callable[[Any, Held], Any]:
+        fun, signature, middleware = self.agent.fun, self.agent.signature, self.agent.middleware
+        name, positional = signature.delivery_name, signature.delivery_positional
+        if name is None and not middleware:
+            return lambda value, held: fun(value)
+
+        def handle(value: Any, held: Held) -> Any:
+            delivery = Delivery(held[0], held[1], self.renew)  # type: ignore[arg-type]
+
+            def call() -> Any:
+                if name is None:
+                    return fun(value)
+                return fun(value, delivery) if positional else fun(value, **{name: delivery})
+
+            return call_sync(middleware, delivery, call) if middleware else call()
+
+        return handle

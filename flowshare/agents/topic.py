@@ -1,0 +1,155 @@
+"""A topic of an app: a Faust topic whose records go through flowshare's producer, from any loop and any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import faust
+
+from flowshare.agents.errors import UsageError
+from flowshare.agents.send import Headers, Produce, produce
+from flowshare.agents.tracing import current_headers
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+    from flowshare.client.producer import RecordMetadata
+
+
+class Sent:
+    """A record on its way: await it, or ask `result()` in a thread, or let it be."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: concurrent.futures.Future[RecordMetadata]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[object, None, RecordMetadata]:
+        """Where the record went, once it is confirmed."""
+        return asyncio.wrap_future(self._future).__await__()
+
+    def result(self, timeout: float | None = 30.0) -> RecordMetadata:
+        """Where the record went; waits for the confirmation, `timeout` seconds at most. Not on an event loop."""
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._future.done()
+
+
+class Topic(faust.Topic):
+    """What `app.topic(…)` returns."""
+
+    app: App
+
+    async def send(  # type: ignore[override]
+        self,
+        *,
+        key: Any = None,
+        value: Any = None,
+        partition: int | None = None,
+        timestamp: float | None = None,
+        headers: Headers | None = None,
+        callback: Callable[[Any], object] | None = None,
+        **faust_only: Any,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Produce one record and return when it is confirmed; the returned future is done and has the place.
+
+        Unlike Faust's, which returns before the record is safe. `send_soon` does not wait. Raises: Unencodable, and
+        what the producer raises.
+        """
+        made = self._made(key, value, partition, timestamp, headers, faust_only)
+        future = await self._outbox().enqueue(
+            made.topic,
+            made.value,
+            key=made.key,
+            headers=made.headers,
+            partition=made.partition,
+            timestamp_ms=made.timestamp_ms,
+        )
+        await future
+        if callback is not None:
+            callback(future)
+        return future  # type: ignore[no-any-return]
+
+    def send_soon(  # type: ignore[override]
+        self,
+        *,
+        key: Any = None,
+        value: Any = None,
+        partition: int | None = None,
+        timestamp: float | None = None,
+        headers: Headers | None = None,
+        **faust_only: Any,
+    ) -> Sent:
+        """Produce one record without waiting; from coroutines, from `def` handlers, from any thread."""
+        made = self._made(key, value, partition, timestamp, headers, faust_only)
+        host = self.app.running_host()
+        return Sent(
+            host.service.submit(
+                lambda: host.producer.send(
+                    made.topic,
+                    made.value,
+                    key=made.key,
+                    headers=made.headers,
+                    partition=made.partition,
+                    timestamp_ms=made.timestamp_ms,
+                )
+            )
+        )
+
+    async def publish_message(self, fut: Any, wait: bool = True) -> Any:
+        """Faust's inner way to send; the key and value of the message are bytes already."""
+        message = fut.message
+        future = await self.send(
+            key=message.key,
+            value=message.value,
+            partition=message.partition,
+            timestamp=message.timestamp,
+            headers=message.headers,
+        )
+        fut.set_result(future.result())
+        return fut
+
+    async def declare(self) -> None:
+        """Make the topic if it is missing."""
+        host = self.app.running_host()
+        for name in self.topics:
+            await host.service.call(lambda name=name: self._create(host, name))  # type: ignore[misc]
+
+    async def _create(self, host: Any, name: str) -> None:
+        configs = {key: str(value) for key, value in self.config.items()}
+        await host.admin.create_topic(name, partitions=self.partitions or 1, configs=configs, exist_ok=True)
+
+    def _outbox(self) -> Any:
+        return self.app.running_host().outbox
+
+    def _made(
+        self,
+        key: Any,
+        value: Any,
+        partition: int | None,
+        timestamp: float | None,
+        headers: Headers | None,
+        faust_only: dict[str, Any],
+    ) -> Produce:
+        unknown = [name for name, given in faust_only.items() if given is not None and name not in ("force", "schema")]
+        for name in unknown:
+            if name not in ("key_serializer", "value_serializer"):
+                raise UsageError(f"topic {self.get_topic_name()}: send has no option {name!r}")
+        value_serializer, key_serializer = faust_only.get("value_serializer"), faust_only.get("key_serializer")
+        if value_serializer is not None:
+            value = self.prepare_value(value, value_serializer)[0]
+        if key_serializer is not None:
+            key = self.prepare_key(key, key_serializer)[0]
+        return produce(
+            self,
+            value,
+            key,
+            headers=headers,
+            partition=partition,
+            timestamp=timestamp,
+            extra_headers=current_headers(),
+        )

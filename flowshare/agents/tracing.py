@@ -1,0 +1,61 @@
+"""W3C trace context: taken from the headers of the record that is handled, put into what is produced for it.
+
+Nothing is done per record: the context variable that holds the current record is read when something is produced.
+A tracing library sets its own current context through `use`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from flowshare.agents.chunk import HEADERS, RecordTuple
+from flowshare.agents.delivery import current
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+_VALID = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_override: ContextVar[tuple[tuple[str, bytes], ...] | None] = ContextVar("flowshare_trace", default=None)
+
+
+def of_record(record: RecordTuple) -> tuple[tuple[str, bytes], ...]:
+    """The valid trace headers of a record; empty when it has none."""
+    if not record[HEADERS]:
+        return ()
+    found = {name.lower(): value for name, value in record[HEADERS] if value is not None}
+    parent = found.get(TRACEPARENT)
+    if parent is None or not _VALID.fullmatch(parent):
+        return ()
+    state = found.get(TRACESTATE)
+    return ((TRACEPARENT, parent),) if state is None else ((TRACEPARENT, parent), (TRACESTATE, state))
+
+
+def current_headers() -> tuple[tuple[str, bytes], ...]:
+    """Trace headers for what is produced now: those set with `use`, else those of the record that is handled."""
+    override = _override.get()
+    if override is not None:
+        return override
+    held = current.get()
+    return () if held is None else of_record(held[1])
+
+
+def traceparent() -> str | None:
+    """The W3C traceparent in force, as text; None when there is none."""
+    headers = current_headers()
+    return headers[0][1].decode() if headers else None
+
+
+@contextmanager
+def use(parent: str, state: str | None = None) -> Iterator[None]:
+    """Put this trace context into what is produced inside the block, e.g. the span that a library opened."""
+    headers: tuple[tuple[str, bytes], ...] = ((TRACEPARENT, parent.encode()),)
+    if state:
+        headers += ((TRACESTATE, state.encode()),)
+    token = _override.set(headers)
+    try:
+        yield
+    finally:
+        _override.reset(token)

@@ -1,0 +1,365 @@
+"""Annotation -> decoder, built once per agent.
+
+| annotation | the record's value | checked |
+|---|---|---|
+| `bytes` | as it is | nothing |
+| `str` | UTF-8 | valid UTF-8 |
+| `int`, `float`, `bool`, `list`, `dict` | JSON (orjson) | the outermost type |
+| `Any`, no annotation | JSON | valid JSON |
+| `list[T]`, `dict[str, T]`, `tuple[T, …]`, `set[T]`, `Literal`, `Enum` | JSON | every element |
+| dataclass, `TypedDict`, `NamedTuple` | JSON object | required fields, each field's type; unknown ones are ignored |
+| `datetime`, `date`, `UUID`, `Decimal` | JSON string | that it parses |
+| `faust.Record` | JSON, or the record's serializer | what the record checks |
+| `T | None` | as `T`; a null value (tombstone) is None | as `T` |
+
+Without `| None` a null value does not fit and goes to the dead letter. Integers fit `float`; nothing else is converted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import faust
+import orjson
+
+from flowshare.agents.errors import AnnotationError, UndecodableValue
+
+Decoder = Callable[[Any], Any]
+"""Value bytes (or None) -> what the handler gets. Raises anything when it does not fit; see `explain`."""
+
+_Convert = Callable[[Any], Any]
+_NONE: Final = type(None)
+_PLAIN: Final = (str, int, float, bool, list, dict)
+_PARSED: Final[dict[type, _Convert]] = {
+    datetime.datetime: datetime.datetime.fromisoformat,
+    datetime.date: datetime.date.fromisoformat,
+    datetime.time: datetime.time.fromisoformat,
+    uuid.UUID: uuid.UUID,
+}
+
+
+def decoder(annotation: Any) -> Decoder | None:
+    """The decoder for a handler's value annotation; None: the bytes themselves (a null value does not fit then).
+
+    Raises: AnnotationError when no decoder can be made.
+    """
+    inner, optional = strip_none(annotation)
+    if inner is bytes and not optional:
+        return None
+    decode = _decoder(inner)
+    return _or_none(decode) if optional else decode
+
+
+def strip_none(annotation: Any) -> tuple[Any, bool]:
+    """The annotation without `None`, and whether it allowed None (`Any` does not: a null value is no JSON)."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = tuple(arg for arg in get_args(annotation) if arg is not _NONE)
+        if len(rest) < len(get_args(annotation)):
+            return (Union[rest] if rest else _NONE), True  # noqa: UP007 - built at run time
+    return annotation, annotation is _NONE
+
+
+def explain(raw: bytes | None, annotation: Any, error: BaseException) -> UndecodableValue:
+    """One error for a value that a decoder refused."""
+    if raw is None:
+        return UndecodableValue(
+            f"the value is null (a tombstone) and the handler's annotation {describe(annotation)} does not allow None; "
+            f"annotate the value as `{describe(annotation)} | None` to get tombstones"
+        )
+    shown = raw[:80]
+    more = "…" if len(raw) > 80 else ""
+    return UndecodableValue(f"the value {shown!r}{more} does not fit {describe(annotation)}: {error}")
+
+
+def describe(annotation: Any) -> str:
+    """An annotation as a user writes it."""
+    if annotation is Any:
+        return "Any"
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__qualname__
+    return str(annotation).replace("typing.", "")
+
+
+def check_topic_type(annotation: Any, value_type: Any, agent: str, topic: str) -> None:
+    """Raise AnnotationError when the handler's annotation contradicts the topic's `value_type`."""
+    inner, _ = strip_none(annotation)
+    if inner is Any or value_type is None or inner is value_type:
+        return
+    if isinstance(value_type, str):
+        by_name: dict[str, tuple[Any, ...]] = {"raw": (bytes,), "bytes": (bytes,), "str": (str,), "text": (str,)}
+        fits = inner in by_name.get(value_type, (inner,))
+    elif isinstance(inner, type) and isinstance(value_type, type):
+        fits = issubclass(inner, value_type) or inner is dict or inner is bytes
+        fits = fits and not (inner is bytes and value_type is not bytes)
+    else:
+        fits = get_origin(inner) is value_type or inner == value_type
+    if not fits:
+        raise AnnotationError(
+            f"agent {agent}: the handler takes {describe(annotation)}, but topic {topic!r} has "
+            f"value_type={describe(value_type)}. Make them the same, or leave one of them out."
+        )
+
+
+def _or_none(decode: Decoder) -> Decoder:
+    def decode_or_none(raw: Any) -> Any:
+        return None if raw is None else decode(raw)
+
+    return decode_or_none
+
+
+def _decoder(tp: Any) -> Decoder:
+    if tp is bytes:
+        return bytes
+    if tp is str:
+        return bytes.decode
+    if tp is Any:
+        return orjson.loads
+    if isinstance(tp, type) and issubclass(tp, faust.Record):
+        return _record_decoder(tp)
+    if tp in _PLAIN:
+        return _plain_decoder(tp)
+    convert = converter(tp)
+    loads = orjson.loads
+
+    def decode(raw: Any) -> Any:
+        return convert(loads(raw))
+
+    return decode
+
+
+def _record_decoder(tp: Any) -> Decoder:
+    serializer = tp._options.serializer  # noqa: SLF001 - faust keeps it there only
+    from_data = tp.from_data
+    if serializer in (None, "json"):
+        loads = orjson.loads
+
+        def decode(raw: Any) -> Any:
+            return from_data(loads(raw), preferred_type=tp)
+
+        return decode
+
+    def decode_other(raw: Any) -> Any:
+        if raw is None:
+            raise ValueError("null")
+        return tp.loads(raw)
+
+    return decode_other
+
+
+def _plain_decoder(tp: type) -> Decoder:
+    loads = orjson.loads
+    convert = converter(tp)
+
+    def decode(raw: Any) -> Any:
+        value = loads(raw)
+        return value if type(value) is tp else convert(value)
+
+    return decode
+
+
+def converter(tp: Any) -> _Convert:
+    """A function that checks one JSON value against `tp` and makes what `tp` asks for. Raises: AnnotationError."""
+    if tp is Any or tp is object:
+        return _same
+    if tp in _PLAIN or tp is _NONE:
+        return _plain(tp)
+    if tp in _PARSED:
+        return _parsed(tp, _PARSED[tp])
+    if tp is decimal.Decimal:
+        return _decimal
+    origin = get_origin(tp)
+    if origin in (Union, types.UnionType):
+        return _union(get_args(tp))
+    if origin is Literal:
+        return _literal(get_args(tp))
+    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
+        return converter(get_args(tp)[0])
+    if origin is not None:
+        return _container(tp, origin)
+    if isinstance(tp, type):
+        return _class(tp)
+    raise AnnotationError(
+        f"no decoder for the annotation {describe(tp)}: use bytes, str, dict, a dataclass, a TypedDict, "
+        "a faust.Record, or Any for plain JSON"
+    )
+
+
+def _class(tp: type) -> _Convert:
+    if issubclass(tp, enum.Enum):
+        return tp
+    if issubclass(tp, faust.Record):
+        return lambda value: tp.from_data(value, preferred_type=tp)
+    if dataclasses.is_dataclass(tp):
+        return _fields(tp, _dataclass_fields(tp), tp)
+    if typing.is_typeddict(tp):
+        required: frozenset[str] = getattr(tp, "__required_keys__", frozenset())
+        hints = get_type_hints(tp)
+        return _fields(tp, {name: (name in required, _lazy(hint)) for name, hint in hints.items()}, dict)
+    if issubclass(tp, tuple) and hasattr(tp, "_fields"):
+        defaults = getattr(tp, "_field_defaults", {})
+        hints = get_type_hints(tp)
+        return _fields(tp, {n: (n not in defaults, _lazy(hints.get(n, Any))) for n in tp._fields}, tp)
+    if tp in (set, frozenset, tuple):
+        return _container(tp, tp)
+    raise AnnotationError(
+        f"no decoder for the class {describe(tp)}: make it a dataclass, a TypedDict or a faust.Record, or take dict"
+    )
+
+
+def _dataclass_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
+    hints = get_type_hints(tp)
+    return {
+        field.name: (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            _lazy(hints[field.name]),
+        )
+        for field in dataclasses.fields(tp)
+        if field.init
+    }
+
+
+def _lazy(tp: Any) -> _Convert:
+    """A converter that is built at first use, so that types may refer to themselves; plain ones at once."""
+    if tp is Any or tp in _PLAIN:
+        return converter(tp)
+    built: _Convert | None = None
+
+    def convert(value: Any) -> Any:
+        nonlocal built
+        if built is None:
+            built = converter(tp)
+        return built(value)
+
+    return convert
+
+
+def _fields(tp: type, fields: Mapping[str, tuple[bool, _Convert]], make: Callable[..., Any]) -> _Convert:
+    items = [(name, required, convert) for name, (required, convert) in fields.items()]
+
+    def convert_fields(value: Any) -> Any:
+        if type(value) is not dict:
+            raise ValueError(f"expected an object for {tp.__qualname__}, got {_kind(value)}")
+        made = {}
+        for name, required, convert in items:
+            if name in value:
+                try:
+                    made[name] = convert(value[name])
+                except (ValueError, TypeError, ArithmeticError) as error:
+                    raise ValueError(f"{tp.__qualname__}.{name}: {error}") from error
+            elif required:
+                raise ValueError(f"{tp.__qualname__}.{name} is missing")
+        return make(**made)
+
+    return convert_fields
+
+
+def _container(tp: Any, origin: Any) -> _Convert:
+    args = get_args(tp)
+    if issubclass(origin, Mapping):
+        return _mapping(args)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return _tuple(args)
+    if not issubclass(origin, (list, tuple, set, frozenset, typing.Collection)) or issubclass(origin, (str, bytes)):
+        raise AnnotationError(f"no decoder for the annotation {describe(tp)}")
+    make = origin if origin in (tuple, set, frozenset) else list
+    convert = _lazy(args[0]) if args else _same
+
+    def convert_list(value: Any) -> Any:
+        if type(value) is not list:
+            raise ValueError(f"expected an array, got {_kind(value)}")
+        return make([convert(item) for item in value])
+
+    return convert_list
+
+
+def _mapping(args: tuple[Any, ...]) -> _Convert:
+    if args and args[0] not in (str, Any):
+        raise AnnotationError(f"JSON objects have keys of type str, not {describe(args[0])}")
+    convert = _lazy(args[1]) if args else _same
+
+    def convert_mapping(value: Any) -> Any:
+        if type(value) is not dict:
+            raise ValueError(f"expected an object, got {_kind(value)}")
+        return {key: convert(item) for key, item in value.items()}
+
+    return convert_mapping
+
+
+def _tuple(args: tuple[Any, ...]) -> _Convert:
+    converts = [_lazy(arg) for arg in args]
+
+    def convert_tuple(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(converts):
+            raise ValueError(f"expected an array of {len(converts)}, got {_kind(value)}")
+        return tuple(convert(item) for convert, item in zip(converts, value, strict=True))
+
+    return convert_tuple
+
+
+def _union(args: tuple[Any, ...]) -> _Convert:
+    converts = [converter(arg) for arg in args]
+
+    def convert_union(value: Any) -> Any:
+        errors = []
+        for convert in converts:
+            try:
+                return convert(value)
+            except (ValueError, TypeError, ArithmeticError) as error:
+                errors.append(str(error))
+        raise ValueError("; ".join(errors))
+
+    return convert_union
+
+
+def _literal(args: tuple[Any, ...]) -> _Convert:
+    def convert_literal(value: Any) -> Any:
+        if value not in args:
+            raise ValueError(f"expected one of {args}, got {value!r}")
+        return value
+
+    return convert_literal
+
+
+def _plain(tp: Any) -> _Convert:
+    name = "null" if tp is _NONE else tp.__name__
+    accepted = (float, int) if tp is float else (tp,)
+
+    def convert_plain(value: Any) -> Any:
+        if type(value) not in accepted:
+            raise ValueError(f"expected {name}, got {_kind(value)}")
+        return float(value) if tp is float else value
+
+    return convert_plain
+
+
+def _parsed(tp: type, parse: _Convert) -> _Convert:
+    def convert_parsed(value: Any) -> Any:
+        if type(value) is not str:
+            raise ValueError(f"expected a string for {tp.__name__}, got {_kind(value)}")
+        return parse(value)
+
+    return convert_parsed
+
+
+def _decimal(value: Any) -> decimal.Decimal:
+    if type(value) not in (str, int, float):
+        raise ValueError(f"expected a number or a string, got {_kind(value)}")
+    return decimal.Decimal(str(value))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {dict: "object", list: "array"}.get(type(value), type(value).__name__)
