@@ -151,21 +151,20 @@ class _Worker:
     # --- signals thread ----------------------------------------------------------------------------------------------
 
     def _on_stop(self, number: signal.Signals) -> None:
-        logger.info("%s: finishing what is running (a second Ctrl-C ends at once)", number.name)
         if not self._host.service.running:
-            self._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_FAILED)
+            self._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_FAILED, f"{number.name} while starting")
             return
         if self._host.watchdog is not None:
             self._host.watchdog.end_after(self._drain_timeout_s() + _LAST_CALL_S)
         self._host.service.submit(self._drain_and_end)
+        logger.info("%s: finishing what is running (a second Ctrl-C ends at once)", number.name)
 
     def _drain_timeout_s(self) -> float:
         given = self._options.drain_timeout_s
         return self._host.drain_timeout_s() if given is None else given
 
     def _on_second(self, number: signal.Signals) -> None:
-        logger.warning("%s again: ending at once; what was running runs again after its lock lapses", number.name)
-        self._exit(EXIT_INTERRUPTED)
+        self._exit(EXIT_INTERRUPTED, f"{number.name} again: ending at once; what was running runs again")
 
     def _on_show(self) -> None:
         sys.stderr.write(inflight.text(self._host.in_flight(stacks=True)))
@@ -204,15 +203,17 @@ class _Worker:
 
         threading.Thread(target=guard, name="flowshare-exit", daemon=True).start()
 
-    def _exit(self, code: int) -> None:
-        flush_output()
+    def _exit(self, code: int, last_words: str = "") -> None:
+        flush_output(last_words)
         self._options.hard_exit(code)
 
 
-def flush_output(limit_s: float = 0.2) -> None:
-    """Write out log handlers and standard streams, for a limited time: a blocked thread may hold one of them."""
+def flush_output(last_words: str = "", *, limit_s: float = 0.2) -> None:
+    """Log `last_words`, write out log handlers and streams, for a limited time: a blocked thread may hold one."""
 
     def flush() -> None:
+        if last_words:
+            logger.warning("%s", last_words)
         for handler in logging.getLogger().handlers:
             handler.flush()
         for stream in (sys.stdout, sys.stderr):

@@ -50,3 +50,13 @@ class EmbeddedBackend(LocalBackend):
         from flowshare.log.embedded import EmbeddedStorage
 
         return await EmbeddedStorage.open(self.path, clock=self._clock, fsync=self._fsync)
+
+    async def set_address(self, address: str) -> None:
+        """Write the address into the path's `owner.json`, where `flowshare lag` and `inflight` find it."""
+        if isinstance(self._storage, _Addressable):
+            await self._storage.set_address(address)
+
+
+@runtime_checkable
+class _Addressable(Protocol):
+    async def set_address(self, address: str) -> None: ...

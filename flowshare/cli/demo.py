@@ -14,6 +14,6 @@ from flowshare.cli.options import debug_option
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def demo(args: tuple[str, ...]) -> int:
     """Run 336,776 real flights through share agents, kill -9 included."""
-    from flowshare.dev import flights
+    from flowshare.dev.flights import main
 
-    return int(flights.main(list(args)) or 0)
+    return main(list(args))

@@ -29,7 +29,7 @@ def set_up(level: str = "info", form: str = "text") -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     if level != "debug":
-        for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp"):
+        for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp", "flowshare.agents.app"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
 
