@@ -7,6 +7,7 @@ takes along all batches that are ready. Records per second are decided in `Parti
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -51,10 +52,10 @@ class Bulk:
 
     def confirm(self, run: BulkRun, topic: str, partition: int, offset: int) -> None:
         """The records of a run are in the log from `offset` on."""
-        new = tuple.__new__
-        self.results[run.position : run.position + run.length] = [
-            new(RecordMetadata, (topic, partition, at)) for at in range(offset, offset + run.length)
-        ]
+        self.results[run.position : run.position + run.length] = map(
+            RecordMetadata._make,
+            zip(itertools.repeat(topic), itertools.repeat(partition), range(offset, offset + run.length), strict=False),
+        )
         self.finish(run.length)
 
     def fail(self, position: int, count: int, error: ClientError) -> None:

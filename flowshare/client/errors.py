@@ -8,6 +8,7 @@
         Closed                  the object was closed
       Wakeup                    `wakeup()` was called
       RecordError               one record cannot be decoded: `topic`, `partition`, `offset`
+      CorruptRecords            the log's bytes are damaged: `topic`, `partition`, `first`, `last`
       RecordTooLarge            the record is larger than what may be sent
       BufferFull                the producer's buffer has no room now
       DeliveryTimeout           a record was not confirmed in time; it may or may not be in the log
@@ -124,6 +125,20 @@ class RecordError(ClientError):
         super().__init__(
             f"{topic}-{partition}@{offset} cannot be decoded: {cause} (it is released; to drop it, "
             "acknowledge(topic, partition, offset, AcknowledgeType.REJECT) before the next poll)"
+        )
+
+
+class CorruptRecords(ClientError):
+    """Records (offsets `first` to `last`, inclusive) whose bytes are damaged; they were rejected."""
+
+    def __init__(self, topic: str, partition: int, first: int, last: int, cause: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.first = first
+        self.last = last
+        super().__init__(
+            f"{topic}-{partition}@{first} to {last} are damaged and were rejected: {cause} "
+            "(restore them from where they came, and check the server's disk)"
         )
 
 

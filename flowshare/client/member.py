@@ -85,8 +85,8 @@ class Fetched(NamedTuple):
         return TopicPartition(self.topic_id, self.partition)
 
 
-class Assigned(NamedTuple):
-    """One assigned partition, by name."""
+class TopicIdPartition(NamedTuple):
+    """A partition by name, with its topic's id."""
 
     topic: str
     partition: int
@@ -138,7 +138,7 @@ class ShareMember:
         clock: Clock,
         member_id: str | None = None,
         settings: MemberSettings | None = None,
-        on_assignment: Callable[[frozenset[Assigned]], None] | None = None,
+        on_assignment: Callable[[frozenset[TopicIdPartition]], None] | None = None,
     ) -> None:
         """A member that is not started; `on_assignment` is called on the loop with each new assignment."""
         self.group_id = group_id
@@ -179,10 +179,12 @@ class ShareMember:
     # --- what is known ------------------------------------------------------------------------------------------
 
     @property
-    def assignment(self) -> frozenset[Assigned]:
+    def assignment(self) -> frozenset[TopicIdPartition]:
         """Partitions that this member fetches from."""
         names = self._membership.names
-        return frozenset(Assigned(names[tp.topic_id], tp.partition, tp.topic_id) for tp in self._membership.assignment)
+        return frozenset(
+            TopicIdPartition(names[tp.topic_id], tp.partition, tp.topic_id) for tp in self._membership.assignment
+        )
 
     @property
     def member_epoch(self) -> int:

@@ -1,0 +1,222 @@
+"""A consumer's acknowledgements: gathered, sent in the background, their outcomes told.
+
+What was acquired over a connection that is gone fails here without being sent (`ShareMember.acknowledge`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from flowshare.client.errors import ClientError, IllegalState, ServerError
+from flowshare.client.inflight import Held, ShareRecord, ack_batches
+from flowshare.client.member import AckResult, ShareMember, TopicIdPartition
+from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AcknowledgeType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import AckBatch, TopicPartition
+
+K = TypeVar("K")
+V = TypeVar("V")
+Outcomes = dict[TopicIdPartition, ClientError | None]
+CommitCallback = Callable[[Mapping[TopicIdPartition, frozenset[int]], ClientError | None], Awaitable[None] | None]
+"""Called with one partition, the offsets that were acknowledged together, and the error or None."""
+
+ASK_AGAIN: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+    }
+)
+"""Answers that say: nothing was done and nothing was lost, ask again."""
+PAUSE_S: Final = 0.1
+COUNT_MAX: Final = 1 << 31
+
+logger = logging.getLogger(__name__)
+
+
+class Commits(Generic[K, V]):
+    """Acknowledgements of one consumer."""
+
+    def __init__(self, member: ShareMember, *, clock: Clock, timeout_s: float) -> None:
+        self._member = member
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._held: dict[tuple[TopicIdPartition, int], Held[K, V]] = {}
+        self._sending: set[asyncio.Task[Outcomes]] = set()
+        self._callback: CommitCallback | None = None
+        self._completed: deque[tuple[TopicIdPartition, frozenset[int], ClientError | None]] = deque()
+        self.renewals: set[asyncio.Task[Outcomes]] = set()
+        self.in_callback = False
+
+    # --- what is held -------------------------------------------------------------------------------------------
+
+    def hold(self, source: TopicIdPartition, generation: int) -> Held[K, V]:
+        """Where the records of this partition and connection are kept."""
+        held = self._held.get((source, generation))
+        if held is None:
+            held = self._held[source, generation] = Held(source, generation)
+        return held
+
+    def acknowledge(self, topic: str, partition: int, offset: int, type_: AcknowledgeType) -> None:
+        """Say what became of a record that is in hand. Raises: IllegalState, ValueError (GAP)."""
+        if type_ is AcknowledgeType.GAP:
+            raise ValueError("GAP is for offsets without a record; the consumer sends it by itself")
+        for held in self._held.values():
+            if held.source.topic == topic and held.source.partition == partition and offset in held.held:
+                held.acknowledge(offset, type_)
+                return
+        raise IllegalState(
+            f"{topic}-{partition}@{offset} cannot be acknowledged: it is not in hand, was acknowledged already, or is "
+            "being renewed (the next poll hands renewed records out again)"
+        )
+
+    def unacknowledged(self) -> int:
+        """Records in hand of which nothing was said."""
+        return sum(held.unacknowledged() for held in self._held.values())
+
+    @property
+    def has_renewed(self) -> bool:
+        """Whether renewed records are to be handed out again."""
+        return any(held.renewed for held in self._held.values())
+
+    def hand_out_renewed(self, count_max: int = COUNT_MAX) -> list[ShareRecord[K, V]]:
+        """Renewed records, in hand again."""
+        records: list[ShareRecord[K, V]] = []
+        for held in self._held.values():
+            records += held.hand_out_renewed(count_max - len(records))
+        return records
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def send(self, *, accept_rest: bool) -> asyncio.Task[Outcomes] | None:
+        """Start sending what was said, with `accept_rest` accepting what nothing was said of; None: nothing to send."""
+        said: list[tuple[Held[K, V], dict[int, AcknowledgeType]]] = []
+        for held in self._held.values():
+            if accept_rest:
+                held.acknowledge_rest(AcknowledgeType.ACCEPT)
+            types = held.take()
+            if types:
+                said.append((held, types))
+        self._held = {key: held for key, held in self._held.items() if not held.idle}
+        if not said:
+            return None
+        renews = any(held.renewing for held, _ in said)
+        return self._start(self._commit(said), self.renewals if renews else self._sending)
+
+    async def send_and_wait(self, *, accept_rest: bool, timeout_s: float) -> Outcomes:
+        """As `send`, with the outcome; what has no answer in time is an error."""
+        sources = [held.source for held in self._held.values() if held.held]
+        sending = self.send(accept_rest=accept_rest)
+        if sending is None:
+            return {}
+        try:
+            return await self._clock.wait_for(asyncio.shield(sending), timeout_s)
+        except TimeoutError:
+            error = ClientError(f"no answer within {timeout_s:g} s; whether the acknowledgements hold is not known")
+            return dict.fromkeys(sources, error)
+
+    def send_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckBatch]) -> None:
+        """Send what the consumer itself says (gaps, damaged batches); nobody is told of the outcome."""
+        self._start(self._commit_own(source, generation, acks), self._sending)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Send what was said and wait for all outcomes, for `timeout_s` at most."""
+        self.send(accept_rest=False)
+        pending = self._sending | self.renewals
+        if not pending:
+            return
+        try:
+            await self._clock.wait_for(asyncio.wait(pending), timeout_s)
+        except TimeoutError:
+            logger.warning("closing without the answers to %d acknowledgement requests", len(pending))
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def _start(self, work: Awaitable[Outcomes], among: set[asyncio.Task[Outcomes]]) -> asyncio.Task[Outcomes]:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        among.add(task)
+        task.add_done_callback(among.discard)
+        return task
+
+    async def _commit(self, said: Sequence[tuple[Held[K, V], dict[int, AcknowledgeType]]]) -> Outcomes:
+        outcomes: Outcomes = {}
+        for generation in sorted({held.generation for held, _ in said}):
+            part = [(held, types) for held, types in said if held.generation == generation]
+            acks = {held.source.tp: ack_batches(types) for held, types in part}
+            results = await self._ask(acks, generation)
+            for held, types in part:
+                error = _error(results[held.source.tp])
+                self._settle(held, types, error)
+                outcomes[held.source] = outcomes.get(held.source) or error
+        return outcomes
+
+    def _settle(self, held: Held[K, V], types: Mapping[int, AcknowledgeType], error: ClientError | None) -> None:
+        renewals = [offset for offset, type_ in types.items() if type_ is AcknowledgeType.RENEW]
+        held.settle_renewals(renewals, renewed=error is None)
+        if held.renewed:
+            self._held.setdefault((held.source, held.generation), held)
+        if error is not None:
+            logger.warning("%s", error)
+        if self._callback is not None:
+            self._completed.append((held.source, frozenset(types), error))
+
+    async def _commit_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckBatch]) -> Outcomes:
+        results = await self._ask({source.tp: tuple(acks)}, generation)
+        error = _error(results[source.tp])
+        if error is not None:
+            logger.warning("gaps or damaged records: %s", error)
+        return {source: error}
+
+    async def _ask(
+        self, acks: Mapping[TopicPartition, tuple[AckBatch, ...]], generation: int
+    ) -> dict[TopicPartition, AckResult]:
+        """Send, and again what the server asks to send again, until it has said what holds or the time is over."""
+        deadline_s = self._clock.monotonic() + self._timeout_s
+        settled: dict[TopicPartition, AckResult] = {}
+        open_acks = dict(acks)
+        while True:
+            for result in await self._member.acknowledge(open_acks, generation=generation):
+                settled[result.tp] = result
+            open_acks = {tp: said for tp, said in open_acks.items() if settled[tp].error in ASK_AGAIN}
+            if not open_acks or self._clock.monotonic() + PAUSE_S >= deadline_s:
+                return settled
+            await self._clock.sleep(PAUSE_S)
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def set_callback(self, callback: CommitCallback | None) -> None:
+        """Whom to tell of outcomes; None: nobody."""
+        self._callback = callback
+        if callback is None:
+            self._completed.clear()
+
+    async def call_back(self) -> None:
+        """Tell of the outcomes that are known by now. Raises: what the callback raises."""
+        while self._completed and self._callback is not None:
+            source, offsets, error = self._completed.popleft()
+            self.in_callback = True
+            try:
+                told = self._callback({source: offsets}, error)
+                if inspect.isawaitable(told):
+                    await told
+            finally:
+                self.in_callback = False
+
+
+def _error(result: AckResult) -> ClientError | None:
+    if result.error is ErrorCode.NONE:
+        return None
+    return ServerError(result.error, result.message, about=f"acknowledging {result.topic}-{result.partition}")

@@ -1,0 +1,471 @@
+"""`ShareConsumer`: records one by one over a `ShareMember`, with the rules of Kafka's KafkaShareConsumer (KIP-932).
+
+    async with ShareConsumer(connect, group_id="billing", clock=LoopClock()) as consumer:
+        consumer.subscribe(["orders"])
+        async for record in consumer:
+            ...
+
+Nothing is fetched ahead: what a poll did not return yet was not acquired (or, after a wake-up or a record that could
+not be decoded, is returned by the next poll first). One task uses a consumer; only `wakeup` may come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
+
+from flowshare.client.commits import CommitCallback, Commits, Outcomes
+from flowshare.client.errors import Closed, CorruptRecords, IllegalState, RecordError, Wakeup
+from flowshare.client.inflight import ShareRecord
+from flowshare.client.member import Fetched, ShareMember
+from flowshare.client.settings import ConsumerSettings
+from flowshare.client.unpacking import Decoder, Item, Unpacked, unpack
+from flowshare.share.types import AcknowledgeType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from flowshare.client.link import Connect
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.protocol.messages import TopicPartition
+
+K = TypeVar("K")
+V = TypeVar("V")
+FOREVER_S: Final = 3600.0
+"""How long one round of an iteration waits; then comes the next one."""
+CLOSE_LEFT_MIN_S: Final = 0.1
+_offset = attrgetter("offset")
+
+logger = logging.getLogger(__name__)
+
+
+class ShareConsumer(Generic[K, V]):
+    """A member of a share group that hands out records. Made for one task."""
+
+    @overload
+    def __init__(
+        self: ShareConsumer[bytes | None, bytes | None],
+        connect: Connect,
+        *,
+        group_id: str,
+        clock: Clock,
+        settings: ConsumerSettings | None = None,
+        member_id: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        group_id: str,
+        clock: Clock,
+        settings: ConsumerSettings | None = None,
+        member_id: str | None = None,
+        key_decoder: Decoder[K],
+        value_decoder: Decoder[V],
+    ) -> None: ...
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        group_id: str,
+        clock: Clock,
+        settings: ConsumerSettings | None = None,
+        member_id: str | None = None,
+        key_decoder: Decoder[K] | None = None,
+        value_decoder: Decoder[V] | None = None,
+    ) -> None:
+        """A consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values."""
+        if not group_id:
+            raise ValueError("a share consumer needs a group_id")
+        self._clock = clock
+        self._settings = settings or ConsumerSettings()
+        self._explicit = self._settings.acknowledgement_mode == "explicit"
+        self._key_decoder = key_decoder
+        self._value_decoder = value_decoder
+        self._member = ShareMember(
+            connect, group_id=group_id, topics=(), clock=clock, member_id=member_id, settings=self._settings.member
+        )
+        self._commits: Commits[K, V] = Commits(self._member, clock=clock, timeout_s=self._settings.api_timeout_s)
+        self._topics: frozenset[str] = frozenset()
+        self._backlog: deque[tuple[Unpacked[K, V], Item[K, V]]] = deque()
+        self._joined = False
+        self._joining: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waker: asyncio.Future[None] | None = None
+        self._woken = False
+        self._busy = _Busy()
+        self._closed = False
+        self._overdue: TimerHandle | None = None
+
+    # --- subscription -------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Replace the subscription; the group is told at once, or with the first poll. Raises: ValueError (empty)."""
+        self._check_usable()
+        if isinstance(topics, str) or not topics:
+            raise ValueError("subscribe to a list of at least one topic; to stop, await unsubscribe()")
+        self._topics = frozenset(topics)
+        self._member.subscribe(sorted(self._topics))
+
+    async def unsubscribe(self) -> None:
+        """Leave the group. `subscribe` starts again."""
+        with self._turn():
+            self._topics = frozenset()
+            await self._leave()
+
+    def subscription(self) -> frozenset[str]:
+        """The subscribed topics."""
+        return self._topics
+
+    @property
+    def member(self) -> ShareMember:
+        """The member underneath: assignment, `trouble` (why nothing arrives)."""
+        return self._member
+
+    @property
+    def acquisition_lock_timeout(self) -> float | None:
+        """Seconds for which records are locked, as of the last fetch or renewal; None before the first."""
+        return self._member.lock_timeout_ms / 1000 if self._member.lock_timeout_ms else None
+
+    # --- polling ------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout_s: float) -> list[ShareRecord[K, V]]:
+        """Records, or an empty list when none came within `timeout_s`.
+
+        Implicit mode: accepts what earlier polls returned. Explicit mode: everything must have been acknowledged.
+        After renewals only the renewed records are returned, so that they can be acknowledged again.
+        Raises: IllegalState, Wakeup, RecordError and CorruptRecords (the records around them come with the next
+        polls), ServerError, Closed.
+        """
+        with self._turn():
+            await self._begin_poll()
+            await self._renewals_answered(timeout_s)
+            renewed = self._commits.hand_out_renewed()
+            if renewed:
+                self._arm()
+                return renewed
+            if not self._backlog:
+                await self._fill(timeout_s)
+            return self._hand_out()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ShareRecord[K, V]:
+        """The next record, however long it takes; ends when the consumer is closed. Raises: as `poll`."""
+        if self._closed:
+            raise StopAsyncIteration
+        with self._turn():
+            try:
+                while not self._backlog:
+                    renewed = self._commits.hand_out_renewed(1)
+                    if renewed:
+                        self._arm()
+                        return renewed[0]
+                    await self._begin_poll()
+                    await self._renewals_answered(FOREVER_S)
+                    if not self._commits.has_renewed:
+                        await self._fill(FOREVER_S)
+                self._raise_if_woken()
+                return self._hand_out_one()
+            except Closed:
+                raise StopAsyncIteration from None
+
+    def wakeup(self) -> None:
+        """Make the poll that waits, or else the next one, raise `Wakeup`. May be called from any thread."""
+        loop = self._loop
+        if loop is None or loop is _running_loop():
+            self._wake()
+        else:
+            loop.call_soon_threadsafe(self._wake)
+
+    # --- acknowledging ------------------------------------------------------------------------------------------
+
+    @overload
+    def acknowledge(self, record: ShareRecord[K, V], type_: AcknowledgeType = ..., /) -> None: ...
+    @overload
+    def acknowledge(self, topic: str, partition: int, offset: int, type_: AcknowledgeType, /) -> None: ...
+    def acknowledge(
+        self,
+        record: ShareRecord[K, V] | str,
+        type_or_partition: AcknowledgeType | int = AcknowledgeType.ACCEPT,
+        offset: int = -1,
+        type_: AcknowledgeType = AcknowledgeType.ACCEPT,
+        /,
+    ) -> None:
+        """Say what became of a record; sent with the next poll or commit.
+
+        `acknowledge(record)` accepts it, `acknowledge(record, type)` says what you will, and
+        `acknowledge(topic, partition, offset, type)` does so for a record that raised `RecordError`.
+        Raises: IllegalState (implicit mode; not in hand; acknowledged and sent already; renewed since the last poll).
+        """
+        self._check_usable()
+        if not self._explicit:
+            raise IllegalState("acknowledgements are implicit; set acknowledgement_mode='explicit' to give them")
+        if isinstance(record, ShareRecord):
+            self._commits.acknowledge(record.topic, record.partition, record.offset, AcknowledgeType(type_or_partition))
+        else:
+            self._commits.acknowledge(record, int(type_or_partition), offset, type_)
+
+    async def commit_sync(self, timeout_s: float | None = None) -> Outcomes:
+        """Send what was acknowledged (implicit mode: accept what is in hand) and wait for the outcome.
+
+        One entry a partition: None, or why its acknowledgements do not hold (the records may run again). Within
+        `timeout_s` (default: api_timeout_s); after it the outcome of what has no answer is an error too.
+        """
+        with self._turn():
+            await self._commits.call_back()
+            return await self._commits.send_and_wait(
+                accept_rest=not self._explicit,
+                timeout_s=self._settings.api_timeout_s if timeout_s is None else timeout_s,
+            )
+
+    def commit_async(self) -> None:
+        """As `commit_sync` without waiting; the callback, if there is one, is told with a later call."""
+        self._check_usable()
+        self._commits.send(accept_rest=not self._explicit)
+
+    def set_acknowledgement_commit_callback(self, callback: CommitCallback | None) -> None:
+        """Be told of every acknowledgement's outcome: called within poll, commit_sync and close, once a partition.
+
+        The callback (a function or a coroutine function) gets the partition with the offsets that were acknowledged
+        together, and the error or None. It must not call the consumer. What it raises comes out of the call within
+        which it was called.
+        """
+        self._check_usable()
+        self._commits.set_callback(callback)
+
+    # --- closing ------------------------------------------------------------------------------------------------
+
+    async def close(self, timeout_s: float = 30.0) -> None:
+        """Send what was acknowledged, give the rest back, leave the group, disconnect: within `timeout_s`.
+
+        Records in hand that were not acknowledged are released (implicit mode: those since the last poll or commit);
+        records never handed out go back without costing an attempt. Calling it again does nothing.
+        """
+        if self._closed:
+            return
+        self._check_usable()
+        self._closed = True
+        self._wake()
+        if self._overdue is not None:
+            self._overdue.cancel()
+        started_s = self._clock.monotonic()
+        await self._commits.finish(timeout_s)
+        await self._end_tasks()
+        left_s = max(CLOSE_LEFT_MIN_S, timeout_s - (self._clock.monotonic() - started_s))
+        await self._member.close(unrun=self._unrun(), timeout_s=left_s)
+        await self._commits.call_back()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- a poll's parts -----------------------------------------------------------------------------------------
+
+    async def _begin_poll(self) -> None:
+        """What every poll does first. Raises: Wakeup, IllegalState, what the callback raises."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._raise_if_woken()
+        await self._commits.call_back()
+        if not self._topics:
+            raise IllegalState("the consumer is not subscribed to any topic; call subscribe() first")
+        self._commits.send(accept_rest=not self._explicit)
+        left = self._commits.unacknowledged()
+        if left:
+            raise IllegalState(
+                f"{left} records of the last poll are not acknowledged; in explicit mode acknowledge all before polling"
+            )
+
+    async def _renewals_answered(self, timeout_s: float) -> None:
+        renewals = self._commits.renewals
+        if renewals:
+            await self._wait(asyncio.gather(*renewals, return_exceptions=True), timeout_s)
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Fetch until there is something to hand out or the time is over. Raises: Wakeup, ServerError."""
+        deadline_s = self._clock.monotonic() + timeout_s
+        if not self._joined and not await self._join(timeout_s):
+            return
+        while not self._backlog:
+            left_s = deadline_s - self._clock.monotonic()
+            fetched = await self._member.fetch(
+                records_max=self._settings.poll_records_max,
+                max_wait_s=max(0.0, min(self._settings.fetch_wait_s, left_s)),
+                bytes_max=self._settings.fetch_bytes_max,
+                mode=self._settings.acquire_mode,
+            )
+            for part in fetched:
+                self._receive(part)
+            if not self._backlog:
+                self._raise_if_woken()
+                if self._clock.monotonic() >= deadline_s:
+                    return
+
+    def _receive(self, fetched: Fetched) -> None:
+        unpacked: Unpacked[K, V] = unpack(fetched, self._key_decoder, self._value_decoder)
+        self._backlog.extend((unpacked, item) for item in unpacked.items)
+        if unpacked.acks:
+            self._commits.send_own(unpacked.source, unpacked.generation, unpacked.acks)
+
+    def _hand_out(self) -> list[ShareRecord[K, V]]:
+        """What is there up to the first error; an error that comes first is raised."""
+        self._arm()
+        records: list[ShareRecord[K, V]] = []
+        while self._backlog and (not records or isinstance(self._backlog[0][1], ShareRecord)):
+            records.append(self._hand_out_one())
+        return records
+
+    def _hand_out_one(self) -> ShareRecord[K, V]:
+        self._arm()
+        unpacked, item = self._backlog.popleft()
+        if isinstance(item, CorruptRecords):
+            raise item
+        held = self._commits.hold(unpacked.source, unpacked.generation)
+        if isinstance(item, RecordError):
+            held.held[item.offset] = None
+            held.types[item.offset] = AcknowledgeType.RELEASE
+            raise item
+        held.held[item.offset] = item
+        return item
+
+    # --- joining, leaving, being late ---------------------------------------------------------------------------
+
+    async def _join(self, timeout_s: float) -> bool:
+        """Join the group; False when that takes longer than this call may. Raises: ServerError, NotConnected."""
+        if self._leaving is not None:
+            await asyncio.gather(self._leaving, return_exceptions=True)
+            self._leaving = None
+        if self._joining is None:
+            self._joining = asyncio.create_task(self._member.start(), name="join")
+        joining = self._joining
+        if not await self._wait(joining, timeout_s):
+            return False
+        self._joining = None
+        joining.result()
+        self._joined = True
+        return True
+
+    async def _leave(self) -> None:
+        self._joined = False
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
+        await self._member.leave()
+
+    async def _end_tasks(self) -> None:
+        for task in (self._joining, self._leaving):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _arm(self) -> None:
+        """From now on the application has poll_interval_max_s seconds until the next poll."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = self._clock.call_later(self._settings.poll_interval_max_s, self._late)
+
+    def _late(self) -> None:
+        if self._busy.now or self._closed or not self._joined:
+            return
+        logger.warning(
+            "no poll for %g s: leaving group %s, the next poll joins again; poll more often, or raise "
+            "poll_interval_max_s",
+            self._settings.poll_interval_max_s,
+            self._member.group_id,
+        )
+        self._joined = False
+        self._leaving = asyncio.get_running_loop().create_task(self._leave(), name="leave")
+
+    # --- one at a time, and waking ------------------------------------------------------------------------------
+
+    def _turn(self) -> _Busy:
+        self._check_usable()
+        if self._busy.now:
+            raise IllegalState("a consumer is used by one task at a time; only wakeup() may come from elsewhere")
+        self._loop = asyncio.get_running_loop()
+        return self._busy
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+        if self._commits.in_callback:
+            raise IllegalState("the commit callback must not call the consumer")
+
+    async def _wait(self, awaited: asyncio.Future[Any], timeout_s: float) -> bool:
+        """Wait for it, for the time, or for a wake-up; whether it is done. Raises: Wakeup, Closed."""
+        self._waker = asyncio.get_running_loop().create_future()
+        both: set[asyncio.Future[Any]] = {awaited, self._waker}
+        try:
+            await self._clock.wait_for(asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED), timeout_s)
+        except TimeoutError:
+            return awaited.done()
+        finally:
+            self._waker = None
+        if not awaited.done():
+            self._raise_if_woken()
+        return awaited.done()
+
+    def _wake(self) -> None:
+        self._woken = True
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+        if self._busy.now:
+            self._member.wakeup()
+
+    def _raise_if_woken(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+        if self._woken:
+            self._woken = False
+            raise Wakeup("wakeup() was called")
+
+    def _unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
+        """Ranges that were fetched and never handed out."""
+        offsets: dict[TopicPartition, list[int]] = {}
+        for unpacked, item in self._backlog:
+            if unpacked.generation == self._member.generation and not isinstance(item, CorruptRecords):
+                offsets.setdefault(unpacked.source.tp, []).append(item.offset)
+        return {tp: list(_runs(found)) for tp, found in offsets.items()}
+
+
+class _Busy:
+    """Set while a call of the consumer is under way."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = False
+
+    def __enter__(self) -> None:
+        self.now = True
+
+    def __exit__(self, *_: object) -> None:
+        self.now = False
+
+
+def _runs(offsets: Iterable[int]) -> Iterable[tuple[int, int]]:
+    for _, run in itertools.groupby(enumerate(sorted(offsets)), key=lambda pair: pair[1] - pair[0]):
+        found = [offset for _, offset in run]
+        yield found[0], found[-1]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

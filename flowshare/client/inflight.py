@@ -1,0 +1,149 @@
+"""What a consumer holds of each partition: records handed out, what was said of them, what is being renewed.
+
+A record is in one place at a time: `held` (handed out, not acknowledged or acknowledged but not sent), `renewing`
+(its renewal is on the way), `renewed` (to be handed out again by the next poll), or gone. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from flowshare.client.errors import IllegalState
+from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AcknowledgeType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from flowshare.client.member import TopicIdPartition
+
+K = TypeVar("K")
+V = TypeVar("V")
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class ShareRecord(Generic[K, V]):
+    """One record as a consumer hands it out; `delivery_count` is 1 the first time."""
+
+    __slots__ = (
+        "delivery_count",
+        "headers",
+        "key",
+        "offset",
+        "partition",
+        "timestamp_ms",
+        "topic",
+        "topic_id_partition",
+        "value",
+    )
+
+    def __init__(
+        self,
+        source: TopicIdPartition,
+        offset: int,
+        timestamp_ms: int,
+        key: K,
+        value: V,
+        headers: Headers,
+        delivery_count: int,
+    ) -> None:
+        self.topic_id_partition = source
+        self.topic = source.topic
+        self.partition = source.partition
+        self.offset = offset
+        self.timestamp_ms = timestamp_ms
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.delivery_count = delivery_count
+
+    def __repr__(self) -> str:
+        return f"<{self.topic}-{self.partition}@{self.offset} delivery {self.delivery_count}>"
+
+
+class Held(Generic[K, V]):
+    """One partition's records on one connection."""
+
+    def __init__(self, source: TopicIdPartition, generation: int) -> None:
+        self.source = source
+        self.generation = generation
+        self.held: dict[int, ShareRecord[K, V] | None] = {}
+        """By offset; None: a record that could not be decoded."""
+        self.types: dict[int, AcknowledgeType] = {}
+        self.renewing: dict[int, ShareRecord[K, V] | None] = {}
+        self.renewed: dict[int, ShareRecord[K, V] | None] = {}
+
+    def unacknowledged(self) -> int:
+        """How many handed-out records nothing was said of."""
+        return len(self.held) - len(self.types)
+
+    def acknowledge(self, offset: int, type_: AcknowledgeType) -> None:
+        """Say it; until it is sent the last word counts, except after a renewal. Raises: IllegalState."""
+        if offset not in self.held or self.types.get(offset) is AcknowledgeType.RENEW:
+            where = f"{self.source.topic}-{self.source.partition}@{offset}"
+            raise IllegalState(
+                f"{where} cannot be acknowledged: it was not handed out by the last poll, was acknowledged already, "
+                "or is being renewed (the next poll hands renewed records out again)"
+            )
+        self.types[offset] = type_
+
+    def acknowledge_rest(self, type_: AcknowledgeType) -> None:
+        """Say it of every record that nothing was said of."""
+        for offset in self.held:
+            self.types.setdefault(offset, type_)
+
+    def take(self) -> dict[int, AcknowledgeType]:
+        """What was said since the last time; those records are no longer held, renewed ones come back."""
+        taken, self.types = self.types, {}
+        for offset, type_ in taken.items():
+            record = self.held.pop(offset)
+            if type_ is AcknowledgeType.RENEW:
+                self.renewing[offset] = record
+        return taken
+
+    def settle_renewals(self, offsets: Iterable[int], *, renewed: bool) -> None:
+        """The answer to a renewal: the record comes back, or is lost."""
+        for offset in offsets:
+            record = self.renewing.pop(offset)
+            if renewed:
+                self.renewed[offset] = record
+
+    def hand_out_renewed(self, count_max: int) -> list[ShareRecord[K, V]]:
+        """Renewed records, handed out again in offset order; one that cannot be decoded is released instead."""
+        records: list[ShareRecord[K, V]] = []
+        for offset in sorted(self.renewed):
+            if len(records) == count_max:
+                break
+            record = self.held[offset] = self.renewed.pop(offset)
+            if record is None:
+                self.types[offset] = AcknowledgeType.RELEASE
+            else:
+                records.append(record)
+        return records
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left here."""
+        return not (self.held or self.renewing or self.renewed)
+
+
+def ack_batches(types: Mapping[int, AcknowledgeType]) -> tuple[AckBatch, ...]:
+    """Contiguous offsets as one batch: one type for all if they agree, else one an offset."""
+    batches: list[AckBatch] = []
+    for first, run in _runs(types):
+        said = bytes(run)
+        batches.append(AckBatch(first, first + len(said) - 1, said[:1] if len(set(said)) == 1 else said))
+    return tuple(batches)
+
+
+def _runs(types: Mapping[int, AcknowledgeType]) -> Iterator[tuple[int, list[int]]]:
+    first, run = 0, list[int]()
+    for offset in sorted(types):
+        if run and offset != first + len(run):
+            yield first, run
+            run = []
+        if not run:
+            first = offset
+        run.append(types[offset])
+    if run:
+        yield first, run
