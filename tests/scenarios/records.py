@@ -19,6 +19,14 @@ def build(batch: Batch, *, timestamp_ms: int, size: int = 0) -> bytes:
     return builder.build()
 
 
+def build_values(values: list[bytes], *, timestamp_ms: int) -> bytes:
+    """A batch of these values, without keys."""
+    builder = BatchBuilder(size_max=1 << 24)
+    for value in values:
+        assert builder.add(None, value, timestamp_ms=timestamp_ms)
+    return builder.build()
+
+
 def leave_hole(storage: MemoryStorage, where: Place, first: int) -> None:
     """Let the next batch begin at `first`, as after compaction."""
     storage._partitions[where.topic][where.partition].end = first

@@ -381,6 +381,7 @@ SCENARIOS = (
             acknowledge C1 0@0-1:accept 1@0-0:accept => ok
             commit C1 how=async => ok
             poll C1 => nothing
+            poll C1 => nothing
         """,
         then="callbacks C1 => 0:0-1:none 1:0-0:none",
     ),

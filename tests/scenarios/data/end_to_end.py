@@ -4,6 +4,65 @@ from tests.scenarios.language import Scenario
 
 SCENARIOS = (
     Scenario(
+        id="E01",
+        on="server",
+        given="log 0-999 1000-1999",
+        when="crowd consumers=4 records=2000 max=50 acquire=record_limit => seen=2000 twice=0 busy=4",
+        then="describe group=crowd0 => start=2000 lag=0",
+    ),
+    Scenario(
+        id="E02",
+        on="server",
+        given="""
+            topic t partitions=2
+            log 0@0-4999 0@5000-9999 1@0-4999 1@5000-9999
+        """,
+        when="crowd groups=3 consumers=3 records=20000 => seen=20000,20000,20000 twice=0",
+        then="""
+            describe 0 group=crowd0 => start=10000 lag=0
+            describe 1 group=crowd1 => start=10000 lag=0
+            describe 0 group=crowd2 => start=10000 lag=0
+        """,
+    ),
+    Scenario(
+        id="E03",
+        on="server",
+        given="""
+            log 0-9
+            consumer C1 mode=explicit
+            consumer C2 mode=explicit
+            poll C1 => 0-9 counts=1
+        """,
+        when="kill C1",
+        then="""
+            poll C2 => 0-9 counts=2
+            acknowledge C2 0-9:accept => ok
+            commit C2 => ok
+            describe => start=10 lag=0
+        """,
+    ),
+    Scenario(
+        id="E04",
+        on="server",
+        given="""
+            config delivery=5
+            log 0-99
+            consumer C1 mode=explicit
+        """,
+        when="poison C1 offset=37 => accepted=0-36,38-99 times=99 poisoned=5",
+        then="describe => start=100 lag=0",
+    ),
+    Scenario(
+        id="E05",
+        on="server",
+        given="""
+            topic t partitions=4
+            log 0@0-79* 1@0-79* 2@0-79* 3@0-79*
+        """,
+        when="crowd group=few consumers=4 records=320 work=200 max=1 => seen=320 twice=0 busy=4 seconds=16",
+        then="crowd group=many consumers=32 records=320 work=200 max=1 => seen=320 twice=0 busy=32 seconds=2",
+    ),
+    Scenario(
         id="E06",
         on="server",
         given="log 0-99*",
@@ -27,6 +86,16 @@ SCENARIOS = (
             describe => start=100 lag=0
         """,
         note="Embedded's leadership moves by the process ending, with or without a word, and another one starting.",
+    ),
+    Scenario(
+        id="E07",
+        on="server",
+        when="etl records=200 stages=3 => ends=50 twice=0 roles=3 deliveries=700",
+        then="""
+            describe e0.0 group=etl0 => start=200 lag=0
+            describe e1.0 group=etl1 => start=150 lag=0
+            describe e2.0 group=etl2 => start=100 lag=0
+        """,
     ),
     Scenario(
         id="E08",
@@ -100,6 +169,57 @@ SCENARIOS = (
             letters dead => records=500 offsets=0-499
             describe => start=500 lag=0
         """,
+    ),
+    Scenario(
+        id="E12",
+        on="server",
+        given="""
+            log 0-9
+            fetch M1 => [0-9]c1
+            persister hold
+            a& ack M1 0-9:accept
+        """,
+        when="""
+            disconnect M1
+            settle ok
+        """,
+        then="""
+            fetch M2 => nothing
+            describe => start=10 lag=0
+        """,
+    ),
+    Scenario(
+        id="E12",
+        on="server",
+        given="""
+            log 0-9
+            fetch M1 => [0-9]c1
+            persister hold
+            a& ack M1 0-9:accept
+        """,
+        when="""
+            disconnect M1
+            settle fail
+        """,
+        then="fetch M2 => [0-9]c2",
+    ),
+    Scenario(
+        id="E12",
+        on="server",
+        given="""
+            log 0-9
+            consumer C1 mode=explicit
+            poll C1 => 0-9
+            acknowledge C1 0-9:accept => ok
+            persister hold
+            commit C1 how=async => ok
+        """,
+        when="""
+            bye& close_consumer C1
+            settle ok
+            await bye => ok
+        """,
+        then="describe => start=10 lag=0",
     ),
 )
 

@@ -148,6 +148,7 @@ SCENARIOS = (
             acknowledge C1 0:accept 2:accept 4:accept 6:accept 8:accept => ok
             commit C1 => ok
             describe => start=10 lag=0
+            poll C1 => nothing
             callbacks C1 => acknowledged=15
         """,
     ),
