@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flowshare.backend.url import Kind
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
+    from flowshare.log.embedded import EmbeddedStorage
     from flowshare.share.config import ServerConfig
 
 
@@ -35,6 +36,7 @@ class EmbeddedBackend(LocalBackend):
         super().__init__(clock=clock, server_config=server_config)
         self.path = Path(path)
         self._fsync = fsync
+        self._embedded: EmbeddedStorage | None = None
 
     @property
     def kind(self) -> Kind:
@@ -49,14 +51,15 @@ class EmbeddedBackend(LocalBackend):
     async def _open(self) -> Storage:
         from flowshare.log.embedded import EmbeddedStorage
 
-        return await EmbeddedStorage.open(self.path, clock=self._clock, fsync=self._fsync)
+        self._embedded = await EmbeddedStorage.open(self.path, clock=self._clock, fsync=self._fsync)
+        return self._embedded
 
     async def set_address(self, address: str) -> None:
         """Write the address into the path's `owner.json`, where `flowshare lag` and `inflight` find it."""
-        if isinstance(self._storage, _Addressable):
-            await self._storage.set_address(address)
+        if self._embedded is not None:
+            await self._embedded.set_address(address)
 
-
-@runtime_checkable
-class _Addressable(Protocol):
-    async def set_address(self, address: str) -> None: ...
+    async def close(self) -> None:
+        """Close all connections, write what is queued, let go of the path; harmless when it is not open."""
+        self._embedded = None
+        await super().close()

@@ -12,7 +12,7 @@ from flowshare.log.base import UnknownTopic
 from flowshare.server.state import ShareKey, delete_state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from flowshare.log.base import StateStore
     from flowshare.server.loader import Loader
@@ -32,7 +32,7 @@ class Initializer:
         self._loader = loader
 
     @asynccontextmanager
-    async def first_states(self, group: ShareGroup, items: Sequence[ToInitialize]) -> AsyncIterator[list[Write]]:
+    async def first_states(self, group: ShareGroup, items: Sequence[ToInitialize]) -> AsyncGenerator[list[Write]]:
         """The writes that initialise `items`; their share-partitions cannot be loaded until the block ends.
 
         One that has state, or is loaded or being loaded by a member that never joined, keeps what it has.

@@ -20,7 +20,7 @@ from flowshare.share.errors import ShareError, StateCorrupt, UnknownTopicId, Unk
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
@@ -114,7 +114,7 @@ class Partitions:
         return key in self._loading or self.get(key) is not None
 
     @contextlib.contextmanager
-    def held(self, keys: Iterable[ShareKey]) -> Iterator[None]:
+    def held(self, keys: Iterable[ShareKey]) -> Generator[None]:
         """Let nobody load these share-partitions while their stored state is replaced; who wants to, waits."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         keys = tuple(keys)

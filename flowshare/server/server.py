@@ -7,7 +7,6 @@ One event loop runs everything. Who writes what: `Owner` the state of one share-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flowshare.server.configs import ConfigApis
@@ -96,7 +95,7 @@ class Server:
         """
         owners = self._partitions.owners()
         return {
-            **asdict(self._stats),
+            **self._stats.copy(),
             "groups": self._coordinator.states(),
             "sessions": len(self._sessions),
             "parked": self._sessions.parked,

@@ -6,8 +6,8 @@ Plain integers that only the service loop writes; `Server.stats()` adds the gaug
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,3 +55,8 @@ class Stats:
             for number, name in enumerate(ACK_NAMES):
                 if (count := types.count(number)) > 0:
                     acks[name] += count
+
+    def copy(self) -> dict[str, Any]:
+        """All counters by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "acks": {name: self.acks[name] for name in ACK_NAMES}}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
+
 import pytest
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import TopicPartition
-from tests.server.world import accept, ranges, world
+from flowshare.protocol.messages import DeleteRecordsRequest, DeleteTopicRequest, TopicPartition
+from flowshare.testing.clock import settle
+from tests.server.world import accept, batch, parked, ranges, release, world
 
 pytestmark = pytest.mark.asyncio
 
@@ -23,3 +27,380 @@ async def test_produced_records_are_acquired_and_accepted() -> None:
         assert answer.error is ErrorCode.NONE
         assert [p.error for p in answer.partitions] == [ErrorCode.NONE]
         assert (await m.fetch()).partitions == ()
+
+
+async def test_the_answer_carries_the_lock_duration_and_whole_batches() -> None:
+    async with world(configs={"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "7000"}) as w:
+        at = TopicPartition(await w.topic(), 0)
+        for _ in range(3):
+            await w.produce(4)
+        m = w.member("m1")
+
+        answer = await m.fetch(at, max_records=6, acquire_mode=1)
+
+        assert answer.lock_timeout_ms == 7000
+        (partition,) = answer.partitions
+        assert [tuple(part) for part in partition.acquired] == [(0, 5, 1)]
+        assert len(partition.records) == 2 * len(batch(4))
+
+
+async def test_only_batches_with_acquired_records_are_sent() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        for _ in range(3):
+            await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+        await m.acknowledge({at: [release(0, 1), accept(2, 3), release(4, 5)]})
+
+        (partition,) = (await m.fetch()).partitions
+
+        assert [tuple(part) for part in partition.acquired] == [(0, 1, 2), (4, 5, 2)]
+        assert len(partition.records) == 2 * len(batch(2))
+
+
+async def test_no_bytes_are_sent_for_a_fetch_of_ranges_only() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(5)
+
+        (partition,) = (await w.member("m1").fetch(at, max_bytes=0)).partitions
+
+        assert partition.records == b""
+        assert [tuple(part) for part in partition.acquired] == [(0, 4, 1)]
+
+
+async def test_max_records_holds_over_all_partitions_and_the_order_rotates() -> None:
+    async with world() as w:
+        topic = await w.topic(partitions=3)
+        at = [TopicPartition(topic, number) for number in range(3)]
+        for number in range(3):
+            for _ in range(4):
+                await w.produce(1, partition=number)
+        m = w.member("m1")
+
+        first = await m.fetch(*at, max_records=2)
+        second = await m.fetch(max_records=2)
+        third = await m.fetch(max_records=2)
+
+        assert [p.partition for p in first.partitions if p.acquired] == [0]
+        assert [p.partition for p in second.partitions if p.acquired] == [1]
+        assert [p.partition for p in third.partitions if p.acquired] == [2]
+
+
+async def test_max_bytes_is_split_between_partitions_that_have_records() -> None:
+    async with world() as w:
+        topic = await w.topic(partitions=3)
+        size = len(batch(1, size=1000))
+        for number in (0, 2):
+            for _ in range(10):
+                await w.produce(batch(1, size=1000), partition=number)
+        m = w.member("m1")
+
+        answer = await m.fetch(*(TopicPartition(topic, number) for number in range(3)), max_bytes=size * 6)
+
+        assert {p.partition: len(p.records) for p in answer.partitions} == {0: size * 3, 1: 0, 2: size * 3}
+
+
+@pytest.mark.parametrize("members", [1, 3])
+async def test_an_append_wakes_parked_fetches_until_all_records_are_taken(members: int) -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        waiting = [
+            await parked(w.member(f"m{number}").fetch(at, max_wait_ms=1000, max_records=2, acquire_mode=1))
+            for number in range(3)
+        ]
+
+        await w.produce(2 * members)
+        await settle()
+
+        assert [task.done() for task in waiting] == [number < members for number in range(3)]
+        assert [ranges(task.result()) for task in waiting[:members]] == [
+            [(2 * n, 2 * n + 1, 1)] for n in range(members)
+        ]
+        await w.clock.advance(1)
+        assert all(task.done() for task in waiting)
+
+
+async def test_a_parked_fetch_ends_empty_at_its_wait_limit() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+        await m.fetch(at)
+        task = await parked(m.fetch(max_wait_ms=500))
+
+        await w.clock.advance(0.499)
+        assert not task.done()
+        await w.clock.advance(0.001)
+
+        assert (await task).partitions == ()
+        assert w.server.stats()["parked_timeouts"] == 1
+
+
+async def test_a_release_wakes_a_parked_fetch_of_another_member() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        m1, m2 = w.member("m1"), w.member("m2")
+        await m1.fetch(at)
+        task = await parked(m2.fetch(at, max_wait_ms=1000))
+
+        await m1.acknowledge({at: [release(0, 2)]})
+
+        assert ranges(await task) == [(0, 2, 2)]
+
+
+async def test_a_delayed_release_is_served_when_its_time_comes() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+        await m.acknowledge({at: [release(0, delay_ms=5000)]})
+        task = await parked(m.fetch(max_wait_ms=10_000))
+
+        await w.clock.advance(4.9)
+        assert not task.done()
+        await w.clock.advance(0.1)
+
+        assert ranges(await task) == [(0, 0, 2)]
+
+
+async def test_an_unrun_release_costs_no_attempt() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        await m.acknowledge({at: [release(0, unrun=True)]})
+
+        assert ranges(await m.fetch()) == [(0, 0, 1)]
+
+
+async def test_a_lapsed_lock_wakes_a_parked_fetch() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        await w.member("m1").fetch(at)
+        task = await parked(w.member("m2").fetch(at, max_wait_ms=60_000))
+
+        await w.clock.advance(29)
+        assert not task.done()
+        await w.clock.advance(1.5)
+
+        assert ranges(await task) == [(0, 0, 2)]
+        assert w.server.stats()["lock_timeouts"] == 1
+
+
+async def test_an_accept_at_capacity_wakes_a_parked_fetch() -> None:
+    configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
+    async with world(configs=configs) as w:
+        at = TopicPartition(await w.topic(), 0)
+        for _ in range(15):
+            await w.produce(10)
+        m1 = w.member("m1")
+        await m1.fetch(at)
+        task = await parked(w.member("m2").fetch(at, max_wait_ms=1000))
+
+        await m1.acknowledge({at: [accept(0, 9)]})
+
+        assert ranges(await task) == [(100, 109, 1)]
+
+
+async def test_a_closed_connection_ends_its_parked_fetch_and_frees_its_records() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m1, m2 = w.member("m1"), w.member("m2")
+        await m1.fetch(at)
+        own = await parked(m1.fetch(max_wait_ms=10_000))
+        other = await parked(m2.fetch(at, max_wait_ms=10_000))
+
+        await m1.connection.close()
+
+        with pytest.raises(ConnectionError):
+            await own
+        assert ranges(await other) == [(0, 1, 2)]
+        with pytest.raises(ConnectionError):
+            await m1.fetch()
+
+
+async def test_a_cancelled_fetch_leaves_no_trace() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        task = await parked(w.member("m1").fetch(at, max_wait_ms=10_000))
+
+        task.cancel()
+        await settle()
+        await w.produce(1)
+
+        assert w.server.stats()["parked"] == 0
+        assert ranges(await w.member("m2").fetch(at)) == [(0, 0, 1)]
+
+
+async def test_a_fetch_cancelled_while_its_acquire_is_written_gives_the_records_back() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m1, m2 = w.member("m1"), w.member("m2")
+        await m1.fetch(at)
+        await m2.fetch(at)
+        await w.produce(1)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        task = await parked(m1.fetch())
+
+        task.cancel()
+        await settle()
+        gate.set()
+        await settle()
+
+        assert ranges(await m2.fetch()) == [(0, 0, 1)]
+
+
+async def test_min_bytes_are_waited_for() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(batch(1, size=1000))
+        task = await parked(w.member("m1").fetch(at, max_wait_ms=1000, min_bytes=2000))
+
+        await w.produce(batch(1, size=1000))
+
+        assert ranges(await task) == [(0, 1, 1)]
+
+
+async def test_min_bytes_are_not_waited_for_beyond_the_wait_limit() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(batch(1, size=1000))
+        task = await parked(w.member("m1").fetch(at, max_wait_ms=1000, min_bytes=2000))
+
+        await w.clock.advance(1)
+
+        assert ranges(await task) == [(0, 0, 1)]
+
+
+async def test_acknowledgements_that_ride_on_a_fetch_come_first_and_do_not_wait() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        answer = await m.fetch(acks={at: [accept(0), release(1)]}, max_wait_ms=10_000)
+        assert ranges(answer) == [(1, 1, 2)]
+        answer = await m.fetch(acks={at: [accept(1)]}, max_wait_ms=10_000)
+
+        (partition,) = answer.partitions
+        assert (partition.ack_error, partition.acquired) == (ErrorCode.NONE, ())
+
+
+async def test_a_partition_with_a_failed_acknowledgement_is_listed_with_the_error() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        answer = await w.member("m1").fetch(epoch=1, acks={at: [accept(5)]})
+
+        (partition,) = answer.partitions
+        assert (partition.error, partition.ack_error) == (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
+
+
+async def test_unknown_topics_and_partitions_are_errors_of_the_partition() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        unknown = TopicPartition(uuid.uuid4(), 0)
+        answer = await w.member("m1").fetch(at, unknown, TopicPartition(at.topic_id, 7))
+
+        assert [p.error for p in answer.partitions] == [
+            ErrorCode.NONE,
+            ErrorCode.UNKNOWN_TOPIC_ID,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+
+
+async def test_a_fetch_from_a_deleted_topic_ends_with_an_error() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+        task = await parked(m.fetch(at, max_wait_ms=10_000))
+
+        await w.admin.send(DeleteTopicRequest(name="t"))
+
+        assert [p.error for p in (await task).partitions] == [ErrorCode.UNKNOWN_TOPIC_ID]
+
+
+async def test_a_topic_made_anew_is_another_topic() -> None:
+    async with world() as w:
+        old = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        m = w.member("m1")
+        await m.fetch(old)
+        await w.admin.send(DeleteTopicRequest(name="t"))
+        new = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+
+        answer = await m.fetch(new)
+
+        assert {p.topic_id: p.error for p in answer.partitions} == {
+            old.topic_id: ErrorCode.UNKNOWN_TOPIC_ID,
+            new.topic_id: ErrorCode.NONE,
+        }
+        assert [tuple(part) for p in answer.partitions for part in p.acquired] == [(0, 1, 1)]
+
+
+async def test_records_below_a_moved_log_start_are_not_delivered() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        for _ in range(4):
+            await w.produce(5)
+        m = w.member("m1")
+        await m.fetch(at, max_records=5, batch_size=5)
+        await m.acknowledge({at: [release(0, 4)]})
+
+        await w.admin.send(DeleteRecordsRequest(topic="t", partition=0, before=12))
+
+        assert ranges(await m.fetch())[0] == (12, 19, 1)
+
+
+async def test_latest_starts_at_the_end_and_by_duration_at_its_age() -> None:
+    async with world(configs={}) as w:
+        at = TopicPartition(await w.topic(), 0)
+        now_ms = w.clock.now_ms()
+        await w.produce(batch(1, timestamp_ms=now_ms - 7_200_000))
+        await w.produce(batch(1, timestamp_ms=now_ms - 1_800_000))
+        await w.configure({"share.auto.offset.reset": "by_duration:PT1H"}, "aged")
+
+        assert ranges(await w.member("m1", "g").fetch(at)) == []
+        assert ranges(await w.member("m1", "aged").fetch(at)) == [(1, 1, 1)]
+        await w.produce(1)
+        assert ranges(await w.member("m2", "g").fetch(at)) == [(2, 2, 1)]
+
+
+async def test_two_groups_read_one_partition_independently() -> None:
+    async with world() as w:
+        await w.configure({"share.auto.offset.reset": "earliest"}, "other")
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+
+        assert ranges(await w.member("m1", "g").fetch(at)) == [(0, 2, 1)]
+        assert ranges(await w.member("m1", "other").fetch(at)) == [(0, 2, 1)]
+
+
+async def test_a_renewing_fetch_fetches_nothing_and_must_ask_for_nothing() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+        nothing = {"max_bytes": 0, "max_records": 0, "min_bytes": 0}
+        renew = [accept(0)._replace(types=b"\x04")]
+
+        refused = await m.fetch(epoch=1, acks={at: renew}, is_renew_ack=True)
+        answer = await m.fetch(acks={at: renew}, is_renew_ack=True, **nothing)
+
+        assert refused.error is ErrorCode.INVALID_REQUEST
+        assert [p.ack_error for p in answer.partitions] == [ErrorCode.NONE]

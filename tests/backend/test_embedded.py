@@ -1,0 +1,73 @@
+"""The embedded backend: what it keeps from one start to the next, and who may hold its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowshare.backend import open_backend
+from flowshare.log.base import StorageHeld
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    AckBatch,
+    CreateTopicRequest,
+    IncrementalAlterConfigsRequest,
+    ProduceRequest,
+    ShareAcknowledgeRequest,
+    ShareFetchRequest,
+    SharePartitionRequest,
+    TopicPartition,
+)
+from tests.server.world import EARLIEST, batch, ranges
+
+pytestmark = pytest.mark.asyncio
+
+
+def fetch(member_id: str, at: TopicPartition) -> ShareFetchRequest:
+    return ShareFetchRequest(
+        group_id="g",
+        member_id=member_id,
+        session_epoch=0,
+        max_wait_ms=0,
+        partitions=(SharePartitionRequest(*at),),
+    )
+
+
+async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/shop"
+    backend = open_backend(url)
+    await backend.start()
+    connection = await backend.connect("c")
+    made = await connection.send(CreateTopicRequest(name="t"))
+    assert made.topic_id is not None
+    at = TopicPartition(made.topic_id, 0)
+    await connection.send(IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=EARLIEST))
+    await connection.send(ProduceRequest(topic="t", partition=0, records=batch(10)))
+    assert ranges(await connection.send(fetch("m1", at))) == [(0, 9, 1)]
+    partitions = (SharePartitionRequest(*at, (AckBatch(0, 3, b"\x01"), AckBatch(6, 6, b"\x01"))),)
+    answer = await connection.send(
+        ShareAcknowledgeRequest(group_id="g", member_id="m1", session_epoch=1, partitions=partitions)
+    )
+    assert [p.error for p in answer.partitions] == [ErrorCode.NONE]
+    await backend.close()
+
+    backend = open_backend(url)
+    await backend.start()
+    connection = await backend.connect("c")
+
+    assert ranges(await connection.send(fetch("m2", at))) == [(4, 5, 2), (7, 9, 2)]
+    await backend.close()
+
+
+async def test_a_path_is_held_by_one_backend(tmp_path: Path) -> None:
+    first, second = (open_backend(f"embedded://{tmp_path}/shop") for _ in range(2))
+    await first.start()
+
+    with pytest.raises(StorageHeld):
+        await second.start()
+    await first.close()
+
+    await second.start()
+    assert second.capabilities.durable
+    await second.close()

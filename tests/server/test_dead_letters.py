@@ -1,0 +1,158 @@
+"""Dead letters that the server writes (KIP-1191)."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.log.base import StorageError
+from flowshare.protocol.batches import decode_all
+from flowshare.protocol.messages import (
+    CreateTopicRequest,
+    DescribeShareGroupOffsetsRequest,
+    FetchRequest,
+    TopicPartition,
+)
+from flowshare.testing.clock import settle
+from tests.server.world import EARLIEST, ranges, reject, release, world
+
+pytestmark = pytest.mark.asyncio
+
+DLQ = {**EARLIEST, "errors.deadletterqueue.topic.name": "dlq.t", "share.delivery.count.limit": "2"}
+
+
+async def letters(w, partition: int = 0):
+    answer = await w.admin.send(FetchRequest(topic="dlq.t", partition=partition, offset=0))
+    return list(decode_all(answer.records))
+
+
+async def test_a_rejected_record_goes_to_the_dead_letter_topic() -> None:
+    async with world(configs=DLQ) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        await m.acknowledge({at: [reject(1, 2)]})
+        await settle()
+
+        found = await letters(w)
+        assert [dict(record.headers) for record in found] == [
+            {
+                "__dlq.errors.topic": b"t",
+                "__dlq.errors.partition": b"0",
+                "__dlq.errors.offset": offset,
+                "__dlq.errors.group": b"g",
+                "__dlq.errors.delivery.count": b"1",
+                "__dlq.errors.message": b"Rejected by the consumer",
+            }
+            for offset in (b"1", b"2")
+        ]
+        assert [(record.key, record.value) for record in found] == [(None, None)] * 2
+        assert w.server.stats()["dead_letters"] == 2
+
+
+async def test_a_record_that_used_up_its_deliveries_goes_to_the_dead_letter_topic_with_its_content() -> None:
+    configs = {**DLQ, "errors.deadletterqueue.copy.record.enable": "true", "share.dead.letter.on": "limit"}
+    async with world(configs=configs) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+        await m.acknowledge({at: [reject(0), release(1)]})
+        await m.fetch()
+        await m.acknowledge({at: [release(1)]})
+        await settle()
+
+        (letter,) = await letters(w)
+
+        assert (letter.key, letter.value) == (b"key", b"v" * 10)
+        assert dict(letter.headers)["__dlq.errors.message"] == b"Delivery count limit exceeded"
+        assert dict(letter.headers)["__dlq.errors.offset"] == b"1"
+
+
+async def test_a_lapsed_last_delivery_is_dead_lettered_into_the_matching_partition() -> None:
+    async with world(configs=DLQ) as w:
+        topic = await w.topic(partitions=3)
+        await w.admin.send(CreateTopicRequest(name="dlq.t", partitions=2))
+        await w.produce(1, partition=2)
+        at = TopicPartition(topic, 2)
+        m = w.member("m1")
+        await m.fetch(at)
+        await w.clock.advance(31)
+        assert ranges(await m.fetch()) == [(0, 0, 2)]
+        await w.clock.advance(31)
+
+        assert len(await letters(w, 0)) == 1
+
+
+async def test_the_start_offset_waits_for_the_dead_letter() -> None:
+    async with world(configs=DLQ) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.heartbeat("t")
+        await m.fetch(at)
+        real, refusals = w.storage.append, 2
+
+        async def refuse(topic: str, partition: int, records: bytes):
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise StorageError("no space left on device")
+            return await real(topic, partition, records)
+
+        w.storage.append = refuse
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+
+        async def start_offset() -> int:
+            (found,) = (await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))).partitions
+            return found.start_offset
+
+        assert await start_offset() == 0
+        await w.clock.advance(1)
+        assert await start_offset() == 0
+        await w.clock.advance(2)
+        assert await start_offset() == 1
+        assert len(await letters(w)) == 1
+
+
+async def test_a_dead_letter_that_is_refused_every_time_is_given_up() -> None:
+    async with world(configs=DLQ) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        async def refuse(*_: object):
+            raise StorageError("no space left on device")
+
+        w.storage.append = refuse
+        await m.acknowledge({at: [reject(0)]})
+        await w.clock.advance(1 + 2 + 4 + 8)
+
+        assert w.server.stats()["failed_dead_letters"] == 1
+        assert w.server._partitions.owners()[0].partition.start_offset == 1
+
+
+async def test_a_dead_letter_that_was_under_way_is_written_after_a_restart() -> None:
+    async with world(configs=DLQ) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+        real = w.storage.append
+
+        async def refuse(*_: object):
+            raise StorageError("no space left on device")
+
+        w.storage.append = refuse
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+        w.storage.append = real
+        await w.restart()
+
+        await w.member("m2").fetch(at)
+        await settle()
+
+        assert len(await letters(w)) == 1

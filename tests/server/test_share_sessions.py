@@ -1,0 +1,151 @@
+"""Share sessions over connections: epochs, close, limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest, TopicPartition
+from flowshare.share.config import ServerConfig
+from tests.server.world import accept, parked, ranges, world
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_fetches_and_acknowledgements_share_one_epoch() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+
+        assert (await m.fetch(at, epoch=0)).error is ErrorCode.NONE
+        assert (await m.fetch(epoch=1)).error is ErrorCode.NONE
+        assert (await m.acknowledge({}, epoch=2)).error is ErrorCode.NONE
+        assert (await m.fetch(epoch=2)).error is ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        assert (await m.fetch(epoch=3)).error is ErrorCode.NONE
+        assert (await m.acknowledge({}, epoch=0)).error is ErrorCode.INVALID_SHARE_SESSION_EPOCH
+
+
+async def test_an_unknown_session_is_not_found() -> None:
+    async with world() as w:
+        m = w.member("m1")
+
+        for epoch in (5, -1):
+            answer = await m.fetch(epoch=epoch)
+            assert (answer.error, answer.lock_timeout_ms) == (ErrorCode.SHARE_SESSION_NOT_FOUND, 0)
+            assert (await m.acknowledge({}, epoch=epoch)).error is ErrorCode.SHARE_SESSION_NOT_FOUND
+
+
+@pytest.mark.parametrize(("group_id", "member_id"), [(None, "m"), ("", "m"), ("g", ""), ("g", None), ("g", "x" * 37)])
+async def test_bad_ids_are_refused(group_id: str | None, member_id: str | None) -> None:
+    async with world() as w:
+        answer = await w.admin.send(ShareFetchRequest(group_id=group_id, member_id=member_id, session_epoch=0))
+
+        assert answer.error is ErrorCode.INVALID_REQUEST
+
+
+async def test_closing_a_session_processes_its_acknowledgements_and_frees_the_rest() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(20)
+        m1, m2 = w.member("m1"), w.member("m2")
+        await m1.fetch(at)
+
+        answer = await m1.fetch(epoch=-1, acks={at: [accept(0, 9)]})
+
+        assert [(p.ack_error, p.acquired) for p in answer.partitions] == [(ErrorCode.NONE, ())]
+        assert ranges(await m2.fetch(at)) == [(10, 19, 2)]
+
+
+async def test_closing_a_session_ends_its_parked_fetch() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+        task = await parked(m.fetch(at, max_wait_ms=10_000))
+
+        await m.acknowledge({}, epoch=-1)
+
+        assert (await task).error is ErrorCode.NONE
+        await w.produce(1)
+        assert ranges(await w.member("m2").fetch(at)) == [(0, 0, 1)]
+
+
+async def test_a_session_beyond_the_limit_is_refused_late_and_a_freed_place_can_be_taken() -> None:
+    config = ServerConfig.embedded({"group.share.max.share.sessions": "2", "group.share.max.size": "2"})
+    async with world(config=config) as w:
+        at = TopicPartition(await w.topic(), 0)
+        first, second, third = (w.member(f"m{number}") for number in range(3))
+        await first.fetch(at)
+        await second.fetch(at)
+
+        task = await parked(third.fetch(at, max_wait_ms=500))
+        await w.clock.advance(0.5)
+        assert (await task).error is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+        assert (await first.fetch(at, epoch=0)).error is ErrorCode.NONE
+        await first.connection.close()
+
+        assert (await third.fetch(at, epoch=0)).error is ErrorCode.NONE
+
+
+async def test_records_of_a_forgotten_partition_stay_with_their_member() -> None:
+    async with world() as w:
+        topic = await w.topic(partitions=2)
+        at = TopicPartition(topic, 0)
+        await w.produce(1)
+        m1, m2 = w.member("m1"), w.member("m2")
+        await m1.fetch(at)
+        await m1.fetch(TopicPartition(topic, 1), forgotten=(at,))
+
+        await m1.fetch(epoch=-1)
+
+        assert ranges(await m2.fetch(at)) == []
+
+
+async def test_an_added_partition_is_listed_once_without_records() -> None:
+    async with world() as w:
+        topic = await w.topic(partitions=2)
+        m = w.member("m1")
+        await m.fetch(TopicPartition(topic, 0))
+
+        added = await m.fetch(TopicPartition(topic, 1))
+        later = await m.fetch()
+
+        assert [p.partition for p in added.partitions] == [1]
+        assert later.partitions == ()
+
+
+async def test_entries_for_the_same_partition_are_merged() -> None:
+    async with world() as w:
+        topic = await w.topic(partitions=1)
+        at = TopicPartition(topic, 0)
+        await w.produce(4)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        answer = await m.connection.send(
+            ShareFetchRequest(
+                group_id="g",
+                member_id="m1",
+                session_epoch=1,
+                max_wait_ms=0,
+                partitions=(
+                    SharePartitionRequest(topic, 0, (accept(0, 1),)),
+                    SharePartitionRequest(topic, 0, (accept(2),)),
+                ),
+            )
+        )
+
+        assert [p.ack_error for p in answer.partitions] == [ErrorCode.NONE]
+        await m.connection.close()
+        assert ranges(await w.member("m2").fetch(at)) == [(3, 3, 2)]
+
+
+async def test_a_session_can_be_acknowledged_over_another_connection() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m1, twin = w.member("m1"), w.member("m1")
+        await m1.fetch(at)
+
+        answer = await twin.acknowledge({at: [accept(0)]}, epoch=1)
+
+        assert [p.error for p in answer.partitions] == [ErrorCode.NONE]
