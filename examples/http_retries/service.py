@@ -3,8 +3,12 @@
 from aiohttp import web
 
 
+CHARGED = web.AppKey("charged", dict[str, int])
+"""What the service charged, by idempotency key."""
+
+
 def make_service() -> web.Application:
-    """The service; `service["charged"]` is what it charged, by idempotency key."""
+    """The service."""
     charged: dict[str, int] = {}
     calls = 0
 
@@ -20,7 +24,7 @@ def make_service() -> web.Application:
         return web.json_response({"charged": charged[order["key"]]})
 
     service = web.Application()
-    service["charged"] = charged
+    service[CHARGED] = charged
     service.router.add_post("/charge", charge)
     return service
 

@@ -7,7 +7,7 @@ from aiohttp.test_utils import TestServer
 
 import flowshare as fs
 from examples.http_retries import app as payments
-from examples.http_retries.service import make_service
+from examples.http_retries.service import CHARGED, make_service
 
 
 @pytest.mark.asyncio
@@ -22,7 +22,7 @@ async def test_busy_days_are_retried_and_refusals_are_dead_letters(monkeypatch: 
             report = await bus.run_until_idle()
             letters = bus.dead_letters(payments.charge)
 
-    assert len(service["charged"]) == 20
+    assert len(service[CHARGED]) == 20
     assert report[payments.charge].accepted == 20
     assert max(report[payments.charge].attempts) > 1
     assert [letter.reason for letter in letters] == ["refused: more than 1,000"]

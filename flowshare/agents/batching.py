@@ -48,6 +48,11 @@ class BatchRecord(Generic[T]):
         """The record's key."""
         return self.delivery.key
 
+    @property
+    def id(self) -> str:
+        """The delivery's id, the same on every attempt: the key to make a write idempotent."""
+        return self.delivery.id
+
     def __repr__(self) -> str:
         return f"<BatchRecord {self.delivery.topic}-{self.delivery.partition}@{self.delivery.offset}>"
 

@@ -63,12 +63,14 @@ class HostSettings:
     watchdog: watch the handler loop (needs threads).
     inline_threads: run `def` handlers on the handler loop (test kit).
     client_id: shown by `groups members`; None is the app's id.
+    linger_s: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     """
 
     threads: bool = True
     watchdog: bool = False
     inline_threads: bool = False
     client_id: str | None = None
+    linger_s: float | None = None
 
 
 class Host:
@@ -252,7 +254,7 @@ class Host:
         if self._backend is None:
             self._backend = open_backend(self.app.broker_url, clock=self.clock)
             await self._backend.start()
-        self._producer = Producer(self._connect, clock=self.clock)
+        self._producer = Producer(self._connect, clock=self.clock, linger_s=self.settings.linger_s)
         self._admin = ShareAdmin(self._connect, clock=self.clock)
         self._outbox = Outbox(self._producer, self.service.loop)
         if self.watchdog is not None:

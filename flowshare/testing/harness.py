@@ -77,7 +77,7 @@ class Bus:
     ) -> None:
         """Send one record, encoded as the app would; `topic` is a topic of the app or a name."""
         target = self.app.topic(topic) if isinstance(topic, str) else topic
-        await target.send(key=key, value=value, headers=dict(headers or {}))
+        await _through_delays(self.clock, target.send(key=key, value=value, headers=dict(headers or {})))
 
     async def advance(self, seconds: float) -> Report:
         """Move time forward by `seconds`, running what falls due on the way."""
@@ -183,13 +183,12 @@ class Bus:
 
     async def _read_topics(self) -> None:
         admin = self.host.admin
-        for name in await admin.topics():
+        for topic in await admin.list_topics():
             records: list[SentRecord] = []
-            for partition in range((await admin.topic(name)).partitions):
-                records.extend(
-                    _sent(name, partition, one) for one in await admin.read(name, partition, 0, limit=100_000)
-                )
-            self._records[name] = records
+            for partition in range(topic.partitions):
+                found = await admin.read(topic.name, partition, 0, limit=READ_LIMIT)
+                records.extend(_sent(topic.name, partition, record) for record in found)
+            self._records[topic.name] = records
 
 
 def _sent(topic: str, partition: int, record: Any) -> SentRecord:
@@ -231,7 +230,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         app,
         backend=backend,
         clock=clock,
-        settings=HostSettings(threads=False, inline_threads=True),
+        settings=HostSettings(threads=False, inline_threads=True, linger_s=0),
         observer=report.add,
         random=random.Random(seed),  # noqa: S311 - jitter, not a secret
     )

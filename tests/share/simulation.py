@@ -15,10 +15,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flowshare.share.errors import ShareError
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.records import replay
-
-from flowshare.share.errors import ShareError
 from flowshare.share.types import (
     AcknowledgeBatch,
     AcknowledgeType,

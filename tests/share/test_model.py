@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from flowshare.share.partition import Decision, SharePartition
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from flowshare.share.errors import ShareError
+from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch, StateRun
 from tests.share.model import Model, Wanted
 
