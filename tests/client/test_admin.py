@@ -1,0 +1,185 @@
+"""The admin client against the real server over a storage in memory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from flowshare.client.admin import OffsetReset, PartitionBounds, ShareAdmin
+from flowshare.client.errors import ConnectionLost, ServerError
+from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
+from tests.client.fakes import FakeServer
+from tests.client.worlds import within, world_on
+
+pytestmark = pytest.mark.asyncio
+
+
+async def consumed(world, count):
+    """Let the group accept the first `count` records."""
+    consumer = world.consumer(member_id="m1")
+    left = count
+    while left > 0:
+        left -= len(await within(world.clock, 1, consumer.poll(1)))
+    await consumer.commit_sync()
+    await consumer.close()
+
+
+async def test_topics_are_created_described_grown_and_deleted(clock):
+    async with world_on(clock) as world:
+        await world.admin.create_topic("b", partitions=2, configs={"retention.ms": "5000"})
+        await world.admin.create_topic("b", exist_ok=True)
+        with pytest.raises(ServerError, match="TOPIC_ALREADY_EXISTS"):
+            await world.admin.create_topic("b")
+        await world.admin.create_partitions("b", 3)
+        await world.admin.alter_topic_configs("b", {"retention.ms": "6000"})
+
+        assert [topic.name for topic in await world.admin.list_topics()] == ["b", "orders"]
+        assert (await world.admin.describe_topic("b")).partitions == 3
+        assert ("retention.ms", "6000") in [(e.name, e.value) for e in await world.admin.topic_configs("b")]
+        await world.admin.delete_topic("b")
+        with pytest.raises(ServerError, match="topics ls"):
+            await world.admin.describe_topic("b")
+
+
+async def test_records_are_read_from_an_offset_up_to_a_limit_without_a_group(clock):
+    async with world_on(clock) as world:
+        for number in range(5):
+            await world.send(*[b"%d-%d" % (number, index) for index in range(4)])
+
+        assert [r.value for r in await world.admin.read("orders", 0, 2, limit=4)] == [b"0-2", b"0-3", b"1-0", b"1-1"]
+        assert len(await world.admin.read("orders", 0)) == 20
+        assert await world.admin.read("orders", 0, 20) == []
+        assert await world.admin.read("orders", 0, 99) == []
+        assert await world.admin.delete_records("orders", 0, 18) == 18
+        assert [r.offset for r in await world.admin.read("orders", 0)] == [18, 19]
+        assert await world.admin.offsets("orders", 0) == PartitionBounds(18, 20)
+        with pytest.raises(ServerError, match="UNKNOWN_TOPIC"):
+            await world.admin.read("nothing", 0)
+
+
+async def test_groups_are_listed_and_described_with_members_and_lag(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a", b"b")
+        await consumed(world, 2)
+        consumer = world.consumer(member_id="m2")
+        await within(clock, 1, consumer.poll(0.1))
+
+        found = await world.admin.describe_group("g")
+
+        assert [(g.group_id, g.state) for g in await world.admin.list_groups()] == [("g", "Stable")]
+        assert await world.admin.list_groups(states=["Empty"]) == []
+        assert [(one.member_id, dict(one.assignment)) for one in found.members] == [("m2", {"orders": (0,)})]
+        (part,) = await world.admin.group_offsets("g")
+        assert (part.topic, part.start_offset, part.lag) == ("orders", 2, 0)
+        with pytest.raises(ServerError, match="groups ls"):
+            await world.admin.describe_group("nobody")
+
+
+async def test_a_dry_run_shows_the_move_and_changes_nothing(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a", b"b", b"c")
+        await consumed(world, 3)
+
+        moves = await world.admin.reset_offsets("g", to="earliest", dry_run=True)
+
+        assert moves == [OffsetReset("orders", 0, 3, 0, 3)]
+        assert (await world.admin.group_offsets("g"))[0].start_offset == 3
+
+
+async def test_offsets_are_reset_to_an_end_an_offset_or_a_time(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a")
+        await clock.advance(100)
+        moment = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+        await world.send(b"b", b"c")
+        await consumed(world, 3)
+
+        async def moved(to):
+            await world.admin.reset_offsets("g", to=to)
+            return (await world.admin.group_offsets("g"))[0].start_offset
+
+        assert [await moved(to) for to in ("earliest", "latest", 2, 99, moment)] == [0, 3, 2, 3, 1]
+        with pytest.raises(ValueError, match="time zone"):
+            await world.admin.reset_offsets("g", to=datetime(2026, 1, 1))  # noqa: DTZ001 (that is the point)
+        again = await world.consumer().poll(1)
+        assert [record.value for record in again] == [b"b", b"c"]
+
+
+async def test_a_reset_names_topics_that_the_group_never_had(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a")
+        await consumed(world, 1)
+        await world.admin.create_topic("more", partitions=2)
+
+        moves = await world.admin.reset_offsets("g", to="latest", topics=["more"])
+
+        assert [(move.topic, move.partition, move.after) for move in moves] == [("more", 0, 0), ("more", 1, 0)]
+
+
+async def test_a_group_with_members_is_neither_moved_nor_deleted(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a")
+        await world.consumer().poll(1)
+
+        with pytest.raises(ServerError, match="stop the group's members"):
+            await world.admin.reset_offsets("g", to="earliest")
+        with pytest.raises(ServerError, match="NON_EMPTY_GROUP"):
+            await world.admin.delete_group("g")
+        with pytest.raises(ServerError, match="NON_EMPTY_GROUP"):
+            await world.admin.delete_offsets("g", ["orders"])
+
+
+async def test_an_empty_group_forgets_a_topic_and_is_deleted(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a")
+        await consumed(world, 1)
+
+        await world.admin.delete_offsets("g", ["orders"])
+        assert await world.admin.group_offsets("g") == []
+        await world.admin.delete_group("g")
+
+        assert await world.admin.list_groups() == []
+
+
+async def test_group_settings_are_checked_set_and_unset(clock):
+    async with world_on(clock) as world:
+        name = "share.record.lock.duration.ms"
+
+        async def setting():
+            return {e.name: (e.value, e.is_default) for e in await world.admin.group_configs("g")}[name]
+
+        await world.admin.alter_group_configs("g", {name: "20000"}, dry_run=True)
+        assert await setting() == ("30000", True)
+        await world.admin.alter_group_configs("g", {name: "20000"})
+        assert await setting() == ("20000", False)
+        await world.admin.alter_group_configs("g", {name: None})
+        assert await setting() == ("30000", True)
+        with pytest.raises(ServerError, match=r"share\.record\.lock\.duration\.ms"):
+            await world.admin.alter_group_configs("g", {"share.record.lock.duration": "1"})
+
+
+async def test_what_reads_is_asked_again_and_what_changes_is_not(clock):
+    server = FakeServer()
+    admin = ShareAdmin(server.connect, clock=clock)
+    server.then(m.MetadataRequest, ConnectionResetError("gone"), None)
+    server.then(m.CreateTopicRequest, ConnectionResetError("gone"))
+
+    topics = await within(clock, 5, admin.list_topics())
+    with pytest.raises(ConnectionLost):
+        await within(clock, 5, admin.create_topic("b"))
+
+    assert [topic.name for topic in topics] == ["orders"]
+    assert len(server.seen(m.CreateTopicRequest)) == 1
+    assert server.seen(m.MetadataRequest)
+    await admin.close()
+
+
+async def test_a_refused_setting_is_an_error_with_its_code(clock):
+    async with world_on(clock) as world:
+        with pytest.raises(ServerError) as caught:
+            await world.admin.alter_topic_configs("orders", {"retention.ms": "often"})
+
+        assert caught.value.code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        assert not caught.value.retriable
