@@ -1,0 +1,85 @@
+"""Who holds a storage path: a lock that the system drops with its process, and `owner.json` that names the holder.
+
+The lock is on an open file (flock), so it also keeps a second opening in the same process out. RocksDB has a lock of
+its own, but its message names nobody and a read-only opening ignores it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from flowshare.log.base import StorageError, StorageHeld
+
+LOCK_FILE: Final = "lock"
+OWNER_FILE: Final = "owner.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The holder: process, when it opened the path (ms since 1970), machine, and where it serves, if it does."""
+
+    pid: int
+    since_ms: int
+    host: str
+    address: str | None = None
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
+        where = f", serving at {self.address}" if self.address else ""
+        return f"process {self.pid} on {self.host} since {since}{where}"
+
+
+class OwnerLock:
+    """The lock, held from construction to `release`."""
+
+    def __init__(self, path: Path, *, now_ms: int, address: str | None = None) -> None:
+        """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError."""
+        self._path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be used as a storage: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise StorageHeld(f"{path} is held by {read_owner(path) or 'another process'}") from None
+        self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), address=address)
+        try:
+            self._write()
+        except OSError as error:
+            os.close(self._file)
+            raise StorageError(f"{path} cannot be used as a storage: {error.strerror}") from error
+
+    def set_address(self, address: str | None) -> None:
+        """Change where the holder serves. Raises: OSError."""
+        self.owner = replace(self.owner, address=address)
+        self._write()
+
+    def release(self) -> None:
+        """Remove `owner.json` and drop the lock."""
+        (self._path / OWNER_FILE).unlink(missing_ok=True)
+        os.close(self._file)
+
+    def _write(self) -> None:
+        # A reader never sees half a file.
+        draft = self._path / f"{OWNER_FILE}.new"
+        draft.write_bytes(orjson.dumps(asdict(self.owner)))
+        draft.replace(self._path / OWNER_FILE)
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Who `owner.json` names, None when it is missing or unreadable. It may be stale: only the lock decides."""
+    try:
+        return Owner(**orjson.loads((path / OWNER_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,317 @@
+"""The RocksDB under the embedded storage: opening, checking for damage, reading, writing, opening again after errors.
+
+Traps of rocksdict that this module keeps from the others (all measured):
+- `items()` ends silently at a damaged block: every scan here asks the iterator for its status at the end.
+- `set_iterate_lower_bound` sets the upper bound.
+- Opening for writing changes files, so everything is checked through a read-only opening first.
+- Without CURRENT it makes a new, empty store over the old files.
+- After "no space left" a store refuses writes until it is opened again; there is no call to resume.
+
+Methods block and are called from worker threads only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from flowshare.log import keys
+from flowshare.log.base import StorageDamaged, StorageError
+from flowshare.log.marker import Marker, check_reached
+from flowshare.log.wal import check_wal
+
+MARKER_FILE: Final = "confirmed"
+STORE_DIRECTORY: Final = "store"
+WRITE_BUFFER_BYTES: Final = 32 * 1024 * 1024
+CACHE_BYTES: Final = 32 * 1024 * 1024
+BLOB_BYTES_MIN: Final = 4096
+"""Batches from this size on are kept out of the sorted files, so that compaction does not copy them."""
+MARKER_SYNC_COMMITS: Final = 256
+
+Write = tuple[bytes, bytes | None]
+"""Put, or with None delete."""
+Range = tuple[bytes, bytes]
+"""Keys to delete, half-open."""
+
+
+class Step(NamedTuple):
+    """Ranges to delete, then writes."""
+
+    writes: Sequence[Write]
+    ranges: Sequence[Range] = ()
+
+
+class Store:
+    """One store, open until `close`. Reads may come from any thread, `commit` and `reopen` from one."""
+
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        """Open, or make a new one. Raises: StorageDamaged, StorageError."""
+        self._directory = path / STORE_DIRECTORY
+        self._fsync = fsync
+        self._turn = threading.Condition()
+        self._readers = 0
+        self._options = _options()
+        self._write_options = WriteOptions()
+        self._write_options.sync = fsync
+        self._db: Rdict | None = None
+        with _disk_errors():
+            self._marker = self._open(path / MARKER_FILE)
+        self.commits = self._marker.mark.confirmed
+
+    def _open(self, marker_path: Path) -> Marker:
+        if not marker_path.exists():
+            if self._directory.exists() and any(self._directory.iterdir()):
+                raise StorageDamaged(f"{marker_path} is missing beside a store. Nothing was changed; restore a backup")
+            marker = Marker.create(marker_path)
+        else:
+            marker = Marker.load(marker_path)
+        try:
+            if marker.mark.confirmed or (self._directory / "CURRENT").exists():
+                commit = self._check(marker)
+                self._db = self._open_db(self._options)
+            else:
+                commit = 0
+                self._options.create_if_missing(True)
+                self._db = self._open_db(self._options)
+                self._options.create_if_missing(False)
+                self._put_version()
+            marker.write(commit, synced=commit)
+        except BaseException:
+            marker.close()
+            raise
+        return marker
+
+    def _put_version(self) -> None:
+        assert self._db is not None
+        self._db.put(keys.VERSION, keys.LAYOUT, _synced())
+
+    def _open_db(self, options: Options, *, read_only: bool = False) -> Rdict:
+        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        return Rdict(str(self._directory), options, access_type=access)
+
+    def _check(self, marker: Marker) -> int:
+        """Look for damage without changing anything; returns the number of the last commit."""
+        if not (self._directory / "CURRENT").exists():
+            raise StorageDamaged(
+                f"{self._directory}: the file CURRENT is missing. Nothing was changed; restore a backup"
+            )
+        check_wal(self._directory)
+        try:
+            self._db = self._open_db(_options(), read_only=True)
+        except Exception as error:
+            raise StorageDamaged(
+                f"{self._directory}: {error}. Nothing was changed; restore the file or a backup"
+            ) from error
+        try:
+            for _ in self.scan(b"", b"b"):
+                pass
+            for _ in self.scan(b"c", keys.END):
+                pass
+            version, commit = self.get(keys.VERSION), self.get(keys.COMMIT)
+        finally:
+            self._db.close()
+            self._db = None
+        if version not in (None, keys.LAYOUT):
+            raise StorageError(
+                f"{self._directory} has layout {version!r}; this version of flowshare knows {keys.LAYOUT!r}"
+            )
+        number = keys.unpack(commit) if commit is not None else 0
+        check_reached(marker.mark, number)
+        return number
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Rdict]:
+        """The store, which is not closed meanwhile. Raises: StorageError when it is closed."""
+        with self._turn:
+            if self._db is None:
+                raise StorageError("the store is closed")
+            self._readers += 1
+            db = self._db
+        try:
+            yield db
+        finally:
+            with self._turn:
+                self._readers -= 1
+                self._turn.notify_all()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Value of a key. Raises: StorageDamaged, StorageError."""
+        with self._reading() as db, _damage():
+            value: bytes | None = db.get(key)
+            return value
+
+    def scan(self, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from `first` up to, not including, `end`; in reverse from the last one down.
+
+        Raises: StorageDamaged, StorageError, while iterating.
+        """
+        with self._reading() as db, _damage():
+            options = ReadOptions()
+            options.set_iterate_upper_bound(end)
+            cursor: RdictIter = db.iter(options)
+            if reverse:
+                cursor.seek_to_last()
+            else:
+                cursor.seek(first)
+            step = cursor.prev if reverse else cursor.next
+            while cursor.valid() and (key := cursor.key()) >= first:
+                yield key, cursor.value()
+                step()
+            cursor.status()
+
+    def last_before(self, first: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """The entry with the greatest key in `first` ≤ key < `end`. Raises: StorageDamaged, StorageError."""
+        return next(self.scan(first, end, reverse=True), None)
+
+    def commit(self, steps: Iterable[Step]) -> None:
+        """Write all or none, in order, durable as the store was opened.
+
+        Raises: StorageError; what was written is unknown then, until `reopen`.
+        """
+        number = self.commits + 1
+        batch = WriteBatch(raw_mode=True)
+        for step in steps:
+            for first, end in step.ranges:
+                batch.delete_range(first, end)
+            for key, value in step.writes:
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+        batch.put(keys.COMMIT, keys.pack(number))
+        with _disk_errors():
+            if self._db is None:
+                raise StorageError("the store is closed")
+            self._db.write(batch, self._write_options)
+        self.commits = number
+        self._mark()
+
+    def _mark(self) -> None:
+        """Note the last commit. It stands whatever happens here: a marker left behind only notices less."""
+        synced = self.commits if self._fsync else self._marker.mark.synced
+        with contextlib.suppress(OSError):
+            self._marker.write(self.commits, synced=synced)
+            if self._fsync and self.commits % MARKER_SYNC_COMMITS == 0:
+                self._marker.sync()
+
+    def reopen(self) -> None:
+        """Close and open again after an error. When that fails, what was confirmed can at least be read.
+
+        Raises: StorageError
+        """
+        probe_space(self._directory)
+        with self._turn:
+            self._turn.wait_for(lambda: self._readers == 0)
+            self._close_db()
+            try:
+                with _disk_errors():
+                    self._db = self._open_db(self._options)
+                    commit = self._db.get(keys.COMMIT)
+                    # A write that failed may be there all the same.
+                    self.commits = keys.unpack(commit) if commit is not None else 0
+            except StorageError:
+                with contextlib.suppress(Exception):
+                    self._db = self._open_db(_options(), read_only=True)
+                raise
+
+    def _close_db(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            # With a full disk, closing says so and closes nevertheless.
+            with contextlib.suppress(Exception):
+                db.close()
+
+    def close(self) -> None:
+        """Write everything to sorted files and let go. Safe to call twice."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._readers == 0)
+            db, self._db = self._db, None
+            if db is None:
+                return
+            with contextlib.suppress(Exception):
+                db.flush(True)
+                db.close()
+                self._marker.write(self.commits, synced=self.commits)
+                self._marker.sync()
+            self._marker.close()
+
+
+def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
+    """Whether there is room to open a store again, which copies the write-ahead log into sorted files.
+
+    Raises: StorageError
+    """
+    try:
+        wanted = size + sum(file.stat().st_size for file in directory.glob("*.log"))
+        state = os.statvfs(directory)
+    except OSError as error:
+        raise StorageError(f"{directory}: {error.strerror}") from error
+    free = state.f_bavail * state.f_frsize
+    if free < wanted:
+        raise StorageError(f"{directory}: {free} bytes are free, {wanted} are needed to go on")
+
+
+def _synced() -> WriteOptions:
+    options = WriteOptions()
+    options.sync = True
+    return options
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(False)
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_paranoid_checks(True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_max_write_buffer_number(4)
+    options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(3)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(BLOB_BYTES_MIN)
+    options.set_enable_blob_gc(True)
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(CACHE_BYTES))
+    options.set_block_based_table_factory(table)
+    return options
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """rocksdict raises plain Exception; what comes from reading is damage."""
+    try:
+        yield
+    except (StorageDamaged, StorageError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise StorageDamaged(f"stored data cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """rocksdict raises plain Exception; what comes from writing is the disk's."""
+    try:
+        yield
+    except (StorageDamaged, StorageError):
+        raise
+    except Exception as error:
+        raise StorageError(f"the disk refused: {error}") from error
