@@ -176,7 +176,11 @@ class Model:
 
     def released(self, member: str) -> None:
         for tiny in self.tiny.values():
-            if tiny.state is RecordState.ACQUIRED and not tiny.pending and tiny.owner == member:
+            if tiny.state is not RecordState.ACQUIRED or tiny.owner != member:
+                continue
+            if tiny.pending:
+                tiny.deadline_ms = -1  # the member is gone: should the write fail, nobody holds the record
+            else:
                 self._give_back(tiny)
         self._advance()
 
