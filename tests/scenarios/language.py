@@ -129,6 +129,8 @@ class Scenario:
     note: str = ""
     config: str = ""
     """Server settings (Kafka's broker names, shortened as in `settings.py`) that must stand before the start."""
+    slow: bool = False
+    """Takes longer than a quarter of a second."""
 
     @property
     def subjects(self) -> tuple[str, ...]:

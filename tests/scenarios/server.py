@@ -32,7 +32,8 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.server.server import Server
-from flowshare.share.types import AcquireMode
+from flowshare.server.state import ShareKey, delete_state, initial_writes
+from flowshare.share.types import AcquireMode, PartitionState
 from flowshare.testing.clock import ManualClock
 from tests.scenarios import records, words
 from tests.scenarios.language import BadStep, Outcome, Scenario, Step
@@ -295,6 +296,16 @@ class ServerSubject:
         self.world.persister.settle(good=step.words[0] == "ok")
         return Outcome()
 
+    async def do_reload(self, step: Step) -> Outcome:
+        """`reload 10 15-18A2 20-22R1`: what the store says of a share-partition that is not loaded yet."""
+        where, start = words.placed(step.words[0])
+        await self.ensure(where.topic)
+        await self.found(words.GROUP)
+        key = ShareKey(words.GROUP, self.topic_id(where.topic), where.partition)
+        state = PartitionState(start_offset=int(start), runs=tuple(words.runs(step.words[1:])))
+        await self.world.storage.write([*await delete_state(self.world.storage, [key]), *initial_writes(key, state)])
+        return Outcome()
+
     async def do_restart(self, step: Step) -> Outcome:
         """The server stops in order and starts again."""
         return await self.again(crash=False)
@@ -323,7 +334,11 @@ class ServerSubject:
     async def ready(self, step: Step) -> Session:
         """The session of a member that fetches or acknowledges without having joined: its group must exist."""
         await self.ensure()
-        group = words.member(step.words[0])[0]
+        await self.found(words.member(step.words[0])[0])
+        return await self.session(step.words[0])
+
+    async def found(self, group: str) -> None:
+        """Let somebody join the group and leave it again, so that it exists."""
         await self.ensure_group(group)
         if group not in self.founded:
             self.founded.add(group)
@@ -333,7 +348,6 @@ class ServerSubject:
                         group_id=group, member_id="founder", member_epoch=epoch, subscribed_topics=tuple(self.topics)
                     )
                 )
-        return await self.session(step.words[0])
 
     async def do_fetch(self, step: Step) -> Outcome:
         """`fetch M1 max=10 mode=record_limit wait=500 epoch=3 add=1 forget=0 ack=0-9:accept;10-19:release …`."""

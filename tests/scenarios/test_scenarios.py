@@ -10,7 +10,10 @@ from tests.scenarios import runner
 from tests.scenarios.catalogue import cases, catalogue, left, scenarios
 from tests.scenarios.language import Scenario, flips, parse_step
 
-CASES = [pytest.param(scenario, subject, id=name) for name, scenario, subject in cases()]
+CASES = [
+    pytest.param(scenario, subject, id=name, marks=[pytest.mark.slow] if scenario.slow else [])
+    for name, scenario, subject in cases()
+]
 FACTORIES = runner.subject_factories()
 
 

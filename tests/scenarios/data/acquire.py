@@ -80,7 +80,6 @@ SCENARIOS = (
     Scenario(id="A11", given="log 0-4", when="fetch M1 batch=2 => [0-4]c1"),
     Scenario(
         id="A12",
-        on="core",
         given="log 2-6 10-14 15-21 22-27",
         when="fetch M1 batch=5 => [2-9]c1 [10-14]c1 [15-21]c1 [22-27]c1",
     ),
@@ -238,10 +237,16 @@ SCENARIOS = (
             log 0-4 5-15 16-25
             reload 5 5-10A2 11-15R3
         """,
-        when="""
-            describe => start=5 next=5 complete=5
-            fetch M1 => [5-10]c3 [16-25]c1
+        when="describe => start=5 next=5 complete=5",
+    ),
+    Scenario(
+        id="A26",
+        given="""
+            log 0-4 5-15 16-25
+            reload 5 5-10A2 11-15R3
         """,
+        when="fetch M1 => [5-10]c3 [16-25]c1",
+        then="describe => start=5 lag=16",
     ),
     Scenario(
         id="A27",
@@ -251,27 +256,33 @@ SCENARIOS = (
             reload 10 15-20K1 21-30R2
         """,
         when="describe => complete=16 next=10 start=10",
-        then="fetch M1 log=10-49 => [10-14]c1 [31-49]c1",
+    ),
+    Scenario(
+        id="A27",
+        given="""
+            log 10-49
+            reload 10 15-20K1 21-30R2
+        """,
+        when="fetch M1 => [10-14]c1 [31-49]c1",
+        then="describe => start=10 lag=24",
     ),
     Scenario(
         id="A28",
-        on="core",
         given="""
             log 10-49
             reload 10 15-18A2 20-22R2 26-30A1
         """,
-        when="fetch M1 max=1 log=10-49 => [10-14]c1",
+        when="fetch M1 max=1 => [10-14]c1",
     ),
     Scenario(
         id="A29",
-        on="core",
         given="""
             log 10-49
             reload 10 15-18A2 20-22R2 26-30A1
-            fetch M1 max=1 log=10-49 => [10-14]c1
+            fetch M1 max=1 => [10-14]c1
         """,
-        when="fetch M1 max=10 log=10-49 => [15-18]c3 [19-19]c1 [23-25]c1 [26-30]c2",
-        then="fetch M1 max=1 log=10-49 => [31-49]c1",
+        when="fetch M1 max=10 => [15-18]c3 [19-19]c1 [23-25]c1 [26-30]c2",
+        then="fetch M1 max=1 => [31-49]c1",
     ),
     Scenario(
         id="A30",
@@ -284,7 +295,6 @@ SCENARIOS = (
     ),
     Scenario(
         id="A30",
-        on="core",
         given="""
             log 0-21
             reload 5 15-20A1
@@ -302,6 +312,15 @@ SCENARIOS = (
         then="state => nothing",
     ),
     Scenario(
+        id="A31",
+        given="""
+            log 0-799
+            reload 233 233-500K1 501-733R2
+        """,
+        when="fetch M1 => [734-799]c1",
+        then="describe => start=734 lag=66",
+    ),
+    Scenario(
         id="A32",
         on="core",
         when="""
@@ -309,6 +328,21 @@ SCENARIOS = (
             reload 10 12-11A1 => error UNKNOWN_SERVER_ERROR
         """,
         then="reload 10 10-12A1 => ok",
+    ),
+    Scenario(
+        id="A32",
+        on="server",
+        given="""
+            log 0-19
+            reload 10 5-12A1
+        """,
+        when="fetch M1 => error UNKNOWN_SERVER_ERROR",
+        then="""
+            fetch M1 => error UNKNOWN_SERVER_ERROR
+            reload 10 10-12A1
+            time 10000
+            fetch M1 => [10-12]c2 [13-19]c1
+        """,
     ),
     Scenario(
         id="A33",
@@ -343,7 +377,6 @@ SCENARIOS = (
     ),
     Scenario(
         id="A35",
-        on="core",
         given="""
             log 0-4 5-9 10-14
             fetch M1 batch=5 => [0-4]c1 [5-9]c1 [10-14]c1
@@ -352,7 +385,7 @@ SCENARIOS = (
             compact 5-9 10-14
         """,
         when="fetch M1 => [15-19]c1",
-        then="describe => start=15 complete=0",
+        then="describe => start=15 lag=5",
     ),
     Scenario(id="A36", on="server", given="log 0-9*", when="fetch M1 bytes=1 => [0-0]c1"),
     Scenario(

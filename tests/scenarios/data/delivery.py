@@ -173,7 +173,6 @@ SCENARIOS = (
     ),
     Scenario(
         id="D12",
-        on="core",
         given="""
             config delivery=7
             log 15-34

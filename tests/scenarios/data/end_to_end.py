@@ -13,6 +13,7 @@ SCENARIOS = (
     Scenario(
         id="E02",
         on="server",
+        slow=True,
         given="""
             topic t partitions=2
             log 0@0-4999 0@5000-9999 1@0-4999 1@5000-9999
@@ -55,6 +56,7 @@ SCENARIOS = (
     Scenario(
         id="E05",
         on="server",
+        slow=True,
         given="""
             topic t partitions=4
             log 0@0-79* 1@0-79* 2@0-79* 3@0-79*
