@@ -20,7 +20,9 @@ T = TypeVar("T")
 START_MS: Final = 1_700_000_000_000
 """Where virtual time begins: 2023-11-14 22:13:20 UTC."""
 SETTLE_ROUNDS: Final = 50
-"""Loop rounds given to tasks to finish what is ready before time moves on."""
+"""Loop rounds given to tasks to finish what is ready before time moves on, where readiness cannot be seen."""
+SETTLE_ROUNDS_MAX: Final = 10_000
+"""The same where it can: tasks that never wait do not hold time up for ever."""
 
 
 class ManualTimer:
@@ -126,11 +128,20 @@ class LoopTimeClock:
         async with asyncio.timeout(timeout_s):
             return await awaitable
 
+    def next_due_s(self) -> float:
+        """Seconds until the loop's next timer; a little when there is none."""
+        loop = asyncio.get_running_loop()
+        timers = [timer.when() for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()]
+        return max(0.0, min(timers, default=loop.time() + 0.05) - loop.time())
+
 
 async def settle() -> None:
-    """Let every task run until it waits for something that is not ready."""
-    for _ in range(SETTLE_ROUNDS):
+    """Let every task run until it waits for something that is not ready, for a bounded number of rounds."""
+    ready = getattr(asyncio.get_running_loop(), "_ready", None)  # uvloop keeps its own: then a fixed number of rounds
+    for _ in range(SETTLE_ROUNDS if ready is None else SETTLE_ROUNDS_MAX):
         await asyncio.sleep(0)
+        if ready is not None and not ready:
+            return
 
 
 def _finish(due: asyncio.Future[None]) -> None:

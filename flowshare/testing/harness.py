@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,8 @@ READ_LIMIT: Final = 100_000
 """Records of a partition that the bus reads back."""
 QUIET_REAL_S: Final = 0.05
 """Real time that running handlers get before the clock is moved for them."""
+QUIET_AGAIN_REAL_S: Final = 0.002
+"""The same when nothing ended since the clock was last moved for them."""
 
 
 class NotIdle(AssertionError):
@@ -71,16 +73,24 @@ class Bus:
         self.report = report
         """Everything settled so far; grows while the harness runs."""
         self._records: dict[str, list[SentRecord]] = {}
+        self._ended = 0
+        self._patience_s = QUIET_REAL_S
+        self._queued: list[Callable[[], Awaitable[Any]]] = []
 
     async def send(
         self, topic: Any, value: Any = None, *, key: Any = None, headers: Mapping[str, bytes] | None = None
     ) -> None:
-        """Send one record, encoded as the app would; `topic` is a topic of the app or a name."""
+        """Queue one record, encoded as the app would; `topic` is a topic of the app or a name.
+
+        It is produced when the harness runs next (`run_until_idle`, `advance`), so that what a test sets up between
+        is there when the record is handled.
+        """
         target = self.app.topic(topic) if isinstance(topic, str) else topic
-        await _through_delays(self.clock, target.send(key=key, value=value, headers=dict(headers or {})))
+        self._queued.append(lambda: target.send(key=key, value=value, headers=dict(headers or {})))
 
     async def advance(self, seconds: float) -> Report:
         """Move time forward by `seconds`, running what falls due on the way."""
+        await self._produce()
         if isinstance(self.clock, ManualClock):
             await self.clock.advance(seconds)
         else:
@@ -93,6 +103,7 @@ class Bus:
 
         limit_s: virtual seconds after which it gives up. Raises: NotIdle.
         """
+        await self._produce()
         until_s = self.clock.monotonic() + limit_s
         real_until_s = time.monotonic() + REAL_LIMIT_S
         while True:
@@ -141,17 +152,25 @@ class Bus:
             DeadLetter(**{field: getattr(record, field) for field in fields}) for record in self._records.get(name, ())
         ]
 
+    async def _produce(self) -> None:
+        queued, self._queued = self._queued, []
+        for send in queued:
+            await _through_delays(self.clock, send())
+
     # -- how it goes on -----------------------------------------------------------------------------------------
 
     async def _let_handlers_run(self, real_until_s: float) -> None:
         """Wait, in real time, while handlers do something of their own; a while without any end and time moves."""
-        quiet_since_s, ended = time.monotonic(), -1
         await settle()
-        while self.host.in_flight() and isinstance(self.clock, ManualClock):
+        if not isinstance(self.clock, ManualClock):
+            return
+        quiet_since_s = time.monotonic()
+        while self.host.in_flight():
             now_s = time.monotonic()
-            if (done := sum(len(agent.settled) for agent in self.report.values())) != ended:
-                quiet_since_s, ended = now_s, done
-            if now_s - quiet_since_s > QUIET_REAL_S or now_s > real_until_s:
+            if (ended := sum(len(agent.settled) for agent in self.report.values())) != self._ended:
+                self._ended, self._patience_s, quiet_since_s = ended, QUIET_REAL_S, now_s
+            if now_s - quiet_since_s > self._patience_s or now_s > real_until_s:
+                self._patience_s = QUIET_AGAIN_REAL_S
                 return
             await asyncio.sleep(0.001)
             await settle()
@@ -165,7 +184,7 @@ class Bus:
 
     async def _jump(self) -> None:
         if isinstance(self.clock, LoopTimeClock):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.clock.next_due_s())
             return
         due_s = self.clock.next_due_s()
         if due_s is None:

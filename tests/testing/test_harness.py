@@ -1,0 +1,130 @@
+"""The harness as a user meets it: outcomes, attempts, delays, sinks, dead letters, time by hand, on any loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import flowshare as fs
+
+app = fs.App("kit", broker="embedded:///nowhere/kit")
+orders = app.topic("orders", value_type=dict)
+paid = app.topic("paid", value_type=dict)
+
+
+class Ledger:
+    async def charge(self, order: dict) -> None: ...
+
+
+ledger = Ledger()
+
+
+@app.share_agent(orders, sink=[paid], retry=fs.Retry(max_attempts=3, delay=fs.exponential(60)))
+async def bill(order: dict) -> dict:
+    if order["id"] < 0:
+        raise fs.Reject("negative")
+    if order["id"] == 1000:
+        raise fs.Release(delay=3600)
+    await ledger.charge(order)
+    return {"paid": order["id"]}
+
+
+@app.share_agent("slow", timeout=5, retry=fs.Retry(max_attempts=2, delay=fs.exponential(1)))
+async def hang(value: str) -> None:
+    await asyncio.Event().wait()
+
+
+@app.share_agent("plain")
+def plain(value: str) -> None:
+    seen.append(value)
+
+
+seen: list[str] = []
+
+
+async def retried_twice() -> tuple[list[int], int, list[object]]:
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, {"id": 7})
+        with bus.failing(ledger, "charge", TimeoutError, times=2):
+            report = await bus.run_until_idle()
+        return report[bill].attempts, report[bill].accepted, [record.value for record in bus.records(paid)]
+
+
+@pytest.mark.flowshare
+async def test_a_retried_record_shows_every_attempt_and_its_output_once() -> None:
+    assert await retried_twice() == ([1, 2, 3], 1, [{"paid": 7}])
+
+
+@pytest.mark.asyncio
+async def test_the_same_works_under_pytest_asyncio() -> None:
+    assert await retried_twice() == ([1, 2, 3], 1, [{"paid": 7}])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_same_works_under_anyio() -> None:
+    assert await retried_twice() == ([1, 2, 3], 1, [{"paid": 7}])
+
+
+@pytest.mark.asyncio
+async def test_used_up_attempts_and_rejects_end_as_dead_letters_with_their_reason() -> None:
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, {"id": 1}, key="k")
+        await bus.send(orders, {"id": -1})
+        with bus.failing(ledger, "charge", ConnectionError("down"), times=99):
+            report = await bus.run_until_idle()
+        letters = {letter.origin[2]: letter for letter in bus.dead_letters(bill)}
+
+    assert report[bill].dead_lettered == 2
+    assert letters[0].attempts == 3
+    assert "down" in letters[0].reason
+    assert letters[0].key == b"k"
+    assert (letters[1].attempts, letters[1].reason) == (1, "negative")
+
+
+@pytest.mark.asyncio
+async def test_a_handler_that_hangs_is_timed_out_by_the_harness_clock() -> None:
+    async with fs.testing.harness(app) as bus:
+        await bus.send("slow", "x")
+        before = bus.clock.monotonic()
+        report = await bus.run_until_idle()
+        passed = bus.clock.monotonic() - before
+
+    assert report[hang].attempts == [1, 2]
+    assert report[hang].dead_lettered == 1
+    assert passed >= 10
+
+
+@pytest.mark.asyncio
+async def test_time_by_hand_brings_a_delayed_record_back_when_it_is_due_and_not_before() -> None:
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, {"id": 1000})
+        report = await bus.advance(10)
+        assert report[bill].attempts == [1]
+        await bus.advance(3500)
+        assert report[bill].attempts == [1]
+        await bus.advance(100)
+        assert report[bill].attempts == [1, 2]
+
+    assert report[bill].delays == [3600, 3600]
+
+
+@pytest.mark.asyncio
+async def test_def_handlers_run_inline() -> None:
+    seen.clear()
+    async with fs.testing.harness(app) as bus:
+        await bus.send("plain", "a")
+        report = await bus.run_until_idle()
+
+    assert seen == ["a"]
+    assert report["plain"].accepted == 1
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_cannot_end_says_what_is_left() -> None:
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, {"id": 1000})
+
+        with pytest.raises(fs.testing.NotIdle, match="orders"):
+            await bus.run_until_idle(limit_s=60)
