@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.log.base import CorruptRecords, InvalidTopic, LogError, RecordsTooLarge, TopicExists, UnknownTopic
+from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
 from flowshare.share.errors import ShareError
 from flowshare.share.types import AcquiredRange
@@ -108,9 +109,9 @@ class DeadLetters:
             raise InvalidTopic(f"group {owner.key.group_id} names no dead-letter topic any more")
         topic = await self._ensure(name)
         originals = await self._originals(owner, chunk) if owner.config.dead_letter_copy_record else {}
-        letters = [self._letter(owner, given, originals.get(given.offset)) for given in _given(chunk)]
-        size_max = min(BATCH_BYTES, int(topic.configs.get("max.message.bytes", BATCH_BYTES)))
-        for batch in _batches(letters, size_max):
+        taken = TopicSettings.of(topic.configs).max_message_bytes
+        letters = [self._fitting(owner, given, originals.get(given.offset), taken) for given in _given(chunk)]
+        for batch in _batches(letters, min(BATCH_BYTES, taken)):
             await self._storage.append(name, owner.key.partition % topic.partitions, batch)
 
     async def _ensure(self, name: str) -> Topic:
@@ -143,6 +144,14 @@ class DeadLetters:
             offset = read.batches[-1].last + 1
         return found
 
+    def _fitting(self, owner: Owner, given: _Given, original: DecodedRecord | None, size_max: int) -> Letter:
+        """The dead letter of a record, with headers only if the topic does not take it whole."""
+        letter = self._letter(owner, given, original)
+        if original is None or _size(letter) <= size_max:
+            return letter
+        logger.warning("a dead letter carries no record, the topic takes %d bytes offset=%d", size_max, given.offset)
+        return self._letter(owner, given, None)
+
     def _letter(self, owner: Owner, given: _Given, original: DecodedRecord | None) -> Letter:
         message = "Delivery count limit exceeded" if given.by_limit else "Rejected by the consumer"
         facts = {
@@ -169,6 +178,14 @@ def _chunks(archiving: Archiving) -> Iterator[Archiving]:
 def _given(chunk: Archiving) -> Iterator[_Given]:
     for offset in range(chunk.first, chunk.last + 1):
         yield _Given(offset, chunk.delivery_count, chunk.by_limit)
+
+
+def _size(letter: Letter) -> int:
+    """Bytes of a batch that holds nothing else."""
+    key, value, headers, timestamp_ms = letter
+    builder = BatchBuilder(size_max=BATCH_BYTES)
+    builder.add(key, value, headers, timestamp_ms=timestamp_ms)
+    return builder.size
 
 
 def _batches(letters: list[Letter], size_max: int) -> Iterator[bytes]:

@@ -173,6 +173,23 @@ SCENARIOS = (
         """,
     ),
     Scenario(
+        id="E11",
+        on="server",
+        given="""
+            topic dead max_bytes=2000 fetched=no
+            config dead_letters=dead copy=true
+            log 0
+            log 1 size=3000
+            log 2
+        """,
+        when="""
+            fetch M1 => [0-2]c1
+            ack M1 0-2:reject => NONE
+        """,
+        then="letters dead => records=3 offsets=0-2 payload=k0=0,k2=2",
+        note="A record that the topic does not take whole leaves a dead letter without it.",
+    ),
+    Scenario(
         id="E12",
         on="server",
         given="""
