@@ -52,6 +52,10 @@ class Bulk:
 
     def confirm(self, run: BulkRun, topic: str, partition: int, offset: int) -> None:
         """The records of a run are in the log from `offset` on."""
+        if run.length == 1:
+            self.results[run.position] = RecordMetadata(topic, partition, offset)
+            self.finish()
+            return
         self.results[run.position : run.position + run.length] = map(
             RecordMetadata._make,
             zip(itertools.repeat(topic), itertools.repeat(partition), range(offset, offset + run.length), strict=False),
@@ -102,6 +106,16 @@ class Batch:
         self.reserved = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._built: bytes | None = None
+
+    def expect(self, receipt: Receipt) -> None:
+        """Whom to tell of the record that was added last; neighbours of one bulk become one run."""
+        receipts = self.receipts
+        if receipts and isinstance(receipt, BulkRun) and isinstance(last := receipts[-1], BulkRun):
+            bulk, position, length = last
+            if bulk is receipt.bulk and position + length == receipt.position:
+                receipts[-1] = BulkRun(bulk, position, length + receipt.length)
+                return
+        receipts.append(receipt)
 
     def build(self) -> bytes:
         """The record batch; made once."""
@@ -238,7 +252,7 @@ class PartitionQueue:
             batch = self._new_batch()
             added = batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms)
             assert added, "an empty batch takes any record"
-        batch.receipts.append(receipt)
+        batch.expect(receipt)
         batch.reserved += size
 
     def append_values(self, values: Sequence[bytes], start: int, timestamp_ms: int, bulk: Bulk, position: int) -> int:

@@ -175,7 +175,8 @@ class ShareConsumer(Generic[K, V]):
                     if not self._commits.has_renewed:
                         await self._fill(FOREVER_S)
                 self._raise_if_woken()
-                return self._hand_out_one()
+                self._arm()
+                return self._hand_out_first()
             except Closed:
                 raise StopAsyncIteration from None
 
@@ -324,13 +325,25 @@ class ShareConsumer(Generic[K, V]):
     def _hand_out(self) -> list[ShareRecord[K, V]]:
         """What is there up to the first error; an error that comes first is raised."""
         self._arm()
-        records: list[ShareRecord[K, V]] = []
-        while self._backlog and (not records or isinstance(self._backlog[0][1], ShareRecord)):
-            records.append(self._hand_out_one())
+        if not self._backlog:
+            return []
+        records = [self._hand_out_first()]
+        backlog = self._backlog
+        source: Unpacked[K, V] | None = None
+        held: dict[int, ShareRecord[K, V] | None] = {}
+        while backlog:
+            unpacked, item = backlog[0]
+            if not isinstance(item, ShareRecord):
+                break
+            if unpacked is not source:
+                source, held = unpacked, self._commits.hold(unpacked.source, unpacked.generation).held
+            held[item.offset] = item
+            records.append(item)
+            backlog.popleft()
         return records
 
-    def _hand_out_one(self) -> ShareRecord[K, V]:
-        self._arm()
+    def _hand_out_first(self) -> ShareRecord[K, V]:
+        """The first item: a record, or an error that is raised."""
         unpacked, item = self._backlog.popleft()
         if isinstance(item, CorruptRecords):
             raise item

@@ -89,12 +89,14 @@ class Held(Generic[K, V]):
 
     def acknowledge_rest(self, type_: AcknowledgeType) -> None:
         """Say it of every record that nothing was said of."""
-        for offset in self.held:
-            self.types.setdefault(offset, type_)
+        self.types = {**dict.fromkeys(self.held, type_), **self.types}
 
     def take(self) -> dict[int, AcknowledgeType]:
         """What was said since the last time; those records are no longer held, renewed ones come back."""
         taken, self.types = self.types, {}
+        if len(taken) == len(self.held) and AcknowledgeType.RENEW not in taken.values():
+            self.held.clear()
+            return taken
         for offset, type_ in taken.items():
             record = self.held.pop(offset)
             if type_ is AcknowledgeType.RENEW:
@@ -129,6 +131,10 @@ class Held(Generic[K, V]):
 
 def ack_batches(types: Mapping[int, AcknowledgeType]) -> tuple[AckBatch, ...]:
     """Contiguous offsets as one batch: one type for all if they agree, else one an offset."""
+    if types:  # the usual case: everything there was, all of it accepted
+        low, high, kinds = min(types), max(types), set(types.values())
+        if high - low + 1 == len(types) and len(kinds) == 1:
+            return (AckBatch(low, high, bytes(kinds)),)
     batches: list[AckBatch] = []
     for first, run in _runs(types):
         said = bytes(run)

@@ -223,8 +223,9 @@ class Producer:
         """Bytes the record takes, about, and from above. Raises: RecordTooLarge, Closed."""
         if self._closed:
             raise Closed("the producer is closed")
-        size = RECORD_OVERHEAD + len(message.value or b"") + len(message.key or b"")
-        for name, content in message.headers:
+        value, key, headers, _, _ = message
+        size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
+        for name, content in headers:
             size += 10 + 4 * len(name) + len(content or b"")
         if size + BATCH_OVERHEAD > self._settings.request_bytes_max:
             raise RecordTooLarge(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from flowshare.client.errors import CorruptRecords, RecordError
-from flowshare.client.inflight import ShareRecord
+from flowshare.client.inflight import Headers, ShareRecord
 from flowshare.client.member import TopicIdPartition
 from flowshare.protocol.batches import DecodedRecord, DecodeError, decode
 from flowshare.protocol.messages import AckBatch
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 Decoder = Callable[[bytes | None], K]
+_Plain = tuple[int, int, K, V, Headers, int]
+"""A decoded record of which the bytes are the key and the value."""
 Item = ShareRecord[K, V] | RecordError | CorruptRecords
 
 
@@ -45,7 +47,10 @@ def unpack(fetched: Fetched, key_decoder: Decoder[K] | None, value_decoder: Deco
         whole = [(run.first, run.last) for run in fetched.acquired]
         unpacked.acks = tuple(_acks(whole, AcknowledgeType.RELEASE))
         return unpacked
-    unpacked.items = [_item(source, record, key_decoder, value_decoder) for record in decoded.records]
+    if key_decoder is None and value_decoder is None:
+        unpacked.items = [ShareRecord(source, *record) for record in cast("list[_Plain[K, V]]", decoded.records)]
+    else:
+        unpacked.items = [_item(source, record, key_decoder, value_decoder) for record in decoded.records]
     if decoded.corrupt:
         unpacked.items += [
             CorruptRecords(source.topic, source.partition, first, last, reason)
