@@ -141,12 +141,17 @@ def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: Ackno
     tally[ACQUIRED] -= 1
     tally[PENDING] += 1
     window.cached.explode_one(offset)
-    if offset == window.start:
-        return Decision(changes, _planned_update(window, changes))
-    finished = tally[ACKNOWLEDGED] + tally[ARCHIVED]
+    start, finished = window.start, tally[ACKNOWLEDGED] + tally[ARCHIVED]
     if state in (ACKNOWLEDGED, ARCHIVED):
-        finished += 1
-    return Decision(changes, PartitionUpdate(start_offset=window.start, delivery_complete_count=finished, runs=changes))
+        if offset == start:
+            start = window.finished_until(offset + 1)
+            finished -= window.finished_between(offset + 1, start - 1)
+        else:
+            finished += 1
+    update = PartitionUpdate(
+        start_offset=start, delivery_complete_count=finished, runs=changes if offset >= start else ()
+    )
+    return Decision(changes, update)
 
 
 def _locate(window: Window, first: int, last: int) -> None:

@@ -228,10 +228,8 @@ class _Walk:
 
     def batch_end(self, offset: int) -> int:
         """Return the last offset of the log batch that holds `offset`, or `offset` if none does."""
-        for batch in self.batches:
-            if batch.last >= offset:
-                return batch.last if batch.first <= offset else offset
-        return offset
+        batch = next(batch for batch in self.batches if batch.last >= offset)
+        return batch.last if batch.first <= offset else offset
 
     def splits(self, first: int, last: int) -> list[int]:
         """Return where ranges start: at log batches only, each with at least `batch_size` offsets but the last."""

@@ -23,6 +23,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from flowshare.share.holds import Holds
@@ -40,7 +41,7 @@ PENDING: Final = 7
 COUNT_HIGH: Final = 255
 _COMPACT: Final = 4096
 _FINISHED = re.compile(rb"[\x02\x04\x05]*")
-_SAME = [re.compile(b"[" + re.escape(bytes([state])) + b"]*") for state in range(8)]
+_PASSED: Final = (ACKNOWLEDGED, ARCHIVED, HOLE)
 _DURABLE: Final = {
     AVAILABLE: RecordState.AVAILABLE,
     ACQUIRED: RecordState.ACQUIRED,
@@ -50,6 +51,11 @@ _DURABLE: Final = {
     DELAYED: RecordState.AVAILABLE,
     PENDING: RecordState.ACQUIRED,
 }
+
+
+@cache
+def _same(byte: int) -> re.Pattern[bytes]:
+    return re.compile(b"[" + re.escape(bytes((byte,))) + b"]*")
 
 
 class Run(NamedTuple):
@@ -182,7 +188,7 @@ class Window:
     def same_until(self, offset: int, last: int) -> int:
         """Return the last offset up to `last` in one piece with `offset` whose state is the same."""
         at = offset - self.base
-        match = _SAME[self.states[at]].match(self.states, at, last + 1 - self.base)
+        match = _same(self.states[at]).match(self.states, at, last + 1 - self.base)
         assert match is not None
         return match.end() - 1 + self.base
 
@@ -193,29 +199,28 @@ class Window:
 
     def counted(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Cut `first`..`last` into (first, last, delivery count)."""
-        at, end = first - self.base, last + 1 - self.base
+        counts, at, end = self.counts, first - self.base, last + 1 - self.base
         while at < end:
-            low = self.counts[at : at + 1]
-            if low[0] == COUNT_HIGH:
-                until = at + 1
-            elif self.counts.count(low, at, end) == end - at:
-                until = end
-            else:
-                rest = self.counts[at:end]
-                until = end - len(rest.lstrip(low))
-            yield at + self.base, until - 1 + self.base, low[0] if low[0] < COUNT_HIGH else self.high[at + self.base]
+            low, until = counts[at], at + 1
+            if low < COUNT_HIGH:
+                match = _same(low).match(counts, at, end)
+                assert match is not None
+                until = match.end()
+            yield at + self.base, until - 1 + self.base, low if low < COUNT_HIGH else self.high[at + self.base]
             at = until
 
     def held(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Cut `first`..`last` into (first, last, hold id)."""
         ids, at, end = self.hold_ids, first - self.base, last + 1 - self.base
         while at < end:
-            hold_id = ids[at]
-            until = at + 1
-            if until < end and ids[end - 1] == hold_id and ids[at:end] == array("q", [hold_id]) * (end - at):
-                until = end
+            hold_id, until, size = ids[at], at + 1, 64
             while until < end and ids[until] == hold_id:
-                until += 1
+                # Compare in slices that grow as long as they are equal and shrink towards the end of the run.
+                stop = min(end, until + size)
+                if ids[until:stop] == array("q", (hold_id,)) * (stop - until):
+                    until, size = stop, 4 * size
+                else:
+                    size //= 4
             yield at + self.base, until - 1 + self.base, hold_id
             at = until
 
@@ -245,6 +250,8 @@ class Window:
     def finished_until(self, offset: int) -> int:
         """Return the first offset from `offset` on that is not finished; holes are passed, except a reload's."""
         at = offset - self.base
+        if at >= len(self.states) or self.states[at] not in _PASSED:
+            return offset
         match = _FINISHED.match(self.states, at)
         assert match is not None
         until = match.end() + self.base
@@ -320,8 +327,14 @@ class Window:
 
     def advance(self) -> None:
         """Move the start offset past what is finished."""
-        at = self.start - self.base
-        if at < len(self.states) and self.states[at] in (ACKNOWLEDGED, ARCHIVED, HOLE):
+        at, states = self.start - self.base, self.states
+        if at >= len(states) or states[at] not in _PASSED:
+            return
+        if states[at] != HOLE and at + 1 < len(states) and states[at + 1] not in _PASSED and not self.high:
+            # The common case, one offset: without looking for the end of what is finished.
+            self.tally[states[at]] -= 1
+            self._move_start(self.start + 1)
+        else:
             self._forget(self.finished_until(self.start))
 
     def drop_below(self, start: int) -> None:
@@ -341,8 +354,12 @@ class Window:
         if self.high:
             for offset in range(self.start, start):
                 self.high.pop(offset, None)
+        self._move_start(start)
+
+    def _move_start(self, start: int) -> None:
         self.start = start
         self.cached.trim(start)
+        until = start - self.base
         if until > _COMPACT and 2 * until > len(self.states):
             del self.states[:until]
             del self.counts[:until]

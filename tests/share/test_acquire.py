@@ -72,6 +72,10 @@ def test_ranges_are_cut_at_log_batches_once_they_hold_the_batch_size():
     assert taken == [(2, 9, 1), (10, 14, 1), (15, 21, 1), (22, 27, 1)]
 
 
+def test_ranges_are_cut_only_as_far_as_was_acquired():
+    assert acquire(partition(), (0, 4), (5, 19), (20, 34), batch_size=2, most=10) == [(0, 4, 1), (5, 19, 1)]
+
+
 def test_one_log_batch_is_never_cut():
     assert acquire(partition(), (0, 4), batch_size=2) == [(0, 4, 1)]
 
@@ -126,6 +130,14 @@ def test_neighbours_taken_offset_by_offset_are_one_range():
     settle(target, 0, 9, *[RELEASE] * 10)
 
     assert acquire(target, (0, 9)) == [(0, 9, 2)]
+
+
+def test_neighbours_taken_offset_by_offset_are_one_range_across_batches():
+    target = partition()
+    acquire(target, (0, 4), (5, 9), batch_size=5)
+    settle(target, 0, 9, *[RELEASE] * 10)
+
+    assert acquire(target, (0, 4), (5, 9)) == [(0, 9, 2)]
 
 
 def test_a_fetch_from_inside_a_batch_takes_only_what_was_read():
@@ -402,6 +414,23 @@ def test_an_aborted_range_may_span_several_acquired_ones():
 
     assert taken == [(0, 2, 1), (12, 12, 1), (14, 14, 1)]
     assert states(target)[1] == (3, 11, ARCHIVED, 1)
+
+
+def test_what_follows_the_last_aborted_range_is_handed_out():
+    target = partition()
+
+    taken = acquire(target, (0, 4), (5, 9), (10, 14), batch_size=5, aborted=[(0, 1)])
+
+    assert taken == [(2, 4, 1), (5, 9, 1), (10, 14, 1)]
+
+
+def test_aborted_records_that_were_not_acquired_are_left_alone():
+    target = partition()
+    acquire(target, (0, 4))
+
+    assert acquire(target, (0, 4), (5, 9), fetch=0, aborted=[(0, 4), (9, 9)]) == [(5, 8, 1)]
+    assert target.limits.window_max is None
+    assert states(target)[0] == (0, 8, ACQUIRED, 1)
 
 
 def test_aborted_records_alone_leave_nothing_behind():

@@ -52,6 +52,25 @@ def test_the_first_available_offset_is_found_again_after_it_moved_back():
     assert window.next_available(60, 99) == -1
 
 
+def test_a_search_without_result_is_not_made_twice():
+    window = filled(0, 99)
+    window.put(0, 89, AVAILABLE, ACQUIRED)
+
+    assert window.next_available(0, 49) == -1
+    assert window._available_from == 50
+    assert window.next_available(0, 99) == 90
+
+
+def test_a_long_range_of_many_holds_is_cut_where_they_change():
+    window = filled(0, 999)
+    window.put(0, 999, AVAILABLE, ACQUIRED)
+    pieces = [(0, 0), (1, 3), (4, 70), (71, 400), (401, 401), (402, 999)]
+    for hold_id, (first, last) in enumerate(pieces, 1):
+        window.hold(first, last, hold_id)
+
+    assert list(window.held(0, 999)) == [(first, last, at) for at, (first, last) in enumerate(pieces, 1)]
+
+
 def test_delivery_counts_do_not_stop_at_a_byte():
     window = filled(0, 9)
 
