@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from flowshare.client.errors import ClientError, IllegalState, ServerError
 from flowshare.client.inflight import Held, ShareRecord, ack_batches
-from flowshare.client.member import AckResult, ShareMember, TopicIdPartition
+from flowshare.client.member import ShareMember
+from flowshare.client.ranges import AckResult, TopicIdPartition
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcknowledgeType
 

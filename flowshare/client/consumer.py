@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
 from flowshare.client.commits import CommitCallback, Commits, Outcomes
 from flowshare.client.errors import Closed, CorruptRecords, IllegalState, RecordError, Wakeup
 from flowshare.client.inflight import ShareRecord
-from flowshare.client.member import Fetched, ShareMember
+from flowshare.client.member import ShareMember
+from flowshare.client.ranges import Fetched
 from flowshare.client.settings import ConsumerSettings
 from flowshare.client.unpacking import Decoder, Item, Unpacked, unpack
 from flowshare.share.types import AcknowledgeType

@@ -15,7 +15,7 @@ from flowshare.share.types import AcknowledgeType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from flowshare.client.member import TopicIdPartition
+    from flowshare.client.ranges import TopicIdPartition
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -76,6 +76,10 @@ class Membership:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def topic_name(self, topic_id: uuid.UUID) -> str:
+        """Name of a topic that is or was assigned."""
+        return self.names.get(topic_id, str(topic_id))
+
     @property
     def joined(self) -> bool:
         """Whether heartbeats are being sent."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from flowshare.client.errors import CorruptRecords, RecordError
 from flowshare.client.inflight import Headers, ShareRecord
-from flowshare.client.member import TopicIdPartition
+from flowshare.client.ranges import TopicIdPartition
 from flowshare.protocol.batches import DecodedRecord, DecodeError, decode
 from flowshare.protocol.messages import AckBatch
 from flowshare.share.types import AcknowledgeType
@@ -16,7 +16,7 @@ from flowshare.share.types import AcknowledgeType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowshare.client.member import Fetched
+    from flowshare.client.ranges import Fetched
 
 K = TypeVar("K")
 V = TypeVar("V")

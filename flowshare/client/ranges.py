@@ -1,0 +1,70 @@
+"""What a member hands out and takes back: ranges of offsets, never single records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from flowshare.protocol.messages import TopicPartition
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.protocol.errors import ErrorCode
+    from flowshare.protocol.messages import AckBatch
+    from flowshare.share.types import AcquiredRange
+
+
+class Fetched(NamedTuple):
+    """What a fetch got from one partition.
+
+    `records` are whole record batches that may hold more than was acquired: only offsets inside `acquired` are this
+    member's, and each of them is to be acknowledged, with GAP where there is no record. `lock_deadline` is when the
+    first lock may lapse, in the clock's monotonic seconds. `generation` is the connection's number: hand it to
+    `acknowledge`, and what was held over a connection that is gone is not acknowledged by mistake.
+    """
+
+    topic: str
+    topic_id: uuid.UUID
+    partition: int
+    records: bytes
+    acquired: tuple[AcquiredRange, ...]
+    lock_deadline: float
+    generation: int
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The key under which these ranges are acknowledged."""
+        return TopicPartition(self.topic_id, self.partition)
+
+
+class TopicIdPartition(NamedTuple):
+    """A partition by name, with its topic's id."""
+
+    topic: str
+    partition: int
+    topic_id: uuid.UUID
+
+    @property
+    def tp(self) -> TopicPartition:
+        """Topic id and partition."""
+        return TopicPartition(self.topic_id, self.partition)
+
+
+class AckResult(NamedTuple):
+    """Outcome of the acknowledgements of one partition: all of them hold or, with an error, none.
+
+    `lock_deadline`: for renewed records, when the lock lapses now, in the clock's monotonic seconds.
+    """
+
+    topic: str
+    topic_id: uuid.UUID
+    partition: int
+    acks: tuple[AckBatch, ...]
+    error: ErrorCode
+    message: str | None
+    lock_deadline: float
+
+    @property
+    def tp(self) -> TopicPartition:
+        """Topic id and partition."""
+        return TopicPartition(self.topic_id, self.partition)
