@@ -143,8 +143,9 @@ class Host:
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Fetch no more, let handlers finish, acknowledge; from any loop, and once: later calls get the first's result.
 
-        timeout_s: seconds for the handlers; None is the longest `drain_timeout` of the app's agents. Returns whether
-        all handlers finished by themselves; those that did not are cancelled and their records released.
+        timeout_s: seconds for all of it; None is the longest `drain_timeout` of the app's agents. Handlers get a
+        little less, so that what follows fits in too. Returns whether all handlers finished by themselves; those that
+        did not are cancelled and their records released.
         """
         return await self.service.call(lambda: self._drain(timeout_s))
 
@@ -277,9 +278,12 @@ class Host:
                 inline_threads=self.settings.inline_threads,
                 observer=self._observer,
             )
-        async with asyncio.TaskGroup() as group:
-            for runtime in self.runtimes.values():
-                group.create_task(runtime.start())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for runtime in self.runtimes.values():
+                    group.create_task(runtime.start())
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several.exceptions[0].__cause__  # the others' starts were cancelled
         for factory in self._part_factories:
             part = factory(self)
             self._parts.append(part)
@@ -291,7 +295,7 @@ class Host:
         if self._drained is None:
             self.state = "draining"
             limit = self.drain_timeout_s() if timeout_s is None else timeout_s
-            self._drained = asyncio.ensure_future(self._drain_agents(limit))
+            self._drained = asyncio.ensure_future(self._drain_agents(limit - min(1.0, limit / 5)))
         return await asyncio.shield(self._drained)
 
     async def _drain_agents(self, limit_s: float) -> bool:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from flowshare.agents.runtime import InFlight
 
 _FRAMES_MAX: Final = 12
+_CALLERS: Final = tuple(
+    f"/flowshare/agents/{name}.py" for name in ("runner", "threads", "batches", "tasks", "middleware")
+)
+"""Modules that call handlers."""
 
 
 def rows(found: Iterable[InFlight], *, handler_thread: int, stacks: bool) -> list[dict[str, Any]]:
@@ -79,10 +83,5 @@ def _awaited(coroutine: Any) -> list[traceback.FrameSummary]:
 
 def _of_the_application(entries: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """The part from the handler on: what lies below it is flowshare's and the loop's."""
-    own = ["/flowshare/agents/" in entry.filename for entry in entries]
-    if True not in own:
-        return list(entries)
-    first = own.index(True)
-    while first < len(own) and own[first]:
-        first += 1
-    return list(entries[first:])
+    callers = [index for index, entry in enumerate(entries) if entry.filename.endswith(_CALLERS)]
+    return list(entries[callers[-1] + 1 :] if callers else entries)

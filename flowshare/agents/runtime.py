@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random as random_module
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from flowshare.agents.chunk import ATTEMPT, OFFSET
 from flowshare.agents.feeder import Feeder
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from flowshare.client.producer import Producer
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
+
+BLOCKED_S: Final = 0.5
+"""How long the end waits for a handler loop that may be blocked."""
 
 
 class InFlight(NamedTuple):
@@ -200,18 +203,20 @@ class AgentRuntime:
         by themselves.
         """
         finished = await self._feeder.drain(timeout_s)
-        if not finished:
-            await self._on_handler_loop(self._pool.cancel, limit_s=1.0)
+        if not finished and await self._on_handler_loop(self._pool.cancel, limit_s=BLOCKED_S):
             await self._feeder.settle(limit_s=1.0)
         return finished
 
     async def stop(self) -> None:
         """Release whatever is left, leave the group, end all tasks. Safe to call twice, and without `drain`."""
         await self._feeder.close()
-        await self._on_handler_loop(self._pool.stop, limit_s=1.0)
+        await self._on_handler_loop(self._pool.stop, limit_s=BLOCKED_S)
 
-    async def _on_handler_loop(self, function: Callable[[], Awaitable[None]], limit_s: float | None = None) -> None:
-        """Run a coroutine function on the handler loop, wherever that is, for a limited time: it may be blocked."""
+    async def _on_handler_loop(self, function: Callable[[], Awaitable[None]], limit_s: float | None = None) -> bool:
+        """Run a coroutine function on the handler loop, wherever that is, for a limited time: it may be blocked.
+
+        Returns whether it ended in time.
+        """
 
         async def call() -> None:
             await function()
@@ -225,4 +230,5 @@ class AgentRuntime:
         try:
             await self._clock.wait_for(called, limit_s)
         except TimeoutError:
-            return
+            return False
+        return True

@@ -152,7 +152,7 @@ class _Worker:
 
     def _on_stop(self, number: signal.Signals) -> None:
         if not self._host.service.running:
-            self._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_FAILED, f"{number.name} while starting")
+            self._exit(EXIT_CLEAN, f"{number.name} before anything was begun")
             return
         if self._host.watchdog is not None:
             self._host.watchdog.end_after(self._drain_timeout_s() + _LAST_CALL_S)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from flowshare.cli.errors import Failure
 
 OWNER_FILE: Final = "owner.json"
+LOCK_FILE: Final = "lock"
 _TIMEOUT_S: Final = 5.0
 
 
@@ -44,7 +45,7 @@ def find(path: Path) -> Holder | None:
         holder = Holder(pid=int(data["pid"]), host=str(data.get("host", "")), address=str(data.get("address") or ""))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return holder if _runs(holder) else None
+    return holder if _runs(holder) and _locked(path) else None
 
 
 def _runs(holder: Holder) -> bool:
@@ -57,3 +58,20 @@ def _runs(holder: Holder) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _locked(path: Path) -> bool:
+    """Whether somebody has the path's lock: a process number alone may be another process's by now."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path / LOCK_FILE, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)  # lets the lock go
+    return False

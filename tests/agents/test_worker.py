@@ -86,21 +86,24 @@ class Shop:
         self.run("send", "orders", "--lines", "--file", "orders.jsonl", "--app", "shop:app")
 
     def worker(self, *args):
-        log = (self.folder / f"worker-{len(self.workers)}.log").open("w")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flowshare.cli", "worker", "shop:app", *args],
-            cwd=self.folder,
-            env=self.env,
-            stdout=log,
-            stderr=log,
-        )
-        process.log_path = log.name
+        path = self.folder / f"worker-{len(self.workers)}.log"
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flowshare.cli", "worker", "shop:app", *args],
+                cwd=self.folder,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+            )
+        process.log_path = path
         self.workers.append(process)
         return process
 
     def log(self, process):
-        with open(process.log_path) as file:
-            return file.read()
+        return process.log_path.read_text()
+
+    def written(self):
+        return self.notes_path.read_text() if self.notes_path.exists() else ""
 
     def notes(self, what):
         if not self.notes_path.exists():
@@ -117,7 +120,7 @@ class Shop:
     def wait(self, ready, limit, name):
         until = time.monotonic() + limit
         while not ready():
-            assert time.monotonic() < until, (name, [self.log(worker) for worker in self.workers])
+            assert time.monotonic() < until, (name, self.written(), [self.log(worker) for worker in self.workers])
             for worker in self.workers[-1:]:
                 assert worker.poll() is None or ready(), self.log(worker)
             time.sleep(0.02)
