@@ -19,6 +19,7 @@ COMMIT: Final = b"m"
 VERSION: Final = b"v"
 TOPIC: Final = b"t"
 STATE: Final = b"k"
+BATCHES: Final = b"b"
 LAYOUT: Final = b"1"
 END: Final = b"\xff"
 
@@ -52,6 +53,11 @@ def topic_ranges(topic_id: uuid.UUID) -> tuple[tuple[bytes, bytes], ...]:
 def at(prefix: bytes, offset: int) -> bytes:
     """Key of the batch with this base offset."""
     return prefix + _number.pack(offset)
+
+
+def prefix_of(key: bytes) -> bytes:
+    """The partition's prefix in the key of a batch."""
+    return key[: _partition.size]
 
 
 def offset_of(key: bytes) -> int:

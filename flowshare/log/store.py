@@ -44,6 +44,10 @@ WRITE_BUFFER_BYTES: Final = 32 * 1024 * 1024
 CACHE_BYTES: Final = 32 * 1024 * 1024
 BLOB_BYTES_MIN: Final = 4096
 """Batches from this size on are kept out of the sorted files, so that compaction does not copy them."""
+CHECK_BYTES: Final = 64 * 1024 * 1024
+"""Newest records that are read when a store is opened, all partitions together."""
+CHECK_BYTES_MIN: Final = 64 * 1024
+"""And of each partition at least."""
 MARKER_SYNC_COMMITS: Final = 256
 
 Write = tuple[bytes, bytes | None]
@@ -117,14 +121,14 @@ class Store:
         try:
             self._db = self._open_db(_options(), read_only=True)
         except Exception as error:
+            if "IO error" in str(error) and "No such file" not in str(error):
+                raise StorageError(f"{self._directory} cannot be opened: {error}") from error
             raise StorageDamaged(
                 f"{self._directory}: {error}. Nothing was changed; restore the file or a backup"
             ) from error
         try:
-            for _ in self.scan(b"", b"b"):
-                pass
-            for _ in self.scan(b"c", keys.END):
-                pass
+            self._check_blobs()
+            self._read_through()
             version, commit = self.get(keys.VERSION), self.get(keys.COMMIT)
         finally:
             self._db.close()
@@ -136,6 +140,34 @@ class Store:
         number = keys.unpack(commit) if commit is not None else 0
         check_reached(marker.mark, number)
         return number
+
+    def _check_blobs(self) -> None:
+        """Whether as many blob files are there as the store knows of; it looks for them only when it reads them."""
+        assert self._db is not None
+        known = self._db.property_int_value("rocksdb.num-blob-files") or 0
+        found = len(list(self._directory.glob("*.blob")))
+        if found < known:
+            raise StorageDamaged(
+                f"{self._directory}: {known - found} of {known} files *.blob are missing. "
+                "Nothing was changed; restore them or a backup"
+            )
+
+    def _read_through(self) -> None:
+        """Read everything but old records, which are checked when somebody reads them. Raises: StorageDamaged."""
+        for first, end in ((b"", keys.BATCHES), (keys.after(keys.BATCHES), keys.END)):
+            for _ in self.scan(first, end):
+                pass
+        prefixes = list[bytes]()
+        position = keys.BATCHES
+        while (entry := next(self.scan(position, keys.after(keys.BATCHES)), None)) is not None:
+            prefixes.append(keys.prefix_of(entry[0]))
+            position = keys.after(prefixes[-1])
+        for prefix in prefixes:
+            left = max(CHECK_BYTES_MIN, CHECK_BYTES // len(prefixes))
+            for _, value in self.scan(prefix, keys.after(prefix), reverse=True):
+                left -= len(value)
+                if left < 0:
+                    break
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Rdict]:
@@ -226,8 +258,12 @@ class Store:
                     self._db = self._open_db(self._options)
                     commit = self._db.get(keys.COMMIT)
                     # A write that failed may be there all the same.
-                    self.commits = keys.unpack(commit) if commit is not None else 0
+                    number = keys.unpack(commit) if commit is not None else 0
+                    if number < self.commits:
+                        raise StorageError(f"commit {self.commits} was confirmed, the store ends with {number}")
+                    self.commits = number
             except StorageError:
+                self._close_db()
                 with contextlib.suppress(Exception):
                     self._db = self._open_db(_options(), read_only=True)
                 raise

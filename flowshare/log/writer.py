@@ -109,7 +109,8 @@ class Writer:
         self._turn = threading.Condition()
         self._queue: deque[Request] = deque()
         self._refusal: StorageError | None = None
-        self._doubtful: list[Request] = []
+        self._doubtful: tuple[int, list[Request]] | None = None
+        self._survivors: list[Request] = []
         self._resume: Done | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="flowshare-writer", daemon=True)
@@ -175,7 +176,7 @@ class Writer:
         except StorageError as error:
             with self._turn:
                 self._refusal = error
-                self._doubtful = list(group)
+                self._doubtful = self._store.commits, list(group)
                 group.extend(self._queue)
                 self._queue.clear()
             self._tell(self._done, group, error)
@@ -184,15 +185,16 @@ class Writer:
 
     def _reopen(self, done: Done) -> None:
         try:
-            before = self._store.commits
             self._store.reopen()
+            if self._doubtful is not None:
+                confirmed, group = self._doubtful
+                self._survivors, self._doubtful = group if self._store.commits > confirmed else [], None
             self._store.commit(())
         except StorageError as error:
             self._tell(done, [], error)
             return
-        survived = self._doubtful if self._store.commits > before + 1 else []
-        self._doubtful = []
-        self._tell(done, survived, None)
+        survivors, self._survivors = self._survivors, []
+        self._tell(done, survivors, None)
 
     def _tell(self, callback: Done, requests: list[Request], error: StorageError | None) -> None:
         # A loop that was closed without closing the storage has nobody left to tell.

@@ -1,0 +1,75 @@
+"""One holder for a path, named to everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from flowshare.clock import LoopClock
+from flowshare.log.base import StorageError, StorageHeld
+from flowshare.log.embedded import EmbeddedStorage
+from flowshare.log.owner import OWNER_FILE, Owner, OwnerLock, read_owner
+from tests.log.places import content, opened
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_second_opening_in_the_same_process_names_the_holder(tmp_path):
+    lock = OwnerLock(tmp_path, now_ms=1_700_000_000_000, address="unix:/x")
+
+    with pytest.raises(StorageHeld, match=r"process \d+ on .* since 2023-11-14T22:13:20\+00:00, serving at unix:/x"):
+        OwnerLock(tmp_path, now_ms=0)
+
+    assert read_owner(tmp_path) == lock.owner
+    lock.release()
+    OwnerLock(tmp_path, now_ms=0).release()
+    assert not (tmp_path / OWNER_FILE).exists()
+
+
+def test_a_stale_owner_file_is_no_obstacle_and_garbage_in_it_neither(tmp_path):
+    tmp_path.joinpath(OWNER_FILE).write_bytes(orjson.dumps({"pid": 1, "since_ms": 5, "host": "gone", "address": None}))
+    assert read_owner(tmp_path) == Owner(pid=1, since_ms=5, host="gone")
+    OwnerLock(tmp_path, now_ms=0).release()
+    tmp_path.joinpath(OWNER_FILE).write_bytes(b"{")
+    assert read_owner(tmp_path) is None
+    OwnerLock(tmp_path, now_ms=0).release()
+
+
+def test_another_process_is_kept_out_and_told_who_holds_the_path(tmp_path):
+    program = """
+import asyncio, sys
+from flowshare.clock import LoopClock
+from flowshare.log.embedded import EmbeddedStorage
+asyncio.run(EmbeddedStorage.open(sys.argv[1], clock=LoopClock()))
+"""
+
+    async def body() -> str:
+        storage = await EmbeddedStorage.open(tmp_path, clock=LoopClock())
+        await storage.set_address("127.0.0.1:9")
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        run = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
+        owner = storage.owner
+        await storage.close()
+        return f"StorageHeld: {tmp_path} is held by {owner}" if run.returncode and str(owner) in run.stderr else ""
+
+    assert "serving at 127.0.0.1:9" in asyncio.run(body())
+
+
+def test_a_path_that_is_a_file_is_refused_with_its_name(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(StorageError, match="file cannot be used"):
+        opened(file, content)
+
+
+def test_a_closed_storage_can_be_opened_again_in_the_same_process(tmp_path):
+    async def make(storage) -> None:
+        await storage.create_topic("t")
+
+    opened(tmp_path, make)
+    assert opened(tmp_path, content) == (0, 0)
