@@ -479,3 +479,41 @@ async def test_a_member_can_leave_and_join_again(clock):
     assert [b.member_epoch for b in server.seen(m.ShareGroupHeartbeatRequest)] == [0, -1, 0]
     assert member.assignment
     await member.close()
+
+
+async def test_records_that_arrive_while_closing_are_given_back_and_not_handed_out(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    waiting = asyncio.ensure_future(member.fetch(records_max=10))
+    await settle()
+    held = asyncio.get_running_loop().create_future()
+    server.then(m.ShareAcknowledgeRequest, held)
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(9, 9)))
+    await settle()
+
+    server.offer(batch())
+    closing = asyncio.ensure_future(member.close())
+    await settle()
+    held.set_result(m.ShareAcknowledgeResponse())
+    await closing
+    await acknowledging
+
+    assert await waiting == []
+    last = server.seen(m.ShareAcknowledgeRequest)[-1]
+    assert last.partitions[0].acks == (m.AckBatch(0, 2, b"\x02", 0, True),)
+
+
+async def test_a_server_that_drops_every_connection_is_not_stormed(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    server.then(m.ShareFetchRequest, *[ConnectionResetError("dropped")] * 1000)
+    server.then(m.ShareGroupHeartbeatRequest, *[ConnectionResetError("dropped")] * 1000)
+
+    for _ in range(20):
+        fetching = asyncio.ensure_future(member.fetch(records_max=1))
+        await clock.advance(0.5)
+        assert await fetching == []
+
+    assert 5 < len(server.connections) < 15
+    assert "dropped" in member.trouble
+    await member.close()

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from flowshare.client.batching import Buffer
 from flowshare.client.errors import BufferFull, Closed, DeliveryTimeout, RecordTooLarge, ServerError
 from flowshare.client.partitioner import partition_for
 from flowshare.client.producer import Message, Producer, RecordMetadata
@@ -371,3 +372,18 @@ async def test_close_confirms_what_it_can_and_fails_the_rest_in_time(clock):
         await sender.send("orders", b"c")
     assert server.connections[0].gone.done()
     assert sender.buffered_bytes == 0
+
+
+async def test_room_in_the_buffer_is_given_in_order_and_comes_back_from_who_gave_up():
+    buffer = Buffer(100)
+    assert buffer.take(90)
+    large, small = asyncio.ensure_future(buffer.wait(80)), asyncio.ensure_future(buffer.wait(5))
+    await settle()
+    assert not buffer.take(5), "somebody waits already"
+
+    buffer.give(90)
+    large.cancel()
+    await asyncio.gather(large, return_exceptions=True)
+
+    await small
+    assert buffer.used == 5
