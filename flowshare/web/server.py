@@ -12,17 +12,22 @@ the handler loop.
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
-
-from flowshare.web.metrics import Metrics
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from flowshare.agents.host import Host
+    from flowshare.web.metrics import Metrics
 
 Handler = Callable[["web.Request"], Awaitable["web.Response"]]
+
+
+class PagesError(Exception):
+    """The health pages cannot be served; the text says what to do."""
 
 
 class WebServer:
@@ -32,21 +37,32 @@ class WebServer:
         self._host = host
         self._port = port
         self._bind = bind
-        self._metrics = Metrics(host)
+        self._metrics: Metrics | None = None
         self._runner: web.AppRunner | None = None
         self.address = ""
         """`host:port` once started."""
 
     async def start(self) -> str:
-        """Listen; returns the address. Raises: OSError when the port is taken."""
+        """Listen; returns the address. Raises: PagesError when the port is taken."""
+        await asyncio.to_thread(_import)  # 0.1 s, while the agents on this loop fetch their first records
         from aiohttp import web
 
+        from flowshare.web.metrics import Metrics
+
+        self._metrics = Metrics(self._host)
         app = web.Application()
         app.add_routes([web.get(path, handler) for path, handler in self._routes().items()])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._bind, self._port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            raise PagesError(
+                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
+                "choose another --web-port, or leave it out for a free one"
+            ) from error
         host, port = self._runner.addresses[0][:2]
         self.address = f"{host}:{port}"
         return self.address
@@ -79,6 +95,7 @@ class WebServer:
     async def _prometheus(self, _request: web.Request) -> web.Response:
         from aiohttp import web
 
+        assert self._metrics is not None
         text = self._metrics.text(await self._host.lag())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
@@ -87,6 +104,11 @@ class WebServer:
 
     async def _lag(self, request: web.Request) -> web.Response:
         return _json(await self._host.lag(all_groups="all" in request.query))
+
+
+def _import() -> None:
+    importlib.import_module("aiohttp.web")
+    importlib.import_module("flowshare.web.metrics")
 
 
 def _health(reasons: tuple[str, ...]) -> web.Response:

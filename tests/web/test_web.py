@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from flowshare.agents.times import HandlerTimes
-from flowshare.web.server import WebServer
+from flowshare.web.server import PagesError, WebServer
 
 
 class StandIn:
@@ -82,6 +82,17 @@ async def test_health_is_503_with_the_reasons():
     assert status == 503
     assert json.loads(body) == {"ok": False, "reasons": ["the worker is draining"]}
     assert (await get(host, "/live"))[0] == 200
+
+
+@pytest.mark.asyncio
+async def test_a_port_that_is_taken_is_said_with_what_to_do():
+    first = WebServer(StandIn())
+    port = int((await first.start()).rpartition(":")[2])
+
+    with pytest.raises(PagesError, match=f"127.0.0.1:{port}.*--web-port"):
+        await WebServer(StandIn(), port=port).start()
+
+    await first.close()
 
 
 @pytest.mark.asyncio
