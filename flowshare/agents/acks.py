@@ -64,7 +64,7 @@ class Ack(NamedTuple):
     counter: str
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Number of offsets."""
         return self.last - self.first + 1
 
@@ -134,7 +134,7 @@ class AckSender:
         """Acknowledge a range in another way."""
         ack = Ack(first, last, types, delay_ms, unrun, counter)
         self._at(key).others.append(ack)
-        self._add(ack.count)
+        self._add(ack.size)
 
     async def settle(self) -> None:
         """Wait until everything gathered so far has its answer."""
@@ -156,7 +156,7 @@ class AckSender:
         for ack, result in await self._send_halving(key, acks):
             if result.error is ErrorCode.NONE:
                 deadline = result.lock_deadline
-                self._stats.renewed += ack.count
+                self._stats.renewed += ack.size
             elif result.error in LOST:
                 lost.append((ack.first, ack.last))
         return lost, deadline
@@ -189,7 +189,7 @@ class AckSender:
             results = await self._acknowledge(acks, generation)
             for result in results:
                 sent = acks[result.tp]
-                if result.error in HALVED and (len(sent) > 1 or sent[0].count > 1):
+                if result.error in HALVED and (len(sent) > 1 or sent[0].size > 1):
                     for ack, part in await self._send_halving((result.tp, generation), sent, first_failed=result):
                         self._confirm(ack, part)
                 elif result.error in NOT_DONE:
@@ -226,24 +226,24 @@ class AckSender:
             part = todo.pop()
             [result] = await self._acknowledge({tp: part}, generation)
             budget -= 1
-            if result.error in HALVED and budget > 0 and (len(part) > 1 or part[0].count > 1):
+            if result.error in HALVED and budget > 0 and (len(part) > 1 or part[0].size > 1):
                 todo.extend(reversed(_halves(part)))
             else:
                 done.extend((ack, result) for ack in part)
         return done
 
     def _confirm(self, ack: Ack, result: AckResult) -> None:
-        self.unconfirmed -= ack.count
+        self.unconfirmed -= ack.size
         how = ack.counter
         if result.error is ErrorCode.NONE:
-            setattr(self._stats, how, getattr(self._stats, how) + ack.count)
+            setattr(self._stats, how, getattr(self._stats, how) + ack.size)
         elif result.error in LOST or self._gone(result):
             how = "lock_lost"
-            self._stats.lock_lost += ack.count
+            self._stats.lock_lost += ack.size
             self._warn("the lock was lost, the outcome is discarded", ack, result)
         else:
             how = "unknown"
-            self._stats.ack_unknown += ack.count
+            self._stats.ack_unknown += ack.size
             self._warn("the acknowledgement is not known to hold, the record may run again", ack, result)
         if self._on_confirmed is not None:
             self._on_confirmed(Confirmed(result.topic, result.tp, ack, how))
@@ -253,7 +253,7 @@ class AckSender:
         return result.error is ErrorCode.NETWORK_EXCEPTION and "outcome unknown" not in (result.message or "")
 
     def _warn(self, what: str, ack: Ack, result: AckResult) -> None:
-        at = f"{ack.first}" if ack.count == 1 else f"{ack.first}..{ack.last}"
+        at = f"{ack.first}" if ack.size == 1 else f"{ack.first}..{ack.last}"
         logger.warning(
             "agent=%s record=%s-%d@%s: %s: %s %s",
             self._agent,

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import faust
 import faust.app.base
@@ -42,7 +42,7 @@ class BootStrategy(faust.app.base.BootStrategy):
         return []
 
     def _should_enable_web(self) -> bool:
-        return bool(self.app.has_pages and super()._should_enable_web())
+        return bool(cast("App", self.app).has_pages and super()._should_enable_web())
 
 
 class App(faust.App):
@@ -120,7 +120,7 @@ class App(faust.App):
         scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
 
         def decorate(fun: Any) -> ShareAgent:
-            agent_name = name or getattr(fun, "__name__", type(fun).__name__)
+            agent_name = name or str(getattr(fun, "__name__", type(fun).__name__))
             if agent_name in self.share_agents:
                 raise UsageError(
                     f"App({self.app_id!r}) has a share agent {agent_name!r} already; give one of them a name=…"
@@ -145,7 +145,7 @@ class App(faust.App):
         self.middlewares.append(fun)
         return fun
 
-    @overload  # type: ignore[override]
+    @overload
     def on_start(self) -> Coroutine[Any, Any, None]: ...
     @overload
     def on_start(self, fun: F) -> F: ...

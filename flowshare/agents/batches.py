@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from flowshare.agents.batching import BatchRecord, Records
-from flowshare.agents.chunk import ATTEMPT, VALUE, Chunk
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.delivery import Delivery, current
 from flowshare.agents.middleware import call_async, call_sync
 from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, of_exception
@@ -151,7 +151,7 @@ class BatchPool(TaskBasedPool):
         held: list[Held] = []
         records: list[BatchRecord[Any]] = []
         for chunk, record in taken:
-            raw = record[VALUE]
+            raw = record.value
             try:
                 if chunk.decode is not None:
                     value = chunk.decode(raw)
@@ -194,12 +194,12 @@ class BatchPool(TaskBasedPool):
             elif logged is None:
                 outcome = logged = self.failed(chunk, record, error)
             else:
-                outcome = of_exception(self.agent, error, record[ATTEMPT])
+                outcome = of_exception(self.agent, error, record.delivery_count)
             self.finish(chunk, record, outcome)
 
     def _decided(self, chunk: Chunk, record: Any, decided: BaseException) -> Outcome:
         if isinstance(decided, (Release, Reject)):
-            return of_exception(self.agent, decided, record[ATTEMPT])
+            return of_exception(self.agent, decided, record.delivery_count)
         return self.failed(chunk, record, decided)
 
     def _accepted(self, result: Any) -> tuple[Outcome, BaseException | None]:

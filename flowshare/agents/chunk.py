@@ -8,17 +8,13 @@ to the feeder once per loop iteration. Everything below the line in `__init__` b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome
     from flowshare.agents.values import Decoder
+    from flowshare.protocol.decoding import DecodedRecord
     from flowshare.protocol.messages import TopicPartition
-
-RecordTuple = tuple[int, int, "bytes | None", "bytes | None", "tuple[tuple[str, bytes | None], ...]", int]
-"""offset, timestamp_ms, key, value, headers, attempt: a `DecodedRecord`."""
-
-OFFSET, TIMESTAMP, KEY, VALUE, HEADERS, ATTEMPT = range(6)
 
 
 class Chunk:
@@ -48,7 +44,7 @@ class Chunk:
         agent: str,
         topic: str,
         tp: TopicPartition,
-        records: Iterable[RecordTuple],
+        records: Iterable[DecodedRecord],
         *,
         decode: Decoder | None,
         deadline: float,
@@ -60,16 +56,16 @@ class Chunk:
         self.tp = tp
         self.partition = tp.partition
         self.decode = decode
-        self.records: list[Any] = list(records)
+        self.records = list(records)
         self.records.reverse()
         self.accepted: list[int] = []
-        self.others: list[tuple[RecordTuple, Outcome]] = []
+        self.others: list[tuple[DecodedRecord, Outcome]] = []
         self.deadline = deadline
         """When the lock lapses, in the clock's monotonic seconds; moved by renewals."""
         self.arrived = arrived
         # --- the feeder's
         self.generation = generation
-        self.runs = runs([record[OFFSET] for record in reversed(self.records)])
+        self.runs = runs([record.offset for record in reversed(self.records)])
         self.remaining = len(self.records)
         self.settled: list[int] = []
         self.lost: set[int] = set()

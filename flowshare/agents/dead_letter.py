@@ -5,8 +5,9 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.chunk import ATTEMPT, HEADERS, KEY, OFFSET, TIMESTAMP, VALUE, Chunk, RecordTuple
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.send import Produce
+from flowshare.protocol.decoding import DecodedRecord
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,12 +19,12 @@ REASON_MAX: Final = 1_000
 TRACE_MAX: Final = 8_000
 
 
-def dead_letter(topic: str, group: str, chunk: Chunk, record: RecordTuple, outcome: Outcome) -> Produce:
+def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> Produce:
     """The dead letter of a record: key, value and headers as they were, `flowshare.dlq.*` headers added.
 
     Headers of an earlier dead letter (a replayed record that died again) are replaced.
     """
-    headers = [(name, value) for name, value in record[HEADERS] if not name.startswith(PREFIX)]
+    headers = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
     error = outcome.error
     described = {
         "reason": clip(outcome.reason, REASON_MAX),
@@ -31,14 +32,14 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: RecordTuple, outco
         "trace": "" if error is None else trace(error),
         "topic": chunk.topic,
         "partition": str(chunk.partition),
-        "offset": str(record[OFFSET]),
-        "attempts": str(record[ATTEMPT]),
+        "offset": str(record.offset),
+        "attempts": str(record.delivery_count),
         "agent": chunk.agent,
         "group": group,
-        "timestamp": str(record[TIMESTAMP]),
+        "timestamp": str(record.timestamp_ms),
     }
     headers += [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in described.items()]
-    return Produce(topic, record[VALUE], record[KEY], tuple(headers), None, None)
+    return Produce(topic, record.value, record.key, tuple(headers), None, None)
 
 
 def without_trace(letter: Produce) -> Produce:

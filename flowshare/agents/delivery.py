@@ -8,11 +8,12 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Final
 
-from flowshare.agents.chunk import ATTEMPT, HEADERS, KEY, OFFSET, TIMESTAMP, VALUE, Chunk, RecordTuple
+from flowshare.agents.chunk import Chunk
+from flowshare.protocol.decoding import DecodedRecord
 
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
 
-current: Final[ContextVar[tuple[Chunk, RecordTuple] | None]] = ContextVar("flowshare_current", default=None)
+current: Final[ContextVar[tuple[Chunk, DecodedRecord] | None]] = ContextVar("flowshare_current", default=None)
 """The delivery that this context works on: set by the pool before each handler call."""
 
 
@@ -42,7 +43,7 @@ class Delivery:
 
     __slots__ = ("_chunk", "_record", "_renew")
 
-    def __init__(self, chunk: Chunk, record: RecordTuple, renew: Renew | None = None) -> None:
+    def __init__(self, chunk: Chunk, record: DecodedRecord, renew: Renew | None = None) -> None:
         self._chunk = chunk
         self._record = record
         self._renew = renew
@@ -65,41 +66,41 @@ class Delivery:
     @property
     def offset(self) -> int:
         """Offset in the partition."""
-        return self._record[OFFSET]
+        return self._record.offset
 
     @property
     def key(self) -> bytes | None:
         """The record's key."""
-        return self._record[KEY]
+        return self._record.key
 
     @property
     def value(self) -> bytes | None:
         """The record's value as it was produced."""
-        return self._record[VALUE]
+        return self._record.value
 
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers, in order; a name may stand more than once."""
-        return self._record[HEADERS]
+        return self._record.headers
 
     def header(self, name: str) -> bytes | None:
         """The last header of this name, or None."""
-        return next((value for key, value in reversed(self._record[HEADERS]) if key == name), None)
+        return next((value for key, value in reversed(self._record.headers) if key == name), None)
 
     @property
     def timestamp(self) -> float:
         """When the record was made, in seconds since 1970."""
-        return self._record[TIMESTAMP] / 1000
+        return self._record.timestamp_ms / 1000
 
     @property
     def attempt(self) -> int:
         """How often the record was delivered, this time included."""
-        return self._record[ATTEMPT]
+        return self._record.delivery_count
 
     @property
     def id(self) -> str:
         """`topic id:partition:offset`: the same for every attempt and for no other record; the idempotency key."""
-        return f"{self._chunk.tp.topic_id}:{self._chunk.partition}:{self._record[OFFSET]}"
+        return f"{self._chunk.tp.topic_id}:{self._chunk.partition}:{self._record.offset}"
 
     def renew(self) -> Renewal:
         """Start the acquisition lock anew now. Flowshare does so by itself; for `renew=False` and for certainty."""
@@ -107,7 +108,7 @@ class Delivery:
             done: concurrent.futures.Future[bool] = concurrent.futures.Future()
             done.set_result(True)
             return Renewal(done)
-        return Renewal(self._renew(self._chunk, self._record[OFFSET]))
+        return Renewal(self._renew(self._chunk, self._record.offset))
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"

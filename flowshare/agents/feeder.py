@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import GAP, REJECT, RELEASE, AckSender, Confirmed
-from flowshare.agents.chunk import ATTEMPT, OFFSET, Chunk, RecordTuple, runs
+from flowshare.agents.chunk import Chunk, runs
 from flowshare.agents.diagnose import StallWatch
+from flowshare.agents.garbage import collector_paused
 from flowshare.agents.leader import Leadership
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.prefetch import Prefetch
@@ -26,6 +27,7 @@ from flowshare.agents.setup import prepare
 from flowshare.client.errors import ClientError, Closed
 from flowshare.client.member import ShareMember
 from flowshare.protocol.batches import DecodeError, decode
+from flowshare.protocol.decoding import DecodedRecord
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
@@ -217,10 +219,7 @@ class Feeder:
     # --- fetching -----------------------------------------------------------------------------------------------
 
     async def _fetch_all(self, member: ShareMember) -> None:
-        while not self._draining:
-            room = await self._wait_for_room()
-            if self._draining:
-                return
+        while (room := await self._wait_for_room()) > 0:
             try:
                 fetched = await member.fetch(
                     records_max=room,
@@ -245,7 +244,7 @@ class Feeder:
                 self._stall.nothing_fetched(self)
 
     async def _wait_for_room(self) -> int:
-        """How many records to ask for, once it is worth asking."""
+        """How many records to ask for, once it is worth asking; 0 when the agent drains."""
         while True:
             target = self._prefetch.target
             room = target - self.outstanding
@@ -292,7 +291,8 @@ class Feeder:
         """The records of one partition; what needs no handler is acknowledged here."""
         key = (part.tp, part.generation)
         try:
-            decoded = decode(part.records, part.acquired)
+            with collector_paused():
+                decoded = decode(part.records, part.acquired)
         except DecodeError as error:
             for first, last, _ in part.acquired:
                 self._corrupt(part, key, first, last, str(error))
@@ -316,7 +316,7 @@ class Feeder:
             arrived=now,
         )
         if self._observer is not None:
-            chunk.attempts = {record[OFFSET]: record[ATTEMPT] for record in decoded.records}
+            chunk.attempts = {record.offset: record.delivery_count for record in decoded.records}
         if any(count > 1 for _, _, count in part.acquired):
             self._redelivered(chunk)
         return chunk
@@ -324,14 +324,14 @@ class Feeder:
     def _redelivered(self, chunk: Chunk) -> None:
         """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""
         attempts_max = self.agent.options.retry.max_attempts
-        self._stats.redelivered += sum(record[ATTEMPT] > 1 for record in chunk.records)
-        dead = [record for record in chunk.records if record[ATTEMPT] > attempts_max]
+        self._stats.redelivered += sum(record.delivery_count > 1 for record in chunk.records)
+        dead = [record for record in chunk.records if record.delivery_count > attempts_max]
         if not dead:
             return
-        chunk.records = [record for record in chunk.records if record[ATTEMPT] <= attempts_max]
+        chunk.records = [record for record in chunk.records if record.delivery_count <= attempts_max]
         for record in reversed(dead):
             reason = (
-                f"attempts used up ({record[ATTEMPT]} of {attempts_max}) without an outcome: the worker crashed, "
+                f"attempts used up ({record.delivery_count} of {attempts_max}) without an outcome: the worker crashed, "
                 "was killed, or lost the lock while handling it"
             )
             self._service_loop.call_soon(self._settler.settle, chunk, record, Outcome(Kind.DEAD, None, reason))
@@ -351,7 +351,7 @@ class Feeder:
         self._acks.other(key, first, last, REJECT, "rejected")
 
     def _feed(self, chunks: list[Chunk]) -> None:
-        if self._handler_loop is self._service_loop:
+        if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
             self._pool.feed(chunks)
         elif not self._handler_loop.is_closed():
             self._handler_loop.call_soon_threadsafe(self._pool.feed, chunks)
@@ -381,15 +381,15 @@ class Feeder:
         if offsets:
             self._acks.accept((chunk.tp, chunk.generation), offsets)
 
-    def _decided(self, chunk: Chunk, record: RecordTuple, reason: str, delay_s: float) -> None:
+    def _decided(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float) -> None:
         """The settler is about to acknowledge a record."""
-        offset = record[OFFSET]
+        offset = record.offset
         chunk.settled.append(offset)
         self._less(chunk, 1)
         if offset in chunk.lost:
             self._without_lost(chunk, [offset])
         elif self._observer is not None:
-            self._told[chunk.tp, offset] = (record[ATTEMPT], reason, delay_s)
+            self._told[chunk.tp, offset] = (record.delivery_count, reason, delay_s)
         self._room.set()
 
     def _without_lost(self, chunk: Chunk, offsets: list[int]) -> list[int]:
@@ -457,7 +457,7 @@ class Feeder:
         offsets: list[int] = []
         try:
             while True:
-                offsets.append(chunk.records.pop()[OFFSET])
+                offsets.append(chunk.records.pop().offset)
         except IndexError:
             return offsets
 
@@ -521,9 +521,9 @@ class Feeder:
                 taken.append(chunk.records.pop())
         except IndexError:
             pass
-        kept = [record for record in taken if record[OFFSET] not in lost]
+        kept = [record for record in taken if record.offset not in lost]
         dropped = len(taken) - len(kept)
-        chunk.settled += [record[OFFSET] for record in taken if record[OFFSET] in lost]
+        chunk.settled += [record.offset for record in taken if record.offset in lost]
         self._stats.lock_lost += dropped
         self._less(chunk, dropped)
         if kept:

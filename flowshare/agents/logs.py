@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flowshare.agents.chunk import ATTEMPT, OFFSET
 from flowshare.agents.delivery import current
 
 
@@ -28,12 +27,13 @@ class _Factory:
             made.flowshare_attempt = 0
         else:
             chunk, record = held
+            at = f"{chunk.topic}-{chunk.partition}@{record.offset}"
             made.flowshare_agent = chunk.agent
-            made.flowshare_record = f"{chunk.topic}-{chunk.partition}@{record[OFFSET]}"
-            made.flowshare_attempt = record[ATTEMPT]
+            made.flowshare_record = at
+            made.flowshare_attempt = record.delivery_count
             # flowshare's own lines name their record themselves.
             own = made.name.startswith("flowshare.")
-            made.flowshare = "" if own else f"[{chunk.agent} {made.flowshare_record} attempt {record[ATTEMPT]}] "
+            made.flowshare = "" if own else f"[{chunk.agent} {at} attempt {record.delivery_count}] "
         return made
 
 

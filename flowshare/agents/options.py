@@ -14,8 +14,8 @@ from flowshare.agents.retry import Retry, Seconds, exception_types, seconds
 
 LIMIT_MARGIN: Final = 5
 """Deliveries that the group allows beyond `max_attempts`, for those that end in a crash or a lapsed lock."""
-LOCKS_DEFAULT: Final = 2_000
-LOCKS_MAX: Final = 10_000
+LOCKS_MIN: Final = 10_000
+LOCKS_MAX: Final = 100_000
 DEFAULT_LOCK_S: Final = 30.0
 
 
@@ -88,8 +88,11 @@ class AgentOptions:
 
     @property
     def record_locks(self) -> int:
-        """share.partition.max.record.locks that the concurrency asks for: twice what one process holds."""
-        return min(LOCKS_MAX, max(LOCKS_DEFAULT, 2 * self.records_at_once))
+        """share.partition.max.record.locks of the group, for all processes together.
+
+        More than Kafka's 2,000: fast handlers finish that many before an acknowledgement is answered.
+        """
+        return min(LOCKS_MAX, max(LOCKS_MIN, 4 * self.records_at_once))
 
     @property
     def auto_offset_reset(self) -> str:

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from flowshare.agents.chunk import ATTEMPT, OFFSET, VALUE, Chunk, RecordTuple
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.dead_letter import of_user
 from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome, of_exception
 from flowshare.agents.slots import GRACE_S, Held, Slot
 from flowshare.agents.times import HandlerTimes
+from flowshare.protocol.decoding import DecodedRecord
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.agents")
 
-Handed = list[tuple[Chunk, list[int], list[tuple[RecordTuple, Outcome]]]]
+Handed = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
 
 
@@ -39,6 +40,8 @@ class Pool:
 
     cancels = True
     """Whether `timeout` can end a handler (a thread cannot be stopped)."""
+    fed_anywhere = False
+    """Whether `feed` may be called on any thread, so that a blocked handler loop does not hold it up."""
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class Pool:
                 records = slot.records()
                 if records:
                     chunk, record = records[0]
-                    at = where(chunk.agent, chunk.topic, chunk.partition, record[OFFSET], record[ATTEMPT])
+                    at = where(chunk.agent, chunk.topic, chunk.partition, record.offset, record.delivery_count)
                     found.append(f"a handler runs past its timeout of {timeout_s} s and cannot be stopped: {at}")
         return found
 
@@ -131,7 +134,7 @@ class Pool:
         if timeout_s is None or not self.cancels:
             return set()
         return {
-            (id(chunk), record[OFFSET])
+            (id(chunk), record.offset)
             for slot in self.slots
             if slot.over_s(timeout_s, now) > limit_s
             for chunk, record in slot.records()
@@ -167,24 +170,24 @@ class Pool:
         elif not self._service_loop.is_closed():
             self._service_loop.call_soon_threadsafe(self.finished, handed)
 
-    def finish(self, chunk: Chunk, record: RecordTuple, outcome: Outcome) -> None:
+    def finish(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         """Record an outcome other than the plain accept, which the workers do themselves."""
         self.mark(chunk)
         if outcome.kind is Kind.ACCEPT and not outcome.sends:
-            chunk.accepted.append(record[OFFSET])
+            chunk.accepted.append(record.offset)
         else:
             chunk.others.append((record, outcome))
 
-    def undecodable(self, chunk: Chunk, record: RecordTuple, error: BaseException) -> None:
+    def undecodable(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
         """The value does not fit the annotation: to the dead letter."""
         self.stats.undecodable += 1
-        explained = error if isinstance(error, UndecodableValue) else self.agent.explain(record[VALUE], error)
+        explained = error if isinstance(error, UndecodableValue) else self.agent.explain(record.value, error)
         logger.error("%s: undecodable: %s", self._where(chunk, record), explained)
-        self.finish(chunk, record, of_exception(self.agent, explained, record[ATTEMPT]))
+        self.finish(chunk, record, of_exception(self.agent, explained, record.delivery_count))
 
-    def failed(self, chunk: Chunk, record: RecordTuple, error: BaseException) -> Outcome:
+    def failed(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> Outcome:
         """Count and log an exception out of user code; returns its outcome."""
-        outcome = of_exception(self.agent, error, record[ATTEMPT])
+        outcome = of_exception(self.agent, error, record.delivery_count)
         if outcome.error is None:
             return outcome
         if isinstance(error, Exception):
@@ -249,8 +252,8 @@ class Pool:
         if self.cancels and slot.task is not None:
             slot.task.cancel()
 
-    def _where(self, chunk: Chunk, record: RecordTuple) -> str:
-        return where(chunk.agent, chunk.topic, chunk.partition, record[OFFSET], record[ATTEMPT])
+    def _where(self, chunk: Chunk, record: DecodedRecord) -> str:
+        return where(chunk.agent, chunk.topic, chunk.partition, record.offset, record.delivery_count)
 
 
 def _nobody(handed: Handed) -> None:

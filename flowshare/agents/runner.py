@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from flowshare.agents.chunk import ATTEMPT, VALUE, Chunk, RecordTuple
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.delivery import Delivery, current
 from flowshare.agents.middleware import call_async, call_sync
 from flowshare.agents.outcomes import of_result
 from flowshare.agents.slots import Held, Slot
 from flowshare.agents.tasks import SLICE_S, TaskBasedPool, give_turn
 from flowshare.agents.tracing import current_headers
+from flowshare.protocol.decoding import DecodedRecord
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -70,7 +71,7 @@ class TaskPool(TaskBasedPool):
                 if result is None:
                     if not chunk.accepted:
                         mark(chunk)
-                    chunk.accepted.append(record[0])
+                    chunk.accepted.append(record.offset)
                 else:
                     self._returned(chunk, record, result)
             count += 1
@@ -86,8 +87,8 @@ class TaskPool(TaskBasedPool):
         times.add(monotonic() - began, count)
         self.spawn(slot)
 
-    def _returned(self, chunk: Chunk, record: RecordTuple, result: Any) -> None:
-        self.finish(chunk, record, of_result(self.agent, result, record[ATTEMPT], current_headers()))
+    def _returned(self, chunk: Chunk, record: DecodedRecord, result: Any) -> None:
+        self.finish(chunk, record, of_result(self.agent, result, record.delivery_count, current_headers()))
 
     def _failed(self, slot: Slot, held: Held, error: BaseException) -> bool:
         """Turn what the handler raised into an outcome; returns whether the task is to be replaced."""
@@ -117,7 +118,7 @@ def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[A
     def decoded(held: Held) -> Any:
         chunk, record = held
         decode = chunk.decode
-        raw = record[VALUE]
+        raw = record.value
         if decode is None:
             if raw is None:
                 raise _Undecodable from ValueError("null")

@@ -13,7 +13,6 @@ import random as random_module
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from flowshare.agents.chunk import ATTEMPT, OFFSET
 from flowshare.agents.feeder import Feeder
 from flowshare.agents.pool import make_pool
 from flowshare.agents.stats import AgentStats
@@ -173,8 +172,8 @@ class AgentRuntime:
                 self.agent.name,
                 chunk.topic,
                 chunk.partition,
-                record[OFFSET],
-                record[ATTEMPT],
+                record.offset,
+                record.delivery_count,
                 max(0.0, now - slot.started),
                 chunk.deadline - now,
                 slot.task,

@@ -15,15 +15,16 @@ import logging
 import random as random_module
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import ACCEPT, REJECT, RELEASE, AckSender
-from flowshare.agents.chunk import ATTEMPT, OFFSET, Chunk, RecordTuple
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.dead_letter import dead_letter, without_trace
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.send import Produce, SendGroup
 from flowshare.client.errors import BufferFull, RecordTooLarge, ServerError
+from flowshare.protocol.decoding import DecodedRecord
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Settler:
         acks: AckSender,
         random: random_module.Random,
         stats: AgentStats,
-        on_decided: Callable[[Chunk, RecordTuple, str, float], None],
+        on_decided: Callable[[Chunk, DecodedRecord, str, float], None],
     ) -> None:
         """on_decided: called with each record whose acknowledgement is queued, its reason and its delay."""
         self._agent = agent
@@ -70,7 +71,7 @@ class Settler:
         self.dead_letter_trouble: str | None = None
         """Why dead letters cannot be produced now."""
 
-    def settle(self, chunk: Chunk, record: RecordTuple, outcome: Outcome) -> None:
+    def settle(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         """Do what the outcome asks for."""
         match outcome.kind:
             case Kind.ACCEPT:
@@ -92,7 +93,7 @@ class Settler:
 
     # --- accept -------------------------------------------------------------------------------------------------
 
-    def _accept(self, chunk: Chunk, record: RecordTuple, outcome: Outcome) -> None:
+    def _accept(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         group = outcome.sends
         if group is None:
             self._ack(chunk, record, ACCEPT, "accepted")
@@ -124,10 +125,10 @@ class Settler:
             for done in waiting:
                 done(group.error)
 
-    def _unsent(self, chunk: Chunk, record: RecordTuple, error: BaseException) -> None:
+    def _unsent(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
         """A sink cannot be produced: as an exception in `retry.on`; a record that is too large never will be."""
         self._stats.send_failed += 1
-        attempt = record[ATTEMPT]
+        attempt = record.delivery_count
         said = f"an output could not be produced: {type(error).__name__}: {error}"
         logger.warning("%s: %s", self._where(chunk, record), said)
         if _too_large(error):
@@ -139,16 +140,16 @@ class Settler:
 
     # --- release ------------------------------------------------------------------------------------------------
 
-    def _retry(self, chunk: Chunk, record: RecordTuple, outcome: Outcome) -> None:
+    def _retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         try:
-            delay_s = self._agent.options.retry.delay_s(record[ATTEMPT], self._random)
+            delay_s = self._agent.options.retry.delay_s(record.delivery_count, self._random)
         except Exception:
             logger.exception("%s: the retry's delay function failed; 1 s is used", self._where(chunk, record))
             delay_s = 1.0
         self._release(chunk, record, outcome.reason, delay_s, "retried")
 
     def _release(
-        self, chunk: Chunk, record: RecordTuple, reason: str, delay_s: float, counter: str, *, unrun: bool = False
+        self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str, *, unrun: bool = False
     ) -> None:
         self._ack(
             chunk, record, RELEASE, counter, reason=reason, delay_s=delay_s, delay_ms=round(delay_s * 1000), unrun=unrun
@@ -156,7 +157,7 @@ class Settler:
 
     # --- dead ---------------------------------------------------------------------------------------------------
 
-    def _dead(self, chunk: Chunk, record: RecordTuple, outcome: Outcome) -> None:
+    def _dead(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         topic = self._agent.dead_letter_topic
         if topic is None:
             logger.error("%s: rejected without dead letter: %s", self._where(chunk, record), outcome.reason)
@@ -179,7 +180,7 @@ class Settler:
 
         self._produce(letter, first_try)
 
-    def _undead(self, chunk: Chunk, record: RecordTuple, error: BaseException) -> None:
+    def _undead(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
         """Never reject what no dead letter holds. At the last attempt the delivery is not counted."""
         self._stats.dead_letter_failed += 1
         self.dead_letter_trouble = (
@@ -191,7 +192,7 @@ class Settler:
             self.dead_letter_trouble,
             DEAD_LETTER_DELAY_S,
         )
-        last = record[ATTEMPT] >= self._agent.options.retry.max_attempts
+        last = record.delivery_count >= self._agent.options.retry.max_attempts
         self._release(chunk, record, self.dead_letter_trouble, DEAD_LETTER_DELAY_S, "released", unrun=last)
 
     # --- doing it -----------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Settler:
     def _ack(
         self,
         chunk: Chunk,
-        record: RecordTuple,
+        record: DecodedRecord,
         types: bytes,
         counter: str,
         *,
@@ -208,7 +209,7 @@ class Settler:
         delay_ms: int = 0,
         unrun: bool = False,
     ) -> None:
-        offset = record[OFFSET]
+        offset = record.offset
         self._on_decided(chunk, record, reason, delay_s)
         if offset in chunk.lost:
             return
@@ -253,11 +254,11 @@ class Settler:
                 await self._clock.sleep(FULL_WAIT_S)
         self._pump = None
 
-    def _where(self, chunk: Chunk, record: RecordTuple) -> str:
-        return where(chunk.agent, chunk.topic, chunk.partition, record[OFFSET], record[ATTEMPT])
+    def _where(self, chunk: Chunk, record: DecodedRecord) -> str:
+        return where(chunk.agent, chunk.topic, chunk.partition, record.offset, record.delivery_count)
 
 
-def _error_of(future: asyncio.Future[object]) -> BaseException | None:
+def _error_of(future: asyncio.Future[Any]) -> BaseException | None:
     return asyncio.CancelledError("the producer was closed") if future.cancelled() else future.exception()
 
 

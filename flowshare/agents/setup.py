@@ -10,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.errors import UsageError
-from flowshare.agents.options import LOCKS_DEFAULT
 from flowshare.agents.send import topic_name
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.protocol.errors import ErrorCode
@@ -71,9 +70,8 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
     settings: dict[str, str | None] = {
         "share.auto.offset.reset": options.auto_offset_reset,
         "share.delivery.count.limit": str(options.delivery_count_limit),
+        "share.partition.max.record.locks": str(options.record_locks),
     }
-    if options.record_locks > LOCKS_DEFAULT:
-        settings["share.partition.max.record.locks"] = str(options.record_locks)
     if options.lock_duration is not None:
         settings["share.record.lock.duration.ms"] = str(round(options.lock_duration * 1000))
     return settings

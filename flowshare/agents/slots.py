@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from flowshare.agents.chunk import Chunk, RecordTuple
+from flowshare.agents.chunk import Chunk
+from flowshare.protocol.decoding import DecodedRecord
 
 GRACE_S: Final = 5.0
 """How long a cancelled `async def` handler may take to end before the agent is called unhealthy."""
 
-Held = tuple[Chunk, RecordTuple]
+Held = tuple[Chunk, DecodedRecord]
 
 
 class Slot:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flowshare.agents.chunk import ATTEMPT, VALUE, Chunk
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.delivery import Delivery, current
 from flowshare.agents.middleware import call_sync
 from flowshare.agents.outcomes import Kind, Outcome, of_result
@@ -26,6 +26,7 @@ class ThreadPool(Pool):
     """Runs `def` handlers in `concurrency` daemon threads."""
 
     cancels = False
+    fed_anywhere = True
 
     async def start(self) -> None:
         """Start the threads."""
@@ -125,11 +126,11 @@ class ThreadPool(Pool):
         if result is None:
             self.finish(chunk, record, _ACCEPT)
         else:
-            self.finish(chunk, record, of_result(self.agent, result, record[ATTEMPT], current_headers()))
+            self.finish(chunk, record, of_result(self.agent, result, record.delivery_count, current_headers()))
 
     def _decode(self, held: Held) -> Any:
         chunk, record = held
-        raw = record[VALUE]
+        raw = record.value
         if chunk.decode is not None:
             return chunk.decode(raw)
         if raw is None:

@@ -120,7 +120,7 @@ class Topic(faust.Topic):
             await host.service.call(lambda name=name: self._create(host, name))  # type: ignore[misc]
 
     async def _create(self, host: Any, name: str) -> None:
-        configs = {key: str(value) for key, value in self.config.items()}
+        configs = {key: str(value) for key, value in (self.config or {}).items()}
         await host.admin.create_topic(name, partitions=self.partitions or 1, configs=configs, exist_ok=True)
 
     def _outbox(self) -> Any:

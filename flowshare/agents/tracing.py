@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from flowshare.agents.chunk import HEADERS, RecordTuple
 from flowshare.agents.delivery import current
+from flowshare.protocol.decoding import DecodedRecord
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -21,11 +21,11 @@ _VALID = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[
 _override: ContextVar[tuple[tuple[str, bytes], ...] | None] = ContextVar("flowshare_trace", default=None)
 
 
-def of_record(record: RecordTuple) -> tuple[tuple[str, bytes], ...]:
+def of_record(record: DecodedRecord) -> tuple[tuple[str, bytes], ...]:
     """The valid trace headers of a record; empty when it has none."""
-    if not record[HEADERS]:
+    if not record.headers:
         return ()
-    found = {name.lower(): value for name, value in record[HEADERS] if value is not None}
+    found = {name.lower(): value for name, value in record.headers if value is not None}
     parent = found.get(TRACEPARENT)
     if parent is None or not _VALID.fullmatch(parent):
         return ()

@@ -200,9 +200,7 @@ def _class(tp: type) -> _Convert:
     if dataclasses.is_dataclass(tp):
         return _fields(tp, _dataclass_fields(tp), tp)
     if typing.is_typeddict(tp):
-        required: frozenset[str] = getattr(tp, "__required_keys__", frozenset())
-        hints = get_type_hints(tp)
-        return _fields(tp, {name: (name in required, _lazy(hint)) for name, hint in hints.items()}, dict)
+        return _fields(tp, _typed_dict_fields(tp), dict)
     if issubclass(tp, tuple) and hasattr(tp, "_fields"):
         defaults = getattr(tp, "_field_defaults", {})
         hints = get_type_hints(tp)
@@ -212,6 +210,15 @@ def _class(tp: type) -> _Convert:
     raise AnnotationError(
         f"no decoder for the class {describe(tp)}: make it a dataclass, a TypedDict or a faust.Record, or take dict"
     )
+
+
+def _typed_dict_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
+    # With postponed annotations Python 3.11 counts NotRequired fields among __required_keys__.
+    required: frozenset[str] = getattr(tp, "__required_keys__", frozenset())
+    return {
+        name: (name in required and get_origin(hint) is not typing.NotRequired, _lazy(hint))
+        for name, hint in get_type_hints(tp, include_extras=True).items()
+    }
 
 
 def _dataclass_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
@@ -362,4 +369,6 @@ def _same(value: Any) -> Any:
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
-    return {dict: "object", list: "array"}.get(type(value), type(value).__name__)
+    if isinstance(value, dict):
+        return "object"
+    return "array" if isinstance(value, list) else type(value).__name__

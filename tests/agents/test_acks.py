@@ -1,0 +1,218 @@
+"""Acknowledgements: ranges, halving, what is lost and what is unknown; over a member that only writes down."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flowshare as fs
+from flowshare.agents.acks import ACCEPT, GAP, REJECT, RELEASE, AckSender, Confirmed
+from flowshare.agents.chunk import runs
+from flowshare.agents.stats import AgentStats
+from flowshare.client.member import AckResult
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.testing import ManualClock
+
+TP = TopicPartition(uuid.UUID(int=1), 0)
+OTHER = TopicPartition(uuid.UUID(int=1), 1)
+Answer = Callable[[TopicPartition, list[AckBatch]], ErrorCode]
+
+
+class WritingMember:
+    """Answers acknowledgements as told, and keeps them."""
+
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.requests: list[dict[TopicPartition, list[AckBatch]]] = []
+        self.gate: asyncio.Event | None = None
+        self._answer = answer or (lambda tp, batches: ErrorCode.NONE)
+
+    async def acknowledge(
+        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+    ) -> list[AckResult]:
+        self.requests.append({tp: list(batches) for tp, batches in acks.items()})
+        if self.gate is not None:
+            await self.gate.wait()
+        await asyncio.sleep(0)
+        return [
+            AckResult("in", tp.topic_id, tp.partition, tuple(batches), self._answer(tp, list(batches)), "said so", 9.0)
+            for tp, batches in acks.items()
+        ]
+
+    @property
+    def sent(self) -> list[tuple[int, int, bytes]]:
+        return [
+            (one.first, one.last, one.types) for made in self.requests for batches in made.values() for one in batches
+        ]
+
+
+def acking(
+    answer: Answer | None, act: Callable[[AckSender, WritingMember], Any]
+) -> tuple[WritingMember, AgentStats, list[Confirmed]]:
+    """Run `act` on a sender over a fake member until everything is settled."""
+    member, stats, confirmed = WritingMember(answer), AgentStats(), list[Confirmed]()
+
+    async def main() -> None:
+        clock = ManualClock()
+        sender = AckSender("agent", clock, stats, confirmed.append)
+        sender.start(member)  # type: ignore[arg-type]
+        made = act(sender, member)
+        if asyncio.iscoroutine(made):
+            await made
+        settling = asyncio.ensure_future(sender.settle())
+        while not settling.done():
+            await clock.advance(1)
+        await sender.stop()
+
+    fs.testing.run(main())
+    return member, stats, confirmed
+
+
+def test_contiguous_offsets_become_one_range_and_gaps_are_not_bridged():
+    member, stats, _ = acking(None, lambda sender, _: sender.accept((TP, 0), [5, 3, 4, 8, 9, 1]))
+
+    assert member.sent == [(1, 1, ACCEPT), (3, 5, ACCEPT), (8, 9, ACCEPT)]
+    assert stats.accepted == 6
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_runs_cover_exactly_the_offsets(offsets: set[int]):
+    found = runs(sorted(offsets))
+
+    assert [offset for first, last in found for offset in range(first, last + 1)] == sorted(offsets)
+    assert all(after[0] > before[1] + 1 for before, after in itertools.pairwise(found))
+
+
+def test_ranges_of_all_types_are_sent_in_offset_order():
+    def act(sender: AckSender, _: WritingMember) -> None:
+        sender.other((TP, 0), 7, 7, RELEASE, "retried", delay_ms=50)
+        sender.accept((TP, 0), [9, 6])
+        sender.other((TP, 0), 1, 4, GAP, "gaps")
+        sender.other((TP, 0), 8, 8, REJECT, "dead_lettered")
+
+    member, stats, _ = acking(None, act)
+
+    assert member.sent == [(1, 4, GAP), (6, 6, ACCEPT), (7, 7, RELEASE), (8, 8, REJECT), (9, 9, ACCEPT)]
+    assert (stats.gaps, stats.accepted, stats.retried, stats.dead_lettered) == (4, 2, 1, 1)
+    assert member.requests[0][TP][2].delay_ms == 50
+
+
+def test_what_finishes_while_a_request_is_under_way_goes_in_one_next_request():
+    async def act(sender: AckSender, member: WritingMember) -> None:
+        member.gate = asyncio.Event()
+        sender.accept((TP, 0), [0])
+        await asyncio.sleep(0.01)
+        for offset in range(1, 50):
+            sender.accept((TP, 0), [offset])
+        await asyncio.sleep(0.01)
+        member.gate.set()
+
+    member, _, _ = acking(None, act)
+
+    assert member.sent == [(0, 0, ACCEPT), (1, 49, ACCEPT)]
+
+
+def test_a_lost_lock_among_many_loses_only_itself():
+    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+        hit = any(one.first <= 37 <= one.last for one in batches)
+        return ErrorCode.INVALID_RECORD_STATE if hit else ErrorCode.NONE
+
+    member, stats, confirmed = acking(answer, lambda sender, _: sender.accept((TP, 0), list(range(100))))
+
+    assert (stats.accepted, stats.lock_lost) == (99, 1)
+    assert [one.ack.first for one in confirmed if one.how == "lock_lost"] == [37]
+    assert len(member.requests) < 20
+
+
+def test_a_failure_of_one_partition_leaves_the_other_alone():
+    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+        return ErrorCode.INVALID_RECORD_STATE if tp == OTHER else ErrorCode.NONE
+
+    def act(sender: AckSender, _: WritingMember) -> None:
+        sender.accept((TP, 0), [1, 2])
+        sender.accept((OTHER, 0), [1])
+
+    _, stats, _ = acking(answer, act)
+
+    assert (stats.accepted, stats.lock_lost) == (2, 1)
+
+
+def test_a_result_that_is_unknown_is_counted_and_not_sent_again(caplog: pytest.LogCaptureFixture):
+    member = None
+
+    class Unknown(WritingMember):
+        async def acknowledge(self, acks: Any, *, generation: int | None = None) -> list[AckResult]:
+            self.requests.append(dict(acks))
+            return [
+                AckResult("in", tp.topic_id, 0, tuple(made), ErrorCode.NETWORK_EXCEPTION, "outcome unknown: lost", 0.0)
+                for tp, made in acks.items()
+            ]
+
+    stats = AgentStats()
+
+    async def main() -> None:
+        nonlocal member
+        member = Unknown()
+        sender = AckSender("agent", ManualClock(), stats)
+        sender.start(member)  # type: ignore[arg-type]
+        sender.accept((TP, 0), [1, 2, 3])
+        await sender.settle()
+        await sender.stop()
+
+    fs.testing.run(main())
+
+    assert member is not None
+    assert (stats.ack_unknown, len(member.requests)) == (3, 1)
+    assert "may run again" in caplog.text
+
+
+def test_what_the_server_could_not_write_is_sent_again_while_the_records_are_held():
+    failing = [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.KAFKA_STORAGE_ERROR]
+
+    member, stats, _ = acking(
+        lambda tp, batches: failing.pop() if failing else ErrorCode.NONE,
+        lambda sender, _: sender.accept((TP, 0), [1]),
+    )
+
+    assert (stats.accepted, len(member.requests)) == (1, 3)
+
+
+def test_a_server_that_never_writes_ends_as_unknown():
+    member, stats, _ = acking(
+        lambda tp, batches: ErrorCode.KAFKA_STORAGE_ERROR, lambda sender, _: sender.accept((TP, 0), [1])
+    )
+
+    assert (stats.ack_unknown, stats.accepted) == (1, 0)
+    assert len(member.requests) == 4
+
+
+def test_acknowledgements_of_two_connections_go_in_requests_of_their_own():
+    def act(sender: AckSender, _: WritingMember) -> None:
+        sender.accept((TP, 1), [1])
+        sender.accept((TP, 2), [2])
+
+    member, _, _ = acking(None, act)
+
+    assert [list(made) for made in member.requests] == [[TP], [TP]]
+
+
+def test_renewing_finds_the_ranges_whose_locks_are_lost():
+    found: list[Any] = []
+
+    async def act(sender: AckSender, _: WritingMember) -> None:
+        found.append(await sender.renew((TP, 0), [(0, 3), (6, 6)]))
+
+    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+        return ErrorCode.INVALID_RECORD_STATE if any(one.first <= 2 <= one.last for one in batches) else ErrorCode.NONE
+
+    _, stats, _ = acking(answer, act)
+
+    assert found == [([(2, 2)], 9.0)]
+    assert stats.renewed == 4

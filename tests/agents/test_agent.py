@@ -1,0 +1,202 @@
+"""Handlers' signatures: how they are called, and what is refused at import."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.errors import AnnotationError, UsageError
+from tests.agents.agents_kit import run_agent
+
+
+@dataclass
+class Order:
+    id: int
+
+
+def declare(fun: Any, topic: Any = "in", **options: Any) -> Any:
+    return fs.App("t").share_agent(topic, name="agent", **options)(fun)
+
+
+def test_a_handler_takes_the_value_alone():
+    got: list[Any] = []
+
+    async def handler(value: dict) -> None:
+        got.append(value)
+
+    run_agent(handler, [{"a": 1}])
+
+    assert got == [{"a": 1}]
+
+
+@pytest.mark.parametrize("form", ["positional", "keyword", "unannotated", "renamed"])
+def test_a_handler_takes_the_delivery_in_any_of_the_usual_ways(form: str):
+    got: list[fs.Delivery] = []
+
+    async def positional(value: bytes, delivery: fs.Delivery) -> None:
+        got.append(delivery)
+
+    async def keyword(value: bytes, *, delivery: fs.Delivery) -> None:
+        got.append(delivery)
+
+    async def unannotated(value, delivery):
+        got.append(delivery)
+
+    async def renamed(value: bytes, ctx: fs.Delivery, limit: int = 5) -> None:
+        got.append(ctx)
+
+    run_agent(locals()[form], [1])
+
+    [delivery] = got
+    assert (delivery.topic, delivery.partition, delivery.offset, delivery.attempt) == ("in", 0, 0, 1)
+    assert delivery.id.endswith(":0:0")
+    assert delivery.key is None
+    assert delivery.headers == ()
+    assert delivery.timestamp == 1_700_000_000
+    assert delivery.agent == "agent"
+
+
+def test_types_defined_beside_the_handler_inside_a_function_are_found():
+    @dataclass
+    class Local:
+        n: int
+
+    got: list[Local] = []
+    app = fs.App("t")
+
+    @app.share_agent("in")
+    async def agent(value: Local) -> None:
+        got.append(value)
+
+    decode = app.share_agents["agent"].decoder("in")
+    assert decode is not None
+    assert decode(b'{"n":1}') == Local(1)
+
+
+def test_the_topics_type_is_used_when_the_handler_has_no_annotation():
+    app = fs.App("t")
+
+    async def handler(value) -> None: ...
+
+    agent = app.share_agent(app.topic("in", value_type=Order))(handler)
+
+    assert agent.decoder("in")(b'{"id":1}') == Order(1)
+
+
+def test_an_annotation_that_disagrees_with_the_topic_is_an_import_error():
+    app = fs.App("t")
+
+    async def handler(value: str) -> None: ...
+
+    with pytest.raises(AnnotationError, match="takes str, but topic 'in' has value_type=Order"):
+        app.share_agent(app.topic("in", value_type=Order))(handler)
+
+
+@pytest.mark.parametrize("annotation", [Order, Order | None, dict, Any])
+def test_an_annotation_that_agrees_with_the_topic_is_taken(annotation: Any):
+    app = fs.App("t")
+
+    async def handler(value) -> None: ...
+
+    handler.__annotations__["value"] = annotation
+
+    assert app.share_agent(app.topic("in", value_type=Order))(handler).topics == ("in",)
+
+
+def test_a_handler_that_yields_is_refused():
+    async def handler(stream: Any) -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(AnnotationError, match="the handler yields"):
+        declare(handler)
+
+
+def test_a_handler_without_parameters_is_refused():
+    async def handler() -> None: ...
+
+    with pytest.raises(AnnotationError, match="takes no value"):
+        declare(handler)
+
+
+def test_a_handler_with_a_parameter_that_nobody_fills_is_refused():
+    async def handler(value: bytes, delivery: fs.Delivery, database: Any) -> None: ...
+
+    with pytest.raises(AnnotationError, match="no value for the parameter 'database'"):
+        declare(handler)
+
+
+def test_the_delivery_in_first_place_is_refused():
+    async def handler(delivery: fs.Delivery) -> None: ...
+
+    with pytest.raises(AnnotationError, match="the first parameter is the value"):
+        declare(handler)
+
+
+def test_records_without_batch_are_refused_and_the_other_way_round():
+    async def records(rows: fs.Records[dict]) -> None: ...
+
+    async def single(row: dict) -> None: ...
+
+    with pytest.raises(AnnotationError, match="needs batch="):
+        declare(records)
+    with pytest.raises(AnnotationError, match=r"takes fs.Records"):
+        declare(single, batch=fs.Batch(5))
+
+
+def test_an_annotation_that_cannot_be_evaluated_says_so():
+    async def handler(value: Nowhere) -> None: ...  # noqa: F821
+
+    with pytest.raises(AnnotationError, match="cannot be evaluated"):
+        declare(handler)
+
+
+def test_something_that_is_no_topic_is_refused():
+    async def handler(value: bytes) -> None: ...
+
+    with pytest.raises(UsageError, match="is not a topic"):
+        declare(handler, 5)
+
+
+def test_an_agent_can_be_called_as_the_function_it_is():
+    def handler(value: int) -> int:
+        return value + 1
+
+    assert declare(handler)(1) == 2
+
+
+def test_several_agents_read_one_topic_and_one_agent_several_topics():
+    app = fs.App("t")
+    got: dict[str, list[Any]] = {"one": [], "two": []}
+
+    @app.share_agent("in", "other")
+    async def one(value: int, delivery: fs.Delivery) -> None:
+        got["one"].append((delivery.topic, value))
+
+    @app.share_agent(["in"])
+    async def two(value: int) -> None:
+        got["two"].append(value)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", 1)
+            await bus.send("other", 2)
+            await bus.run_until_idle()
+
+    fs.testing.run(main())
+
+    assert sorted(got["one"]) == [("in", 1), ("other", 2)]
+    assert got["two"] == [1]
+
+
+def test_describe_names_every_setting():
+    async def handler(value: dict) -> None: ...
+
+    described = declare(handler, batch=None, rate_limit="10/s").describe()
+
+    assert described["agent"] == "agent"
+    assert described["value"] == "dict"
+    assert described["rate_limit"] == 10

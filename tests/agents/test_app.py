@@ -1,0 +1,372 @@
+"""The app around the agents: broker, hooks, timers, pages, sending, leading, running again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+
+import flowshare as fs
+from flowshare.agents.diagnose import of_offsets
+from flowshare.agents.errors import UsageError
+from flowshare.protocol.messages import SharePartitionOffsets
+
+
+async def nothing(value: bytes) -> None: ...
+
+
+def app_with_agent(**options: Any) -> fs.App:
+    app = fs.App("t", broker="memory://", **options)
+    app.share_agent("in", name="agent")(nothing)
+    return app
+
+
+def test_faust_never_sees_the_brokers_url():
+    app = fs.App("t", broker="embedded:///tmp/shop")
+
+    assert app.broker_url == "embedded:///tmp/shop"
+    assert "embedded" not in str(app.conf.broker)
+
+
+def test_a_broker_url_that_cannot_be_read_is_refused_at_import():
+    with pytest.raises(UsageError, match=r"App\('t'\): "):
+        fs.App("t", broker="embeded:///tmp/x")
+
+
+def test_an_app_without_broker_says_what_to_write():
+    with pytest.raises(UsageError, match="has no broker: write"):
+        _ = fs.App("t").broker_url
+
+
+def test_the_environment_replaces_the_broker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
+
+    assert fs.App("t", broker="embedded:///tmp/x").broker_url == "memory://"
+
+
+def test_hooks_run_on_the_handler_loop_around_everything_else():
+    events: list[str] = []
+    app = app_with_agent()
+
+    @app.on_start
+    async def first() -> None:
+        events.append("start")
+
+    @app.on_start
+    def second(given: fs.App) -> None:
+        assert given is app
+        events.append("start 2")
+
+    @app.on_drain
+    async def close() -> None:
+        await app.topic("out").send(value="bye")
+        events.append("drained")
+
+    @app.on_drain
+    def close_first() -> None:
+        events.append("drained first")
+
+    async def main() -> None:
+        async with app.running():
+            events.append("running")
+
+    asyncio.run(main())
+
+    assert events == ["start", "start 2", "running", "drained first", "drained"]
+
+
+def test_timers_tasks_and_leader_timers_run():
+    ran: list[str] = []
+    app = app_with_agent()
+
+    @app.timer(0.02)
+    async def often() -> None:
+        ran.append("timer")
+
+    @app.timer(0.02, on_leader=True)
+    async def leading() -> None:
+        ran.append("leader")
+
+    @app.task
+    async def once() -> None:
+        ran.append("task")
+
+    @app.crontab("* * * * *", on_leader=True)
+    async def cron() -> None: ...
+
+    async def main() -> None:
+        async with app.running():
+            for _ in range(200):
+                if {"timer", "leader", "task"} <= set(ran):
+                    return
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+    assert {"timer", "leader", "task"} <= set(ran)
+
+
+def test_an_app_without_agents_leads_where_one_process_uses_the_broker():
+    app = fs.App("t", broker="memory://")
+
+    async def main() -> None:
+        assert not app.is_leader()
+        async with app.running():
+            assert app.is_leader()
+
+    asyncio.run(main())
+
+
+def test_the_member_with_the_lowest_id_leads():
+    app = app_with_agent()
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            assert app.is_leader()
+            feeder = bus.host.runtimes["agent"]._feeder
+            await feeder._leadership._look("zzzz")
+            assert not app.is_leader()
+
+    fs.testing.run(main())
+
+
+def test_no_kafka_client_is_imported_for_an_app_of_share_agents():
+    app = app_with_agent()
+
+    async def main() -> None:
+        async with app.running():
+            assert app._consumer is None
+            assert app._transport is None
+
+    asyncio.run(main())
+
+
+def test_an_app_can_run_again_on_another_loop():
+    app = app_with_agent()
+    starts: list[int] = []
+
+    @app.on_start
+    async def started() -> None:
+        starts.append(1)
+
+    async def main() -> None:
+        async with app.running():
+            await app.topic("in").send(value="x")
+            while not app.host.runtimes["agent"].stats()["accepted"]:  # noqa: ASYNC110 - counters have no event
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+    asyncio.run(main())
+
+    assert starts == [1, 1]
+
+
+@pytest.mark.slow
+def test_pages_are_served():
+    app = app_with_agent(web_port=_free_port())
+
+    @app.page("/hello/")
+    async def hello(page: Any, request: Any) -> Any:
+        return page.json({"hello": "world"})
+
+    async def main() -> Any:
+        async with app.running(), aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{app.conf.web_port}/hello/"
+            for _ in range(100):
+                try:
+                    async with session.get(url) as answer:
+                        return await answer.json()
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.02)
+            return None
+
+    assert asyncio.run(main()) == {"hello": "world"}
+
+
+def test_fausts_own_agents_are_refused_at_start():
+    app = app_with_agent()
+
+    @app.agent(app.topic("other"))
+    async def old(stream: Any) -> None: ...
+
+    async def main() -> None:
+        async with app.running():
+            raise AssertionError("must not start")
+
+    with pytest.raises(UsageError, match=r"Faust's own agents and tables do not run on the memory backend: agent"):
+        asyncio.run(main())
+
+
+def test_sending_without_a_running_app_says_what_to_do():
+    app = app_with_agent()
+
+    with pytest.raises(UsageError, match="does not run, so nothing can be sent"):
+        asyncio.run(app.topic("in").send(value=1))
+
+
+def test_send_returns_when_the_record_is_confirmed():
+    app = fs.App("t", broker="memory://")
+    topic = app.topic("out")
+
+    async def main() -> None:
+        async with app.running():
+            future = await topic.send(value={"n": 1}, key="k", headers={"a": "b"})
+            assert future.done()
+            assert future.result().offset == 0
+            assert (await future).offset == 0
+            place = await topic.send_soon(value=2)
+            assert place.offset == 1
+            await app.send("out", value=3)
+            await app.send(topic, value=4)
+            await topic.declare()
+            await app.producer.send_and_wait("out", None, b"5", None, None, None)
+            read = await app.host.service.call(lambda: app.host.admin.read("out", 0))
+            assert [record.value for record in read] == [b'{"n":1}', b"2", b"3", b"4", b"5"]
+            assert (read[0].key, read[0].headers) == (b"k", (("a", b"b"),))
+
+    asyncio.run(main())
+
+
+def test_an_unknown_topic_that_may_not_be_made_stops_the_start():
+    app = app_with_agent(topic_allow_declare=False)
+
+    async def main() -> None:
+        async with app.running():
+            raise AssertionError("must not start")
+
+    with pytest.raises((UsageError, ExceptionGroup)) as caught:
+        asyncio.run(main())
+    assert "flowshare topics create in" in _text(caught.value)
+
+
+def test_topics_are_made_with_their_settings_and_groups_get_theirs():
+    app = fs.App("t", broker="memory://")
+    app.share_agent(app.topic("in", partitions=3), name="agent", lock_duration=12, start="latest")(nothing)
+
+    async def main() -> None:
+        async with app.running():
+            admin, call = app.host.admin, app.host.service.call
+            assert (await call(lambda: admin.describe_topic("in"))).partitions == 3
+            configs = {one.name: one.value for one in await call(lambda: admin.group_configs("t.agent"))}
+            assert configs["share.auto.offset.reset"] == "latest"
+            assert configs["share.record.lock.duration.ms"] == "12000"
+            assert configs["share.delivery.count.limit"] == "10"
+            assert configs["share.dead.letter.on"] == "limit"
+            assert configs["errors.deadletterqueue.topic.name"] == "t.agent.dlq"
+            assert configs["errors.deadletterqueue.copy.record.enable"] == "true"
+
+    asyncio.run(main())
+
+
+def test_a_renamed_function_is_warned_of(caplog: pytest.LogCaptureFixture):
+    app = app_with_agent()
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            admin = bus.host.admin
+            await bus.send("in", 1)
+            bus.host.runtimes["agent"].pause()
+            await bus.advance(1)
+            old = fs.App("t")
+            old.share_agent("in", name="older")(nothing)
+            from flowshare.agents.setup import _warn_of_older_group
+
+            async with _running_on(old, bus):
+                pass
+            caplog.clear()
+            await _warn_of_older_group(app.share_agents["agent"], admin)
+
+    fs.testing.run(main())
+
+    assert "Was the function renamed?" in caplog.text
+
+
+class _running_on:  # noqa: N801 - reads as a function
+    """A second app on the harness's backend, paused so that its backlog stays."""
+
+    def __init__(self, app: fs.App, bus: Any) -> None:
+        from flowshare.agents.host import Host, HostSettings
+
+        self._host = Host(
+            app, backend=bus.host.backend, clock=bus.clock, settings=HostSettings(threads=False, inline_threads=True)
+        )
+
+    async def __aenter__(self) -> None:
+        await self._host.start()
+        self._host.runtimes["older"].pause()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._host.stop()
+
+
+# --- why nothing arrives ----------------------------------------------------------------------------------------
+
+
+def offsets(**given: Any) -> SharePartitionOffsets:
+    return SharePartitionOffsets(topic="in", topic_id=None, partition=0, start_offset=0, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "assigned", "said", "normal"),
+    [
+        ({"lag": 0}, True, "every record of the topic is finished", True),
+        ({"lag": 5}, False, "assigned to other members", True),
+        ({"lag": 5, "in_flight": 5}, True, "all 5 unfinished records are taken: 5 are in flight", True),
+        ({"lag": 5, "in_flight": 2, "delayed": 3}, True, "3 wait for their retry delay", True),
+        ({"lag": 5, "delayed": 5}, True, "all 5 unfinished records wait for their retry delay", True),
+        ({"lag": 9, "in_flight": 5}, True, "share.partition.max.record.locks", False),
+        ({"lag": 9}, True, "the group hands none out", False),
+    ],
+)
+def test_a_stall_explains_itself(given: dict[str, int], assigned: bool, said: str, normal: bool):
+    reason = of_offsets([offsets(**given)], assigned={("in", 0)} if assigned else {("in", 1)})
+
+    assert said in reason.text
+    assert reason.normal is normal
+
+
+def test_a_stall_is_told_once(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "flowshare.agents")
+    app = app_with_agent()
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            await bus.advance(60)
+
+    fs.testing.run(main())
+
+    told = [record.message for record in caplog.records if "nothing to handle" in record.message]
+    assert len(told) == 1
+    assert "every record of the topic is finished" in told[0]
+
+
+def test_importing_flowshare_is_cheap():
+    import subprocess
+
+    code = "import flowshare, sys; print([m for m in ('faust', 'aiokafka', 'kio', 'aiohttp') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert found.strip() == "[]"
+
+
+def test_every_public_name_can_be_had():
+    for name in fs.__all__:
+        assert getattr(fs, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing_such'"):
+        _ = fs.nothing_such
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(map(_text, error.exceptions)) if isinstance(error, BaseExceptionGroup) else str(error)

@@ -1,0 +1,214 @@
+"""Options, retry policies and rate limits: what is taken, what is refused and with which words."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flowshare as fs
+from flowshare.agents.errors import OptionError, UsageError
+from flowshare.agents.options import AgentOptions
+from flowshare.agents.prefetch import Prefetch
+from flowshare.agents.ratelimit import TokenBucket, parse_rate
+
+
+def test_the_defaults_are_those_of_the_architecture():
+    options = AgentOptions.parse("a", {})
+
+    assert options.concurrency == 16
+    assert options.retry.max_attempts == 5
+    assert options.retry.on == (Exception,)
+    assert options.timeout is None
+    assert options.dead_letter is True
+    assert options.drain_timeout == 25
+    assert options.auto_offset_reset == "earliest"
+    assert options.delivery_count_limit > 5
+    app = fs.App("shop")
+    agent = app.share_agent("in")(_handler)
+    assert (agent.group, agent.dead_letter_topic) == ("shop._handler", "shop._handler.dlq")
+
+
+def test_an_unknown_option_is_refused_at_import_with_the_nearest_name():
+    with pytest.raises(
+        TypeError, match=r"share agent _handler: has no option 'concurency'. Did you mean 'concurrency'"
+    ):
+        fs.App("t").share_agent("in", concurency=3)(_handler)
+
+
+def test_an_unknown_option_of_the_app_is_refused_with_the_nearest_name():
+    with pytest.raises(TypeError, match=r"App\('t'\) has no option 'timezon'. Did you mean 'timezone'"):
+        fs.App("t", timezon="UTC")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurrency": 0}, "concurrency takes a number from 1"),
+        ({"concurrency": True}, "concurrency takes a number"),
+        ({"timeout": 0}, "timeout must be more than 0"),
+        ({"timeout": "5"}, "timeout takes seconds"),
+        ({"retry": 3}, "retry takes fs.Retry"),
+        ({"start": "newest"}, "start takes 'earliest'"),
+        ({"dead_letter": False}, "dead_letter=None"),
+        ({"dead_letter": 3}, "dead_letter takes True"),
+        ({"reject": "ValueError"}, "reject takes exception classes"),
+        ({"batch": 5}, "batch takes fs.Batch"),
+        ({"rate_limit": "fast"}, "rate_limit takes records a second"),
+        ({"sink": [3]}, "neither a topic of the app nor a name"),
+        ({"renew": 1}, "renew takes True or False"),
+        ({"group": ""}, "group takes a name"),
+        ({"drain_timeout": None}, "drain_timeout takes seconds"),
+        ({"dead_letter": "in"}, "one that it reads"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_to_do(options: dict[str, Any], said: str):
+    with pytest.raises(OptionError, match=said):
+        fs.App("t").share_agent("in", **options)(_handler)
+
+
+def test_a_lock_shorter_than_the_timeout_with_renewal_off_is_refused():
+    with pytest.raises(OptionError, match="renew=False needs a timeout shorter than the lock of 30 s"):
+        fs.App("t").share_agent("in", renew=False, timeout=60)(_handler)
+
+    assert AgentOptions.parse("a", {"renew": False, "timeout": 60, "lock_duration": 90}).lock_duration == 90
+
+
+@pytest.mark.parametrize(
+    ("start", "reset"),
+    [("latest", "latest"), (90, "by_duration:PT90S"), (timedelta(minutes=1), "by_duration:PT60S")],
+)
+def test_start_becomes_the_groups_reset(start: Any, reset: str):
+    assert AgentOptions.parse("a", {"start": start}).auto_offset_reset == reset
+
+
+def test_the_agents_of_one_group_and_topic_are_refused():
+    app = fs.App("t")
+    app.share_agent("in", group="g", name="one")(_handler)
+
+    with pytest.raises(UsageError, match="Give them different groups"):
+        app.share_agent("in", group="g", name="two")(_handler)
+
+
+def test_a_second_agent_of_the_same_name_is_refused():
+    app = fs.App("t")
+    app.share_agent("in")(_handler)
+
+    with pytest.raises(UsageError, match="has a share agent '_handler' already"):
+        app.share_agent("in")(_handler)
+
+
+def test_the_decorator_without_a_topic_is_refused():
+    with pytest.raises(UsageError, match="the decorator needs a topic"):
+        fs.App("t").share_agent(_handler)
+    with pytest.raises(UsageError, match="no topic"):
+        fs.App("t").share_agent()(_handler)
+
+
+# --- retry ------------------------------------------------------------------------------------------------------
+
+
+def test_an_exponential_delay_doubles_up_to_its_cap():
+    retry = fs.Retry(9, delay=fs.exponential(1, cap=10, jitter=False))
+
+    assert [retry.delay_s(attempt, random.Random(1)) for attempt in (1, 2, 3, 4, 5, 99)] == [1, 2, 4, 8, 10, 10]
+
+
+@given(st.integers(1, 200), st.integers())
+def test_jitter_takes_off_up_to_one_half(attempt: int, seed: int):
+    delay_s = fs.Retry(9, delay=fs.exponential(1, cap=60)).delay_s(attempt, random.Random(seed))
+    whole_s = min(60.0, 2.0 ** (attempt - 1))
+
+    assert whole_s / 2 <= delay_s <= whole_s
+
+
+def test_jitter_comes_from_the_random_source_that_is_passed():
+    retry = fs.Retry()
+
+    assert retry.delay_s(1, random.Random(5)) == retry.delay_s(1, random.Random(5))
+
+
+def test_a_delay_may_be_seconds_a_timedelta_or_a_function():
+    source = random.Random(1)
+
+    assert fs.Retry(delay=3).delay_s(4, source) == 3
+    assert fs.Retry(delay=timedelta(seconds=2)).delay_s(1, source) == 2
+    assert fs.Retry(delay=lambda attempt: attempt * 7).delay_s(2, source) == 14
+    assert fs.Retry(delay=lambda attempt: -1).delay_s(2, source) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fs.Retry(0),
+        lambda: fs.Retry(delay="1s"),
+        lambda: fs.Retry(on="ValueError"),
+        lambda: fs.exponential(-1),
+        lambda: fs.exponential(1, factor=0.5),
+        lambda: fs.Batch(0),
+        lambda: fs.Batch(10, within=-1),
+        lambda: fs.Release(delay="soon"),
+    ],
+)
+def test_a_bad_policy_is_refused(make: Any):
+    with pytest.raises(OptionError):
+        make()
+
+
+# --- rate limit and prefetch ------------------------------------------------------------------------------------
+
+
+def test_rates_are_numbers_or_texts():
+    assert parse_rate(50).per_s == 50
+    assert parse_rate("120/m").per_s == 2
+    assert parse_rate("36/h").per_s == pytest.approx(0.01)
+    assert parse_rate(None) is None
+
+
+def test_a_bucket_gives_no_more_than_its_rate():
+    bucket, taken = TokenBucket(parse_rate("10/s"), now=0.0), 0
+    for tenth in range(101):
+        tokens = bucket.available(tenth / 10)
+        bucket.take(tokens)
+        taken += tokens
+
+    assert 100 <= taken <= 102
+
+
+def test_slow_handlers_keep_one_record_ahead_and_fast_ones_thousands():
+    slow, fast = Prefetch(1), Prefetch(1)
+    slow.begun(0.0)
+    fast.begun(0.0)
+    for n in range(1, 100):
+        slow.finished(1, n * 0.05)
+        fast.finished(1000, n * 0.01)
+
+    assert slow.target == 1 + 1
+    assert fast.target == 1 + 5000
+
+
+def test_a_stuck_handler_gives_its_buffer_back_and_holds_no_more():
+    prefetch = Prefetch(1)
+    prefetch.begun(0.0)
+    prefetch.finished(1, 0.05)
+
+    assert not prefetch.still_running(1, 0.5)
+    assert prefetch.still_running(1, 1.2)
+    assert prefetch.target == 1
+    prefetch.finished(1, 20.0)
+    assert prefetch.target == 2
+
+
+def test_handlers_that_are_slow_but_not_all_busy_are_not_stuck():
+    prefetch = Prefetch(4)
+    prefetch.begun(0.0)
+
+    assert not prefetch.still_running(3, 5.0)
+
+
+async def _handler(value: bytes) -> None:
+    return None
