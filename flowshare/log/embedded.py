@@ -10,13 +10,12 @@ background until writes work.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from flowshare.clock import Clock, TimerHandle
+from flowshare.clock import Clock
 from flowshare.log import keys
 from flowshare.log.base import (
     Appended,
@@ -27,6 +26,7 @@ from flowshare.log.base import (
     Topic,
     UnknownTopic,
 )
+from flowshare.log.commits import Commits
 from flowshare.log.owner import Owner, OwnerLock
 from flowshare.log.partition import (
     Partition,
@@ -41,7 +41,7 @@ from flowshare.log.rules import check_cut, check_offset, check_produced, nth_par
 from flowshare.log.store import Step, Store, Write
 from flowshare.log.tail import TailBudget
 from flowshare.log.topics import TopicRegistry, decode_topic, encode_topic
-from flowshare.log.writer import REQUEST_BYTES, Gate, Request, Writer
+from flowshare.log.writer import REQUEST_BYTES
 from flowshare.protocol.batches import rebase
 from flowshare.share.types import LogBatch
 
@@ -49,9 +49,7 @@ T = TypeVar("T")
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 TAIL_BYTES: Final = 32 * 1024 * 1024
 READERS: Final = 2
-RESUME_FIRST_S: Final = 0.5
-RESUME_MAX_S: Final = 5.0
-logger = logging.getLogger(__name__)
+TIMESTAMP_MAX: Final = 2**63 - 1
 
 
 class EmbeddedStorage:
@@ -68,13 +66,11 @@ class EmbeddedStorage:
         self._partitions: dict[str, list[Partition]] = {}
         self._listeners: list[AppendListener] = []
         self._budget = TailBudget(tail_bytes)
-        self._gate = Gate()
         self._admin = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._retention = RetentionTask(clock, self._sweep)
-        self._resume_timer: TimerHandle | None = None
-        self._resume_delay_s = RESUME_FIRST_S
         self._closed = False
-        self._writer = Writer(store, self._loop, self._committed)
+        self._commits = Commits(store, clock, changed=self._tell, roll_back=self._roll_back)
 
     @classmethod
     async def open(
@@ -107,11 +103,15 @@ class EmbeddedStorage:
                 lock.release()
                 raise
 
+        opening = loop.run_in_executor(pool, start)
         try:
-            lock, store, topics = await loop.run_in_executor(pool, start)
-        except BaseException:
-            pool.shutdown(wait=False)
+            lock, store, topics = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_let_go)
             raise
+        finally:
+            if not opening.done() or opening.exception() is not None:
+                pool.shutdown(wait=False)
         storage = cls(lock, store, pool, clock, tail_bytes)
         for topic, partitions in topics:
             storage._partitions[topic.name] = partitions
@@ -137,45 +137,59 @@ class EmbeddedStorage:
         self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = NO_CONFIGS, internal: bool = False
     ) -> Topic:
         """Make a topic; `internal` allows reserved names. Raises: TopicExists, InvalidTopic, StorageError."""
-        async with self._admin:
+
+        async def change() -> Topic:
             topic = self._registry.plan_create(name, partitions, configs, internal=internal)
-            await self._save_topic(topic)
-            self._partitions[name] = [Partition(topic_id=topic.topic_id, number=n) for n in range(partitions)]
-            self._put(topic)
-        return topic
+            return await self._save_topic(topic)
+
+        return await self._alone(change)
 
     async def delete_topic(self, name: str) -> None:
         """Remove a topic and its records. Raises: UnknownTopic, StorageError."""
-        async with self._admin:
+
+        def forget() -> None:
+            self._registry.remove(name)
+            self._partitions.pop(name, None)
+
+        async def change() -> None:
             topic = self._registry.get(name)
             step = Step([(keys.TOPIC + name.encode(), None)], keys.topic_ranges(topic.topic_id))
+            # Nothing may be appended behind the deletion.
+            partitions = self._partitions.pop(name)
+            try:
+                await self._commits.submit(step, REQUEST_BYTES, forget)
+            except StorageError:
+                self._partitions[name] = partitions
+                raise
 
-            def forget() -> None:
-                self._registry.remove(name)
-                del self._partitions[name]
-
-            await self._submit(step, REQUEST_BYTES, forget)
+        await self._alone(change)
 
     async def create_partitions(self, name: str, total: int) -> Topic:
         """Raise the number of partitions to `total`. Raises: UnknownTopic, InvalidTopic, StorageError."""
-        async with self._admin:
-            topic = self._registry.plan_partitions(name, total)
-            await self._save_topic(topic)
-            partitions = self._partitions[name]
-            partitions.extend(Partition(topic_id=topic.topic_id, number=n) for n in range(len(partitions), total))
-            self._put(topic)
-        return topic
+
+        async def change() -> Topic:
+            return await self._save_topic(self._registry.plan_partitions(name, total))
+
+        return await self._alone(change)
 
     async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
         """Set (None: unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
-        async with self._admin:
-            topic = self._registry.plan_alter(name, configs)
-            await self._save_topic(topic)
-            self._put(topic)
-        return topic
 
-    async def _save_topic(self, topic: Topic) -> None:
-        await self._submit(Step([(keys.TOPIC + topic.name.encode(), encode_topic(topic))]), REQUEST_BYTES)
+        async def change() -> Topic:
+            return await self._save_topic(self._registry.plan_alter(name, configs))
+
+        return await self._alone(change)
+
+    async def _save_topic(self, topic: Topic) -> Topic:
+        def applied() -> None:
+            partitions = self._partitions.setdefault(topic.name, [])
+            missing = range(len(partitions), topic.partitions)
+            partitions.extend(Partition(topic_id=topic.topic_id, number=number) for number in missing)
+            self._put(topic)
+
+        step = Step([(keys.TOPIC + topic.name.encode(), encode_topic(topic))])
+        await self._commits.submit(step, REQUEST_BYTES, applied)
+        return topic
 
     def _put(self, topic: Topic) -> None:
         self._registry.put(topic)
@@ -192,11 +206,11 @@ class EmbeddedStorage:
         self._partition(topic, partition)
         headers = check_produced(records, self._registry.settings(topic))
         size = len(records) + REQUEST_BYTES * len(headers)
-        await self._gate.enter(size)
+        await self._commits.gate.enter(size)
         try:
             # The topic may have gone while this waited. From here to the queue nothing is awaited: offsets are
             # given in the order in which they are written.
-            self._writer.check()
+            self._commits.check()
             log = self._partition(topic, partition)
             append_time = self._registry.settings(topic).append_time
             base = log.next_offset
@@ -209,9 +223,9 @@ class EmbeddedStorage:
             def applied() -> None:
                 log.confirm(end, position)
 
-            future = self._queue(Step(writes), size, applied, (topic, partition))
+            future = self._commits.queue(Step(writes), size, applied, (topic, partition))
         except BaseException:
-            self._gate.leave(1, size)
+            self._commits.gate.leave(1, size)
             raise
         for batch in batches:
             self._budget.append(log.tail, batch)
@@ -249,6 +263,7 @@ class EmbeddedStorage:
         Raises: UnknownTopic, CorruptRecords, StorageDamaged, StorageError.
         """
         log = self._partition(topic, partition)
+        timestamp_ms = min(max(timestamp_ms, -TIMESTAMP_MAX), TIMESTAMP_MAX)
         args = (self._store, log.topic_id, log.number, timestamp_ms, log.log_start, log.end)
         return await self._blocking(lambda: offset_at_blocking(*args))
 
@@ -257,18 +272,21 @@ class EmbeddedStorage:
 
         Raises: UnknownTopic, OffsetOutOfRange, StorageDamaged, StorageError.
         """
-        async with self._admin:
+
+        async def change() -> int:
             log = self._partition(topic, partition)
-            before = check_cut(before, log.offsets())
-            if before > log.log_start:
-                args = (self._store, log.topic_id, log.number, before, log.end_position)
+            cut_at = check_cut(before, log.offsets())
+            if cut_at > log.log_start:
+                args = (self._store, log.topic_id, log.number, cut_at, log.end_position)
                 cut = await self._blocking(lambda: cut_blocking(*args))
 
                 def applied() -> None:
                     log.log_start, log.start_position = cut.log_start, cut.start_position
 
-                await self._submit(Step(cut.writes, cut.ranges), REQUEST_BYTES, applied, (topic, partition))
+                await self._commits.submit(Step(cut.writes, cut.ranges), REQUEST_BYTES, applied, (topic, partition))
             return log.log_start
+
+        return await self._alone(change)
 
     def on_append(self, listener: AppendListener) -> None:
         """Call `listener(topic, partition)` after each confirmed append and each log start move."""
@@ -302,7 +320,7 @@ class EmbeddedStorage:
         """Put (None: delete) all or none, in order of calls; returns when durable. Raises: StorageError."""
         stored: list[Write] = [(keys.STATE + key, value) for key, value in writes]
         size = REQUEST_BYTES + sum(len(key) + len(value or b"") for key, value in writes)
-        await self._submit(Step(stored), size)
+        await self._commits.submit(Step(stored), size)
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a prefix, in key order. Raises: StorageDamaged, StorageError."""
@@ -315,95 +333,46 @@ class EmbeddedStorage:
         if self._closed:
             return
         self._closed = True
-        if self._resume_timer is not None:
-            self._resume_timer.cancel()
+        self._commits.stop()
         await self._retention.close()
 
         def finish() -> None:
-            self._writer.close()
+            self._commits.close_blocking()
             self._store.close()
             self._lock.release()
 
         await self._loop.run_in_executor(self._pool, finish)
         self._pool.shutdown(wait=False)
 
-    # --- writing --------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
-    async def _submit(
-        self,
-        step: Step,
-        size: int,
-        applied: Callable[[], None] | None = None,
-        changed: tuple[str, int] | None = None,
-    ) -> None:
-        await self._gate.enter(size)
-        try:
-            future = self._queue(step, size, applied, changed)
-        except BaseException:
-            self._gate.leave(1, size)
-            raise
-        await future
+    async def _alone(self, change: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Make one change of topics or log starts after the other, to its end even if the caller gives up."""
 
-    def _queue(
-        self,
-        step: Step,
-        size: int,
-        applied: Callable[[], None] | None = None,
-        changed: tuple[str, int] | None = None,
-    ) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._writer.submit(Request(step, size=size, future=future, applied=applied, changed=changed))
-        return future
+        async def locked() -> T:
+            async with self._admin:
+                return await change()
 
-    def _committed(self, requests: list[Request], error: StorageError | None) -> None:
-        """On the loop, after each commit in turn: let everybody know."""
-        self._gate.leave(len(requests), sum(request.size for request in requests))
-        if error is None:
-            self._apply(requests)
-        for request in requests:
-            if request.future.done():
-                continue
-            if error is None:
-                request.future.set_result(None)
-            else:
-                request.future.set_exception(StorageError(str(error)))
-        if error is not None:
-            logger.error("writing failed, nothing is confirmed until the storage is open again: %s", error)
-            self._resume_later()
+        task = self._loop.create_task(locked(), name="flowshare-storage-change")
+        self._changes.add(task)
+        task.add_done_callback(self._changed_alone)
+        return await asyncio.shield(task)
 
-    def _apply(self, requests: list[Request]) -> None:
-        changed = dict[tuple[str, int], None]()
-        for request in requests:
-            if request.applied is not None:
-                request.applied()
-            if request.changed is not None:
-                changed[request.changed] = None
-        for topic, partition in changed:
-            for listener in self._listeners:
-                listener(topic, partition)
+    def _changed_alone(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            # A caller that gave up does not ask for the error.
+            task.exception()
 
-    def _resume_later(self) -> None:
-        def resume() -> None:
-            self._writer.resume(self._resumed)
+    def _tell(self, topic: str, partition: int) -> None:
+        for listener in self._listeners:
+            listener(topic, partition)
 
-        if not self._closed:
-            self._resume_timer = self._clock.call_later(self._resume_delay_s, resume)
-            self._resume_delay_s = min(RESUME_MAX_S, self._resume_delay_s * 2)
-
-    def _resumed(self, survived: list[Request], error: StorageError | None) -> None:
-        """On the loop: the store is open again, or not yet. `survived` was reported as failed, but is stored."""
-        if error is not None:
-            logger.warning("the storage cannot be written yet: %s", error)
-            self._resume_later()
-            return
-        self._resume_delay_s = RESUME_FIRST_S
+    def _roll_back(self) -> None:
         self._budget.clear()
-        self._apply(survived)
         for partitions in self._partitions.values():
             for partition in partitions:
                 partition.roll_back()
-        self._writer.accept()
-        logger.warning("the storage takes writes again")
 
     def _partition(self, topic: str, partition: int) -> Partition:
         return nth_partition(self._partitions.get(topic), topic, partition)
@@ -412,6 +381,14 @@ class EmbeddedStorage:
         if self._closed:
             raise StorageError("the storage is closed")
         return await self._loop.run_in_executor(self._pool, call)
+
+
+def _let_go(opening: asyncio.Future[tuple[OwnerLock, Store, list[tuple[Topic, list[Partition]]]]]) -> None:
+    """Close what was opened for a caller that gave up."""
+    if not opening.cancelled() and opening.exception() is None:
+        lock, store, _ = opening.result()
+        store.close()
+        lock.release()
 
 
 def _load(store: Store) -> list[tuple[Topic, list[Partition]]]:

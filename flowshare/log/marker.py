@@ -45,10 +45,18 @@ class Marker:
 
     @classmethod
     def create(cls, path: Path) -> Marker:
-        """A new marker that says zero. Raises: OSError."""
-        marker = cls(path)
+        """A new marker that says zero, whole or not there after a crash. Raises: OSError."""
+        draft = path.with_name(path.name + ".new")
+        draft.unlink(missing_ok=True)
+        marker = cls(draft)
         marker.write(0, synced=0)
-        os.fsync(marker._file)
+        marker.sync()
+        draft.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
         return marker
 
     @classmethod

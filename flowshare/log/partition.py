@@ -134,6 +134,14 @@ def _walk(store: Store, topic_id: uuid.UUID, number: int, from_offset: int) -> I
         yield header, records
 
 
+def _header(number: int, base: int, records: bytes) -> BatchHeader:
+    try:
+        (header,) = batch_headers(records)
+    except (DecodeError, ValueError) as error:
+        raise CorruptRecords(f"partition {number}: the batch stored at offset {base} is damaged: {error}") from error
+    return header
+
+
 def read_blocking(
     store: Store, topic_id: uuid.UUID, number: int, offset: int, end: int, max_bytes: int
 ) -> list[TailBatch]:
@@ -177,13 +185,14 @@ def offset_at_blocking(
 def cut_blocking(store: Store, topic_id: uuid.UUID, number: int, before: int, position: int) -> Cut:
     """What to do so that the log starts at `before`; `position` is the log's end in bytes.
 
-    Raises: StorageDamaged, StorageError.
+    Raises: CorruptRecords, StorageDamaged, StorageError.
     """
     prefix, times = keys.batches(topic_id, number), keys.times(topic_id, number)
     holder = store.last_before(prefix, keys.at(prefix, before + 1))
     keep = before
-    if holder is not None and batch_headers(holder[1])[0].last_offset >= before:
-        keep = keys.offset_of(holder[0])
+    if holder is not None:
+        base = keys.offset_of(holder[0])
+        keep = base if _header(number, base, holder[1]).last_offset >= before else before
     last_cut, start_position = times, position
     for key, value in store.scan(times, keys.after(times)):
         if keys.time_of(key)[1] >= keep:

@@ -282,11 +282,13 @@ class Store:
             db, self._db = self._db, None
             if db is None:
                 return
+            # Whatever fails here, confirmed writes are in the write-ahead log and the marker says so.
             with contextlib.suppress(Exception):
                 db.flush(True)
-                db.close()
                 self._marker.write(self.commits, synced=self.commits)
                 self._marker.sync()
+            with contextlib.suppress(Exception):
+                db.close()
             self._marker.close()
 
 

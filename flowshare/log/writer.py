@@ -126,7 +126,9 @@ class Writer:
         with self._turn:
             self.check()
             self._queue.append(request)
-            self._turn.notify()
+            # The thread waits for nothing but an empty queue.
+            if len(self._queue) == 1:
+                self._turn.notify()
 
     def resume(self, done: Done) -> None:
         """Open the store again after a write error; `done(survived, error)` is called on the loop.

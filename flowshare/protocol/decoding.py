@@ -12,9 +12,9 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, cast
 
 from flowshare.protocol.codecs import decompress
@@ -71,14 +71,16 @@ class Decoded:
 
 
 class _Batch(NamedTuple):
-    """Records of one batch and their offsets, rising."""
+    """Records of one batch, all with the same delivery count, and their offsets, rising."""
 
-    records: list[RawRecord]
+    records: list[DecodedRecord]
     offsets: list[int]
+    delivery_count: int
 
 
-_offset = attrgetter("offset")
-_new = tuple.__new__
+_offset = itemgetter(0)
+_new: Callable[[type[DecodedRecord], tuple[int, int, bytes | None, bytes | None, Headers, int]], DecodedRecord]
+_new = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 @functools.cache
@@ -127,8 +129,7 @@ def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecor
     """
     padded, found = records + PADDING, list[DecodedRecord]()
     for header in frames(records, partial_tail=True):
-        batch = _read_batch(padded, header, size_max)
-        _add_records(found, batch.records, 0)
+        found += _read_batch(padded, header, size_max, 0).records
     return found
 
 
@@ -151,7 +152,7 @@ def _decode_batch(
 ) -> int:
     """Share out the offsets from this batch's base up to `extent_last`; returns the last one that is settled."""
     try:
-        batch = _read_batch(padded, header, size_max)
+        batch = _read_batch(padded, header, size_max, ranges[0].delivery_count)
     except DecodeError as error:
         # The header of a damaged batch is not to be trusted: its extent ends where the next batch begins.
         for first, last in _pieces(ranges, header.base_offset, extent_last):
@@ -170,7 +171,11 @@ def _decode_batch(
 
 def _take(decoded: Decoded, batch: _Batch, first: int, last: int, delivery_count: int) -> None:
     low, high = bisect.bisect_left(batch.offsets, first), bisect.bisect_right(batch.offsets, last)
-    _add_records(decoded.records, batch.records[low:high], delivery_count)
+    records = batch.records if high - low == len(batch.records) else batch.records[low:high]
+    if delivery_count == batch.delivery_count:
+        decoded.records += records
+    else:
+        decoded.records += [record._replace(delivery_count=delivery_count) for record in records]
     if high - low == last - first + 1:
         return
     position = first
@@ -182,22 +187,11 @@ def _take(decoded: Decoded, batch: _Batch, first: int, last: int, delivery_count
         _add_run(decoded.gaps, position, last)
 
 
-def _add_records(found: list[DecodedRecord], records: Iterable[RawRecord], delivery_count: int) -> None:
-    # tuple.__new__ instead of the class's own: half the time, and this line runs for every record.
-    found += [
-        _new(
-            DecodedRecord,
-            (r.offset, r.timestamp, r.key, r.value, tuple(h) if (h := r.headers) else (), delivery_count),
-        )
-        for r in records
-    ]
-
-
-def _read_batch(padded: bytes, header: BatchHeader, size_max: int) -> _Batch:
+def _read_batch(padded: bytes, header: BatchHeader, size_max: int, delivery_count: int) -> _Batch:
     check_crc(padded, header)
     check_header(header)
     if header.is_control:
-        return _Batch([], [])
+        return _Batch([], [], delivery_count)
     view = memoryview(padded)[header.position : header.position + header.size]
     if header.attributes & CODEC_MASK:
         head = bytearray(view[:HEADER_BYTES])
@@ -207,12 +201,20 @@ def _read_batch(padded: bytes, header: BatchHeader, size_max: int) -> _Batch:
         view = decompress(header.codec, view[HEADER_BYTES:], head=bytes(head), tail=len(PADDING), size_max=size_max)
     reader, errors = _reader()
     try:
-        records = cast("list[RawRecord]", list(reader(view)))
+        raw = cast("Iterable[RawRecord]", reader(view))
+        # tuple.__new__ instead of the class's own: half the time, and this line runs for every record.
+        records = [
+            _new(
+                DecodedRecord,
+                (r.offset, r.timestamp, r.key, r.value, tuple(h) if (h := r.headers) else (), delivery_count),
+            )
+            for r in raw
+        ]
     except errors as error:
         raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
     offsets = list(map(_offset, records))
     _check_offsets(header, offsets)
-    return _Batch(records, offsets)
+    return _Batch(records, offsets, delivery_count)
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:

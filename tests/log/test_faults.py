@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from flowshare.clock import LoopClock
-from flowshare.log import embedded
+from flowshare.log import commits
 from flowshare.log.base import StorageError, UnknownTopic
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.store import Store
@@ -35,7 +35,7 @@ class Fault:
             original(store, steps)
 
         monkeypatch.setattr(Store, "commit", commit)
-        monkeypatch.setattr(embedded, "RESUME_FIRST_S", 0.01)
+        monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.01)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_failed_write_that_is_there_all_the_same_is_taken_as_it_is(tmp_path, f
 
 
 def test_coming_back_is_tried_again_until_it_works(tmp_path, fault, monkeypatch):
-    monkeypatch.setattr(embedded, "RESUME_MAX_S", 0.02)
+    monkeypatch.setattr(commits, "RESUME_MAX_S", 0.02)
     original, tries = Store.reopen, []
 
     def reopen(store) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from flowshare.clock import LoopClock
 from flowshare.log import keys
-from flowshare.log.base import StorageDamaged
+from flowshare.log.base import StorageDamaged, StorageHeld, TopicExists
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.marker import Mark, Marker, boot_id, check_reached
 from flowshare.log.tail import Tail, TailBatch, TailBudget
@@ -158,7 +158,7 @@ def test_time_lookup_over_many_index_entries_finds_the_first(tmp_path):
 
 def test_a_full_queue_makes_producers_wait_and_loses_nothing(tmp_path):
     async def body(storage: EmbeddedStorage) -> None:
-        storage._gate = Gate(requests_max=3, bytes_max=1_000)
+        storage._commits.gate = Gate(requests_max=3, bytes_max=1_000)
         await storage.create_topic("t")
         done = await asyncio.gather(*(storage.append("t", 0, batch(1)) for _ in range(100)))
         assert [appended.base_offset for appended in done] == list(range(100))
@@ -178,6 +178,39 @@ def test_an_append_whose_caller_gave_up_is_in_the_log_all_the_same(tmp_path):
         assert storage.offsets("t", 0).high_watermark == 3
 
     opened(tmp_path, body)
+
+
+def test_an_opening_whose_caller_gave_up_lets_go_of_the_path(tmp_path):
+    async def body() -> None:
+        opening = asyncio.create_task(EmbeddedStorage.open(tmp_path, clock=LoopClock()))
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    storage = await EmbeddedStorage.open(tmp_path, clock=LoopClock())
+                except StorageHeld:
+                    continue
+                break
+        await storage.close()
+
+    asyncio.run(body())
+
+
+def test_a_topic_whose_maker_gave_up_is_there_or_not_at_all(tmp_path):
+    async def make(storage: EmbeddedStorage) -> None:
+        task = asyncio.create_task(storage.create_topic("t"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(TopicExists):
+            await storage.create_topic("t")
+        assert (await storage.append("t", 0, batch())).base_offset == 0
+
+    opened(tmp_path, make)
 
 
 def test_what_is_queued_at_close_is_confirmed(tmp_path):
