@@ -327,7 +327,6 @@ class Owner:
         batches: Sequence[AcknowledgeBatch] = (),
     ) -> asyncio.Future[None]:
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        settled.add_done_callback(_seen)
         self._queue.append(_Step(update, decision, settled, batches))
         self._alarm.ring()
         return settled
@@ -420,6 +419,7 @@ class Owner:
                 self.partition.abort(step.decision, now_ms=self._clock.now_ms())
             if step.settled is not None and not step.settled.done():
                 step.settled.set_exception(error)
+                step.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it
 
     def give_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
         """Undo an acquire that could not be made durable: the store never heard of it, so nothing is written."""
@@ -437,8 +437,3 @@ class Owner:
         key = self.key
         return f"group={key.group_id} topic={self.log.topic} partition={key.partition}"
 
-
-def _seen(future: asyncio.Future[None]) -> None:
-    """Look at a failure whose asker is gone, so that asyncio does not report it as never retrieved."""
-    if not future.cancelled():
-        future.exception()
