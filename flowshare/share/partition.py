@@ -23,6 +23,7 @@ from flowshare.share import expiry
 from flowshare.share.acknowledge import Decision
 from flowshare.share.acquire import Acquisition
 from flowshare.share.errors import StateCorrupt
+from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.state import Event, step
 from flowshare.share.types import (
     AcknowledgeBatch,
@@ -33,7 +34,7 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import ACQUIRED, ARCHIVED, ARCHIVING, DELAYED, HOLE, PENDING, Window, merged
+from flowshare.share.window import ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE, DELAYED, HOLE, PENDING, Window, merged
 
 __all__ = ["Acquisition", "Archiving", "Decision", "InFlight", "SharePartition"]
 
@@ -85,6 +86,7 @@ class SharePartition:
         now_ms: int = 0,
     ) -> None:
         self._window = Window(start_offset)
+        self._quarantine = Quarantine()
         self.limits = limits
         self._reload(runs, keep_locks=keep_locks, now_ms=now_ms)
 
@@ -170,19 +172,33 @@ class SharePartition:
         batches: what was read, ascending; cached AVAILABLE offsets between `fetch_offset` and the first batch are
             archived, because compaction removed them.
         aborted: offsets of aborted transactions in `batches` (read_committed); they are archived.
+
+        Records that a dead process held for the second time come alone, to a member that holds nothing else
+        (`quarantine`).
         """
-        return acquiring.acquire(
+        alone = False
+        if self._quarantine:
+            admission = self._quarantine.admit(self._window, member_id)
+            if admission.nothing:
+                return acquiring.NOTHING
+            alone = admission.alone
+            if admission.last is not None:
+                batches = _cut(batches, admission.last)
+        acquisition = acquiring.acquire(
             self._window,
             self._limits,
             member_id,
-            mode=mode,
-            records_max=records_max,
+            mode=AcquireMode.RECORD_LIMIT if alone else mode,
+            records_max=1 if alone else records_max,
             batch_size=batch_size,
             fetch_offset=fetch_offset,
             batches=batches,
             now_ms=now_ms,
             aborted=aborted,
         )
+        if alone and acquisition.ranges:
+            self._quarantine.delivered(member_id, acquisition.ranges[0].first)
+        return acquisition
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
         """Decide what a member says of its records, all of it or nothing (§2.10).
@@ -301,7 +317,14 @@ class SharePartition:
             window.hold(first, last, window.holds.open(run.member_id, due_ms, first, last, size).hold_id)
         elif run.state is RecordState.ACQUIRED:
             state = int(step(RecordState.ACQUIRED, Event.LAPSE, run.delivery_count, self._limits))
+            if state == AVAILABLE and run.delivery_count >= SUSPECT_AT:
+                self._quarantine.suspect(first, last)
         elif run.state is RecordState.AVAILABLE and run.not_before_ms > now_ms:
             state = DELAYED
             window.hold(first, last, window.holds.open(None, run.not_before_ms, first, last, size).hold_id)
         window.put(first, last, HOLE, state)
+
+
+def _cut(batches: Sequence[LogBatch], last: int) -> Sequence[LogBatch]:
+    """Return what of the batches lies at or before `last`."""
+    return [LogBatch(batch.first, min(batch.last, last)) for batch in batches if batch.first <= last]

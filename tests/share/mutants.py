@@ -95,6 +95,7 @@ MUTANTS = (
         "PartitionUpdate(start_offset=start, ",
         "PartitionUpdate(start_offset=start + 1, ",
     ),
+    Mutant("a suspect does not come alone", "quarantine", "else Admission(alone=True)", "else Admission()"),
     Mutant("a moved log start is ignored", "expiry", "window.drop_below(log_start)", "pass"),
     Mutant(
         "only the first batch of a refused request is undone",

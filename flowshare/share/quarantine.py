@@ -1,0 +1,81 @@
+"""Records that may have killed their process are delivered alone.
+
+A record that kills its process takes an attempt from everything its process held. After the second time the ones that
+were held are *suspects*: each goes to a member that holds nothing else of this share-partition, by itself, and that
+member gets nothing more until it is settled. So the poisonous one dies alone and the innocent end as they should. An
+offset is a suspect from a reload until it was acquired once; `SUSPECT_AT` deliveries that ended with the leader make
+one (one alone would slow down every restart).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, PENDING, Window
+
+SUSPECT_AT: Final = 2
+
+
+class Admission(NamedTuple):
+    """What a member may acquire now: nothing, one record alone, or anything up to offset `last` (None: no bound)."""
+
+    nothing: bool = False
+    alone: bool = False
+    last: int | None = None
+
+
+ANYTHING: Final = Admission()
+
+
+class Quarantine:
+    """The suspects of one share-partition, and which member runs one."""
+
+    def __init__(self) -> None:
+        self._suspects: list[int] = []
+        self._runs: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._suspects or self._runs)
+
+    def suspect(self, first: int, last: int) -> None:
+        """Keep `first`..`last` apart, in ascending calls."""
+        self._suspects.extend(range(first, last + 1))
+
+    def admit(self, window: Window, member_id: str) -> Admission:
+        """Say what a member may acquire now."""
+        running = self._runs.get(member_id)
+        if running is not None:
+            if self._holds(window, member_id, running):
+                return Admission(nothing=True)
+            del self._runs[member_id]
+        self._forget(window)
+        if not self._suspects:
+            return ANYTHING
+        suspect = self._suspects[0]
+        if window.next_available(window.start, suspect) != suspect:
+            return Admission(last=suspect - 1)
+        return Admission(nothing=True) if window.holds.take_member(member_id) else Admission(alone=True)
+
+    def delivered(self, member_id: str, offset: int) -> None:
+        """A suspect went to a member; it is none any more, whatever comes of it (a crash makes it one again)."""
+        if self._suspects and self._suspects[0] == offset:
+            del self._suspects[0]
+            self._runs[member_id] = offset
+
+    def _forget(self, window: Window) -> None:
+        """Drop from the head what is finished or gone."""
+        keep = 0
+        for offset in self._suspects:
+            if offset >= window.start and window.states[offset - window.base] in (AVAILABLE, DELAYED):
+                break
+            keep += 1
+        del self._suspects[:keep]
+
+    @staticmethod
+    def _holds(window: Window, member_id: str, offset: int) -> bool:
+        if not window.start <= offset < window.end:
+            return False
+        at = offset - window.base
+        if window.states[at] not in (ACQUIRED, PENDING):
+            return False
+        return window.holds.by_id[window.hold_ids[at]].member_id == member_id

@@ -1,0 +1,72 @@
+"""Records that a dead process held twice are delivered alone."""
+
+from __future__ import annotations
+
+from flowshare.share.partition import SharePartition
+from flowshare.share.types import AcknowledgeBatch, AcquiredRange, AcquireMode, Limits, LogBatch, RecordState, StateRun
+
+ACCEPT, RELEASE = b"\x01", b"\x02"
+
+
+def reloaded(count: int) -> SharePartition:
+    """A share-partition whose process died with offsets 2..5 acquired for the `count`-th time."""
+    run = StateRun(2, 5, RecordState.ACQUIRED, count, "dead")
+    return SharePartition(start_offset=2, limits=Limits(delivery_count_max=10), runs=(run,))
+
+
+def acquire(partition: SharePartition, member: str) -> tuple[AcquiredRange, ...]:
+    return partition.acquire(
+        member,
+        mode=AcquireMode.BATCH_OPTIMIZED,
+        records_max=100,
+        batch_size=100,
+        fetch_offset=partition.next_fetch_offset(),
+        batches=[LogBatch(0, 20)],
+        now_ms=0,
+    ).ranges
+
+
+def settle(partition: SharePartition, member: str, offset: int, kind: bytes) -> None:
+    partition.commit(partition.acknowledge(member, [AcknowledgeBatch(offset, offset, kind)], now_ms=0))
+
+
+def test_after_one_death_nothing_is_kept_apart() -> None:
+    assert acquire(reloaded(1), "m1") == (AcquiredRange(2, 5, 2), AcquiredRange(6, 20, 1))
+
+
+def test_after_two_deaths_each_record_comes_alone_and_the_rest_follows() -> None:
+    partition = reloaded(2)
+
+    for offset in range(2, 6):
+        assert acquire(partition, "m1") == (AcquiredRange(offset, offset, 3),)
+        assert acquire(partition, "m1") == ()
+        settle(partition, "m1", offset, ACCEPT)
+
+    assert acquire(partition, "m1") == (AcquiredRange(6, 20, 1),)
+
+
+def test_another_member_gets_the_next_one_meanwhile() -> None:
+    partition = reloaded(2)
+
+    assert acquire(partition, "m1") == (AcquiredRange(2, 2, 3),)
+    assert acquire(partition, "m2") == (AcquiredRange(3, 3, 3),)
+
+
+def test_a_member_that_holds_something_gets_no_suspect_and_nothing_behind_one() -> None:
+    runs = (StateRun(2, 3, RecordState.AVAILABLE, 1), StateRun(4, 5, RecordState.ACQUIRED, 2, "dead"))
+    partition = SharePartition(start_offset=2, limits=Limits(delivery_count_max=10), runs=runs)
+
+    assert acquire(partition, "m1") == (AcquiredRange(2, 3, 2),)
+    assert acquire(partition, "m1") == ()
+    settle(partition, "m1", 2, ACCEPT)
+    assert acquire(partition, "m1") == ()
+    settle(partition, "m1", 3, ACCEPT)
+    assert acquire(partition, "m1") == (AcquiredRange(4, 4, 3),)
+
+
+def test_a_suspect_that_was_given_back_is_none_any_more() -> None:
+    partition = reloaded(2)
+    acquire(partition, "m1")
+    settle(partition, "m1", 2, RELEASE)
+
+    assert acquire(partition, "m1") == (AcquiredRange(2, 2, 4),)
