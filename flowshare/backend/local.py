@@ -42,6 +42,10 @@ class LocalBackend(ABC):
     async def _open(self) -> Storage:
         """The storage, opened."""
 
+    async def _let_go(self, storage: Storage) -> None:
+        """Close what `_open` opened."""
+        await storage.close()
+
     async def start(self) -> None:
         """Open storage and server. Raises: BackendError when it is open, LogError."""
         if self._server is not None:
@@ -54,7 +58,7 @@ class LocalBackend(ABC):
         try:
             await server.start()
         except BaseException:
-            await asyncio.shield(storage.close())
+            await asyncio.shield(self._let_go(storage))
             raise
         self._storage, self._server = storage, server
 
@@ -67,7 +71,7 @@ class LocalBackend(ABC):
                 await server.close()
         finally:
             if storage is not None:
-                await storage.close()
+                await self._let_go(storage)
 
     async def connect(self, client_id: str) -> Connection:
         """A new connection. Raises: BackendError before `start` and after `close`."""

@@ -44,3 +44,7 @@ class MemoryBackend(LocalBackend):
         from flowshare.log.memory import MemoryStorage
 
         return self._given or MemoryStorage(self._clock)
+
+    async def _let_go(self, storage: Storage) -> None:
+        if storage is not self._given:
+            await storage.close()

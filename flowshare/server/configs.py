@@ -15,6 +15,7 @@ from flowshare.protocol.messages import (
     IncrementalAlterConfigsResponse,
 )
 from flowshare.server.failures import EXPECTED, Refused, failure
+from flowshare.server.state import GROUP_ID_BYTES_MAX
 
 if TYPE_CHECKING:
     from flowshare.log.base import Log
@@ -82,8 +83,8 @@ class ConfigApis:
 
     async def _alter(self, request: IncrementalAlterConfigsRequest) -> None:
         if request.resource_type == GROUP:
-            if not request.resource:
-                raise Refused(ErrorCode.INVALID_REQUEST, "the group id is missing")
+            if not 0 < len(request.resource.encode()) <= GROUP_ID_BYTES_MAX:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
             await self._configs.alter(request.resource, request.configs, validate_only=request.validate_only)
             if not request.validate_only:
                 self._coordinator.configure(request.resource)

@@ -18,8 +18,10 @@ from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.alarm import Alarm
 from flowshare.server.failures import Refused
+from flowshare.server.state import GROUP_ID_BYTES_MAX
 from flowshare.share.errors import FencedMemberEpoch, GroupIdNotFound, StateCorrupt
 from flowshare.share.group import ShareGroup, check_heartbeat
+from flowshare.share.retention import IdleGroup, expired, next_expiry_ms
 
 if TYPE_CHECKING:
     import uuid
@@ -43,8 +45,6 @@ IN_PROCESS: Final = "in-process"
 """Host of connections within the process."""
 GROUPS_MAX: Final = 10_000
 """Groups that may exist."""
-GROUP_ID_BYTES_MAX: Final = 1_024
-"""Longest group id; it is part of store keys."""
 RETRY_MS: Final = 1_000
 
 
@@ -139,6 +139,7 @@ class Coordinator:
             raise
         if beat.left:
             self._partitions.release_member(group_id, member_id)
+            self._alarm.ring()  # the group may be empty now, and expire
         else:
             self._expect(self._clock.now_ms() + group.config.session_timeout_ms)
         if beat.changed or group_id in self._unwritten:
@@ -151,15 +152,26 @@ class Coordinator:
         await self._storage.write([*more, (PREFIX + group.group_id.encode(), group.encode())])
         self._unwritten.discard(group.group_id)
 
-    async def delete(self, group: ShareGroup, more: Sequence[Write]) -> None:
-        """Delete an empty group, together with `more`. Raises: LogError."""
-        self.groups.pop(group.group_id, None)  # first: who joins from now on makes a new group
-        self._unwritten.discard(group.group_id)
-        try:
-            await self._storage.write([*more, (PREFIX + group.group_id.encode(), None)])
-        except LogError:
-            self.groups.setdefault(group.group_id, group)
-            raise
+    async def delete(self, group_id: str) -> None:
+        """Delete an empty group with the state of its share-partitions; its settings stay.
+
+        Raises: GroupIdNotFound, NonEmptyGroup, LogError
+        """
+        group = self.find(group_id)
+        group.require_empty()
+        keys = self._partitions.known(group_id)
+        with self._partitions.held(keys):
+            await self._partitions.drop(keys)
+            writes = await self._initializer.deletions(keys)
+            group.require_empty()
+            self.groups.pop(group_id, None)  # first: who joins from now on makes a new group
+            self._unwritten.discard(group_id)
+            try:
+                await self._storage.write([*writes, (PREFIX + group_id.encode(), None)])
+            except LogError:
+                self.groups.setdefault(group_id, group)
+                raise
+            await self._partitions.forget(keys)
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic in all groups, and the state of its share-partitions. Raises: LogError."""
@@ -176,6 +188,7 @@ class Coordinator:
         group = self.groups.get(group_id)
         if group is not None:
             group.config = self._config_of(group_id)
+            self._alarm.ring()  # when members time out, or the group expires, may have changed
         self._partitions.configure(group_id)
 
     def states(self) -> Mapping[str, int]:
@@ -233,9 +246,20 @@ class Coordinator:
 
     def _next_ms(self) -> int | None:
         deadlines = [due for group in self.groups.values() if (due := group.next_deadline_ms()) is not None]
+        expiry_ms = next_expiry_ms(self._expiring())
+        if expiry_ms is not None:
+            # Not at once even if it is due: members that never joined may still read, or the store refuse.
+            deadlines.append(max(expiry_ms, self._clock.now_ms() + RETRY_MS))
         if self._unwritten:
             deadlines.append(self._clock.now_ms() + RETRY_MS)
         return min(deadlines, default=None)
+
+    def _expiring(self) -> list[IdleGroup]:
+        return [
+            IdleGroup(group.group_id, group.empty_since_ms, group.config.retention_ms)
+            for group in self.groups.values()
+            if group.config.retention_ms is not None
+        ]
 
     async def _expire(self) -> None:
         now_ms = self._clock.now_ms()
@@ -248,6 +272,11 @@ class Coordinator:
                 self._partitions.release_member(group.group_id, member_id)
             if gone:
                 self._unwritten.add(group.group_id)
+        for group_id in expired(self._expiring(), now_ms):
+            if not all(owner.idle for owner in self._partitions.owners(group_id)):
+                continue
+            logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
+            await self.delete(group_id)
         for group_id in tuple(self._unwritten):
             if group_id in self.groups:
                 await self.write(self.groups[group_id])

@@ -20,13 +20,10 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.server.failures import EXPECTED, failure
-from flowshare.share.errors import NonEmptyGroup
 
 if TYPE_CHECKING:
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.coordinator import Coordinator
-    from flowshare.server.initializer import Initializer
-    from flowshare.server.partitions import Partitions
     from flowshare.server.topic_index import TopicIndex
     from flowshare.share.group import Member
 
@@ -34,12 +31,8 @@ if TYPE_CHECKING:
 class GroupApis:
     """Answers the group APIs."""
 
-    def __init__(
-        self, *, coordinator: Coordinator, partitions: Partitions, initializer: Initializer, topics: TopicIndex
-    ) -> None:
+    def __init__(self, *, coordinator: Coordinator, topics: TopicIndex) -> None:
         self._coordinator = coordinator
-        self._partitions = partitions
-        self._initializer = initializer
         self._topics = topics
 
     def handlers(self) -> Handlers:
@@ -92,25 +85,13 @@ class GroupApis:
         results: list[GroupResult] = []
         for group_id in dict.fromkeys(request.group_ids):
             try:
-                await self._delete(group_id)
+                await self._coordinator.delete(group_id)
             except EXPECTED as error:
                 code, message = failure(error)
                 results.append(GroupResult(group_id=group_id, error=code, message=message))
             else:
                 results.append(GroupResult(group_id=group_id))
         return DeleteGroupsResponse(groups=tuple(results))
-
-    async def _delete(self, group_id: str) -> None:
-        group = self._coordinator.find(group_id)
-        group.require_empty()
-        keys = self._partitions.known(group_id)
-        with self._partitions.held(keys):
-            await self._partitions.drop(keys)
-            writes = await self._initializer.deletions(keys)
-            if group.members:
-                raise NonEmptyGroup(f"group {group_id} got members meanwhile; stop them first, then try again")
-            await self._coordinator.delete(group, writes)
-            await self._partitions.forget(keys)
 
     def _describe(self, group_id: str) -> GroupDescription:
         try:

@@ -436,4 +436,3 @@ class Owner:
     def _where(self) -> str:
         key = self.key
         return f"group={key.group_id} topic={self.log.topic} partition={key.partition}"
-

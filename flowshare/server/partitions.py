@@ -157,7 +157,11 @@ class Partitions:
             owner.configure(self._config_of(group_id))
 
     async def drop(self, keys: Iterable[ShareKey]) -> None:
-        """Stop owning share-partitions; what is queued is written first."""
+        """Stop owning share-partitions, those being loaded too; what is queued is written first."""
+        keys = tuple(keys)
+        loading = [task for key in keys if (task := self._loading.get(key)) is not None]
+        if loading:
+            await asyncio.wait(loading)
         await self._close([owner for key in keys if (owner := self._owners.get(key)) is not None])
 
     def drop_idle(self, group_id: str) -> None:

@@ -132,12 +132,7 @@ class Server:
             ShareAcknowledging(
                 acknowledger=acknowledger, sessions=self._sessions, stats=self._stats, config_of=config_of
             ),
-            GroupApis(
-                coordinator=self._coordinator,
-                partitions=self._partitions,
-                initializer=initializer,
-                topics=self._topics,
-            ),
+            GroupApis(coordinator=self._coordinator, topics=self._topics),
             ShareOffsetApis(
                 log=storage,
                 topics=self._topics,

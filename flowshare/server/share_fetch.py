@@ -18,7 +18,7 @@ from flowshare.server.failures import EXPECTED, failure
 from flowshare.server.owner import NOTHING, Taken, Want
 from flowshare.server.parking import Ended, WaitLimit
 from flowshare.server.share_ack import OK, merged, settle
-from flowshare.server.state import ShareKey
+from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
 from flowshare.share.errors import InvalidRequest, ShareError, ShareSessionLimitReached
 from flowshare.share.types import AcquireMode
 
@@ -313,6 +313,8 @@ class _Visit:
 
 def check_request(request: ShareFetchRequest) -> None:
     """The checks of a ShareFetch that need no state. Raises: InvalidRequest."""
+    if request.group_id is not None and len(request.group_id.encode()) > GROUP_ID_BYTES_MAX:
+        raise InvalidRequest(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
     limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)
     if request.is_renew_ack and any(limits):
         raise InvalidRequest("a ShareFetch that renews (IsRenewAck) fetches nothing: its limits must be 0")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PREFIX: Final = b"s/"
 SNAPSHOT: Final = b"\x00"
 UPDATE: Final = b"\x01"
+GROUP_ID_BYTES_MAX: Final = 1_024
+"""Longest group id; it is part of the keys."""
 UPDATES_MAX: Final = 500
 """Updates between two snapshots, unless the server's config says otherwise."""
 _LENGTH: Final = struct.Struct(">H")

@@ -205,3 +205,34 @@ async def test_a_deleted_topic_is_forgotten_by_its_groups() -> None:
         topic = await w.topic()
         await w.clock.advance(5)
         assert (await m.heartbeat()).assignment == (TopicPartition(topic, 0),)
+
+
+async def test_an_empty_group_expires_after_its_retention() -> None:
+    async with world(configs={"share.auto.offset.reset": "earliest", "share.retention.ms": "60000"}) as w:
+        await w.topic()
+        m = w.member("m1")
+        await m.heartbeat("t")
+        await m.heartbeat(epoch=-1)
+
+        await w.clock.advance(59)
+        assert [group.group_id for group in (await w.admin.send(ListGroupsRequest())).groups] == ["g"]
+        await w.clock.advance(2)
+
+        assert (await w.admin.send(ListGroupsRequest())).groups == ()
+        assert await w.storage.scan(b"s/") == []
+
+
+async def test_a_group_with_a_reader_that_never_joined_does_not_expire() -> None:
+    async with world(configs={"share.auto.offset.reset": "earliest", "share.retention.ms": "60000"}) as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+        await m.heartbeat("t")
+        await m.heartbeat(epoch=-1)
+        reader = await parked(w.member("m2").fetch(at, max_wait_ms=90_000))
+
+        await w.clock.advance(80)
+        assert len((await w.admin.send(ListGroupsRequest())).groups) == 1
+        await w.clock.advance(12)
+
+        assert reader.done()
+        assert (await w.admin.send(ListGroupsRequest())).groups == ()
