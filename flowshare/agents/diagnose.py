@@ -37,7 +37,6 @@ class Holder(Protocol):
     """What a feeder holds."""
 
     paused: bool
-    outstanding: int
 
     def problems(self) -> list[str]:
         """Why it is not healthy."""

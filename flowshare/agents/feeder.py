@@ -8,17 +8,18 @@ nothing but its own slot. Per record nothing is done here on the way of a plain 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import random as random_module
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import GAP, REJECT, RELEASE, AckSender, Confirmed
-from flowshare.agents.chunk import Chunk, runs
+from flowshare.agents.chunk import Chunk
 from flowshare.agents.diagnose import StallWatch
-from flowshare.agents.garbage import collector_paused
+from flowshare.agents.held import Holdings
+from flowshare.agents.intake import Intake
 from flowshare.agents.leader import Leadership
+from flowshare.agents.locks import LockKeeper
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.prefetch import Prefetch
 from flowshare.agents.ratelimit import TokenBucket
@@ -26,7 +27,7 @@ from flowshare.agents.settle import Settler
 from flowshare.agents.setup import prepare
 from flowshare.client.errors import ClientError, Closed
 from flowshare.client.member import ShareMember
-from flowshare.protocol.batches import DecodeError, decode
+from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.decoding import DecodedRecord
 from flowshare.share.types import AcquireMode
 
@@ -38,15 +39,11 @@ if TYPE_CHECKING:
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.member import Fetched
     from flowshare.client.producer import Producer
-    from flowshare.clock import Clock, TimerHandle
+    from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
 logger = logging.getLogger("flowshare.agents")
 
-TICK_S: Final = 0.25
-"""How often locks and stuck handlers are looked at while records are held."""
-RENEW_LEFT: Final = 0.6
-"""Locks are renewed when this part of their time is left."""
 FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_WAIT_S: Final = 0.5
 FAILED_WAIT_S: Final = 1.0
@@ -75,8 +72,6 @@ class Feeder:
         now = clock.monotonic()
         self.agent = agent
         self.paused = False
-        self.outstanding = 0
-        """Records that are held and not decided yet."""
         self._pool = pool
         self._clock = clock
         self._service_loop = service_loop
@@ -87,6 +82,8 @@ class Feeder:
         self._observer = observer
         self._told: dict[tuple[Any, int], tuple[int, str, float]] = {}
         self._acks = AckSender(agent.name, clock, stats, self._observe if observer is not None else None)
+        self._room = asyncio.Event()
+        self._held = Holdings(self._acks, stats, self._feed, self._room)
         self._settler = Settler(
             agent,
             clock=clock,
@@ -100,22 +97,18 @@ class Feeder:
             options.records_at_once, fixed_buffer=options.batch.size if options.batch else 0, now=now
         )
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
-        self._live: dict[Chunk, None] = {}
+        self._intake = Intake()
+        self._locks = LockKeeper(
+            agent, pool=pool, holdings=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
+        )
         self._member: ShareMember | None = None
-        self._generation = 0
-        self._room = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
         self._draining = False
         self._fetching: asyncio.Task[None] | None = None
-        self._renewing: asyncio.Task[None] | None = None
-        self._ticker: TimerHandle | None = None
         self._leadership = Leadership(agent, clock=clock, admin=admin)
         self._stall = StallWatch(agent, clock=clock, admin=admin)
         self._trouble: str | None = None
-        self._renewals: set[asyncio.Future[None]] = set()
         pool.finished = self._finished
-        pool.renew = self._renew_one
+        pool.renew = lambda chunk, offset: self._locks.renew_one(chunk, offset, self._soon)
 
     # --- what is seen from outside ------------------------------------------------------------------------------
 
@@ -132,7 +125,12 @@ class Feeder:
     @property
     def buffered(self) -> int:
         """Records that no handler has begun."""
-        return sum(len(chunk.records) for chunk in list(self._live))
+        return self._held.buffered
+
+    @property
+    def outstanding(self) -> int:
+        """Records that are held and not decided yet."""
+        return self._held.outstanding
 
     @property
     def idle(self) -> bool:
@@ -152,8 +150,9 @@ class Feeder:
             self._connect, group_id=self.agent.group, topics=self.agent.topics, clock=self._clock
         )
         await member.start()
-        self._generation = member.generation
+        self._held.generation = member.generation
         self._acks.start(member)
+        self._locks.start(member)
         await self._leadership.start(member.member_id)
         self._stall.start(member)
         self._fetching = asyncio.create_task(self._fetch_all(member), name=f"fetch {self.agent.name}")
@@ -161,7 +160,7 @@ class Feeder:
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
         self.paused = True
-        self._soon(self._give_all_back)
+        self._soon(self._held.give_back)
 
     def resume(self) -> None:
         """Fetch again. Any thread."""
@@ -174,16 +173,14 @@ class Feeder:
         if self._member is not None:
             self._member.wakeup()
         self._room.set()
-        self._give_all_back()
+        self._held.give_back()
         return await self.settle(timeout_s)
 
     async def settle(self, limit_s: float) -> bool:
         """Wait until nothing is held and everything is acknowledged, `limit_s` seconds at most."""
 
         async def wait() -> None:
-            while self.outstanding:
-                self._empty.clear()
-                await self._empty.wait()
+            await self._held.wait_empty()
             await self._acks.settle()
 
         try:
@@ -196,19 +193,12 @@ class Feeder:
         """Give back what is left, leave the group."""
         self._draining = True
         self._stall.stop()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            self._ticker = None
-        for task in (self._fetching, self._renewing):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        self._fetching = self._renewing = None
-        unrun: dict[Any, list[tuple[int, int]]] = {}
-        for chunk in list(self._live):
-            offsets = self._steal(chunk)
-            if offsets and chunk.generation == self._generation:
-                unrun.setdefault(chunk.tp, []).extend(runs(offsets))
+        await self._locks.stop()
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        unrun = self._held.take_unrun()
         await self._leadership.stop()
         await self._settler.stop()
         await self._acks.stop()
@@ -236,8 +226,8 @@ class Feeder:
                 continue
             self._trouble = None
             self._stats.fetches += 1
-            if member.generation != self._generation:
-                self._lose_all(member.generation)
+            if member.generation != self._held.generation:
+                self._held.lose_all(member.generation)
             if fetched:
                 self._take(fetched)
             else:
@@ -250,7 +240,7 @@ class Feeder:
             room = target - self.outstanding
             if self._draining:
                 return 0
-            if not self.paused and room >= max(1, target // 8) and self._acks.unconfirmed < UNCONFIRMED_MAX:
+            if not self.paused and room >= max(1, target // 4) and self._acks.unconfirmed < UNCONFIRMED_MAX:
                 if self._bucket is None:
                     return room
                 tokens = self._bucket.available(self._clock.monotonic())
@@ -279,20 +269,18 @@ class Feeder:
         if self.outstanding == 0:
             self._prefetch.begun(now)
         for chunk in chunks:
-            self._live[chunk] = None
-            self.outstanding += chunk.remaining
+            self._held.add(chunk)
         if self._draining or self.paused:
-            self._give_all_back()
+            self._held.give_back()
             return
-        self._tick_later()
+        self._locks.watch()
         self._feed(chunks)
 
     def _chunk(self, part: Fetched, now: float) -> Chunk | None:
         """The records of one partition; what needs no handler is acknowledged here."""
         key = (part.tp, part.generation)
         try:
-            with collector_paused():
-                decoded = decode(part.records, part.acquired)
+            decoded = self._intake.decode(part.records, part.acquired)
         except DecodeError as error:
             for first, last, _ in part.acquired:
                 self._corrupt(part, key, first, last, str(error))
@@ -371,10 +359,9 @@ class Feeder:
         self._room.set()
 
     def _accepted(self, chunk: Chunk, offsets: list[int]) -> None:
-        chunk.settled += offsets
-        self._less(chunk, len(offsets))
+        self._held.decided(chunk, offsets)
         if chunk.lost:
-            offsets = self._without_lost(chunk, offsets)
+            offsets = self._held.without_lost(chunk, offsets)
         if self._observer is not None:
             for offset in offsets:
                 self._told[chunk.tp, offset] = (chunk.attempts.get(offset, 0), "", 0.0)
@@ -384,35 +371,12 @@ class Feeder:
     def _decided(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float) -> None:
         """The settler is about to acknowledge a record."""
         offset = record.offset
-        chunk.settled.append(offset)
-        self._less(chunk, 1)
+        self._held.decided(chunk, [offset])
         if offset in chunk.lost:
-            self._without_lost(chunk, [offset])
+            self._held.without_lost(chunk, [offset])
         elif self._observer is not None:
             self._told[chunk.tp, offset] = (record.delivery_count, reason, delay_s)
         self._room.set()
-
-    def _without_lost(self, chunk: Chunk, offsets: list[int]) -> list[int]:
-        lost = [offset for offset in offsets if offset in chunk.lost]
-        for offset in lost:
-            logger.warning(
-                "agent=%s record=%s-%d@%d: finished after its lock was lost, the outcome is discarded; "
-                "the record runs again elsewhere",
-                chunk.agent,
-                chunk.topic,
-                chunk.partition,
-                offset,
-            )
-        self._stats.lock_lost += len(lost)
-        return [offset for offset in offsets if offset not in chunk.lost] if lost else offsets
-
-    def _less(self, chunk: Chunk, count: int) -> None:
-        chunk.remaining -= count
-        self.outstanding -= count
-        if chunk.remaining == 0:
-            self._live.pop(chunk, None)
-        if self.outstanding == 0:
-            self._empty.set()
 
     def _observe(self, confirmed: Confirmed) -> None:
         from flowshare.agents.runtime import Settled
@@ -432,128 +396,6 @@ class Feeder:
                     delay_s,
                 )
             )
-
-    # --- giving back --------------------------------------------------------------------------------------------
-
-    def _give_all_back(self) -> None:
-        """Records that no handler has begun go back, without costing an attempt."""
-        for chunk in list(self._live):
-            self._give_back(chunk)
-        self._room.set()
-
-    def _give_back(self, chunk: Chunk) -> None:
-        offsets = self._steal(chunk)
-        if not offsets:
-            return
-        chunk.settled += offsets
-        self._less(chunk, len(offsets))
-        if chunk.generation == self._generation:
-            key = (chunk.tp, chunk.generation)
-            for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
-                self._acks.other(key, first, last, RELEASE, "unrun", unrun=True)
-
-    def _steal(self, chunk: Chunk) -> list[int]:
-        """Take what no handler has begun, in offset order; the pool may pop at the same time, in another thread."""
-        offsets: list[int] = []
-        try:
-            while True:
-                offsets.append(chunk.records.pop().offset)
-        except IndexError:
-            return offsets
-
-    # --- locks --------------------------------------------------------------------------------------------------
-
-    def _tick_later(self) -> None:
-        if self._ticker is None and not self._draining:
-            self._ticker = self._clock.call_later(TICK_S, self._tick)
-
-    def _tick(self) -> None:
-        """While records are held: renew locks in time, take buffered records away from stuck handlers."""
-        self._ticker = None
-        if not self._live:
-            return
-        now = self._clock.monotonic()
-        if self._member is not None and self._member.generation != self._generation:
-            self._lose_all(self._member.generation)
-        if self._prefetch.still_running(self._pool.busy * self._per_slot(), now):
-            self._give_all_back()
-        if self.agent.options.renew and (self._renewing is None or self._renewing.done()):
-            due = [chunk for chunk in self._live if chunk.deadline - now < self._lock_s() * RENEW_LEFT]
-            if due:
-                self._renewing = asyncio.create_task(self._renew(due), name=f"renew {self.agent.name}")
-        self._ticker = self._clock.call_later(TICK_S, self._tick)
-
-    def _per_slot(self) -> int:
-        batch = self.agent.options.batch
-        return 1 if batch is None else batch.size
-
-    def _lock_s(self) -> float:
-        lock_ms = 0 if self._member is None else self._member.lock_timeout_ms
-        return lock_ms / 1000 if lock_ms > 0 else 30.0
-
-    async def _renew(self, chunks: list[Chunk]) -> None:
-        abandoned = self._pool.abandoned(self._lock_s())
-        for chunk in chunks:
-            held = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
-            if held and chunk.generation == self._generation:
-                lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), runs(held))
-                if deadline:
-                    chunk.deadline = deadline
-                self._lose(chunk, [offset for first, last in lost for offset in range(first, last + 1)])
-
-    def _lose(self, chunk: Chunk, offsets: list[int]) -> None:
-        """The locks of these are gone: what runs is discarded when it ends, what waits is dropped."""
-        lost = set(offsets) - set(chunk.settled)
-        if not lost:
-            return
-        logger.warning(
-            "agent=%s record=%s-%d: %d locks are lost: %s",
-            chunk.agent,
-            chunk.topic,
-            chunk.partition,
-            len(lost),
-            ", ".join(f"{first}..{last}" for first, last in runs(sorted(lost))[:5]),
-        )
-        chunk.lost |= lost
-        taken = []
-        try:
-            while True:
-                taken.append(chunk.records.pop())
-        except IndexError:
-            pass
-        kept = [record for record in taken if record.offset not in lost]
-        dropped = len(taken) - len(kept)
-        chunk.settled += [record.offset for record in taken if record.offset in lost]
-        self._stats.lock_lost += dropped
-        self._less(chunk, dropped)
-        if kept:
-            chunk.records.extend(reversed(kept))
-            self._feed([chunk])
-
-    def _lose_all(self, generation: int) -> None:
-        """The connection was lost: the server gave everything that was held to others."""
-        self._generation = generation
-        for chunk in list(self._live):
-            if chunk.generation != generation:
-                self._lose(chunk, chunk.unfinished())
-        self._room.set()
-
-    def _renew_one(self, chunk: Chunk, offset: int) -> concurrent.futures.Future[bool]:
-        """`Delivery.renew`; any thread."""
-        future: concurrent.futures.Future[bool] = concurrent.futures.Future()
-
-        async def renew() -> None:
-            lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), [(offset, offset)])
-            if not future.cancelled():
-                future.set_result(bool(deadline) and not lost)
-
-        def begin() -> None:
-            task = asyncio.ensure_future(renew())
-            self._renewals.add(task)
-            task.add_done_callback(self._renewals.discard)
-
-        self._soon(begin)
-        return future
 
     def _soon(self, callback: Callable[[], object]) -> None:
         if not self._service_loop.is_closed():

@@ -14,7 +14,7 @@ from flowshare.agents.retry import Retry, Seconds, exception_types, seconds
 
 LIMIT_MARGIN: Final = 5
 """Deliveries that the group allows beyond `max_attempts`, for those that end in a crash or a lapsed lock."""
-LOCKS_MIN: Final = 10_000
+LOCKS_MIN: Final = 40_000
 LOCKS_MAX: Final = 100_000
 DEFAULT_LOCK_S: Final = 30.0
 

@@ -12,7 +12,7 @@ AHEAD_S: Final = 0.05
 """How long the buffer should last."""
 STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
-BUFFER_MAX: Final = 10_000
+BUFFER_MAX: Final = 8_000
 _WINDOW_S: Final = 0.005
 
 
@@ -55,12 +55,15 @@ class Prefetch:
         self._window_start = now
         self._count = 0
 
-    def still_running(self, busy: int, now: float) -> bool:
-        """Look at the time since something finished; returns whether the buffer is to be given back."""
+    def still_running(self, busy: int, now: float, *, full: bool) -> bool:
+        """Look at the time since something finished; returns whether the buffer is to be given back.
+
+        busy: records that handlers hold. full: what is buffered cannot be begun.
+        """
         waited_s = now - self.progress_at
         if waited_s > 0.25 and self._rate is not None:
             self._rate = min(self._rate, max(busy, 1) / waited_s)
-        if waited_s < STUCK_S or busy < self._slots:
+        if waited_s < STUCK_S or not full:
             return False
         self.stuck = True
         return True

@@ -196,8 +196,8 @@ def test_a_stuck_handler_gives_its_buffer_back_and_holds_no_more():
     prefetch.begun(0.0)
     prefetch.finished(1, 0.05)
 
-    assert not prefetch.still_running(1, 0.5)
-    assert prefetch.still_running(1, 1.2)
+    assert not prefetch.still_running(1, 0.5, full=True)
+    assert prefetch.still_running(1, 1.2, full=True)
     assert prefetch.target == 1
     prefetch.finished(1, 20.0)
     assert prefetch.target == 2
@@ -207,7 +207,7 @@ def test_handlers_that_are_slow_but_not_all_busy_are_not_stuck():
     prefetch = Prefetch(4)
     prefetch.begun(0.0)
 
-    assert not prefetch.still_running(3, 5.0)
+    assert not prefetch.still_running(3, 5.0, full=False)
 
 
 async def _handler(value: bytes) -> None:

@@ -1,0 +1,146 @@
+"""What an agent holds: chunks with records that are acquired and not decided yet; on the service loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flowshare.agents.acks import RELEASE, AckSender
+from flowshare.agents.chunk import Chunk, runs
+
+if TYPE_CHECKING:
+    from flowshare.agents.stats import AgentStats
+    from flowshare.protocol.decoding import DecodedRecord
+    from flowshare.protocol.messages import TopicPartition
+
+logger = logging.getLogger("flowshare.agents")
+
+
+class Holdings:
+    """The chunks of one agent, and the ways out of them other than a handler's outcome: given back, or lost."""
+
+    def __init__(
+        self, acks: AckSender, stats: AgentStats, feed: Callable[[list[Chunk]], None], room: asyncio.Event
+    ) -> None:
+        """feed: hands chunks (again) to the pool. room: set whenever less is held than before."""
+        self.live: dict[Chunk, None] = {}
+        self.outstanding = 0
+        """Records that are held and not decided yet."""
+        self.generation = 0
+        """Number of the connection over which what is held now was acquired."""
+        self._acks = acks
+        self._stats = stats
+        self._feed = feed
+        self._room = room
+        self._empty = asyncio.Event()
+
+    @property
+    def buffered(self) -> int:
+        """Records that no handler has begun. Any thread."""
+        return sum(len(chunk.records) for chunk in list(self.live))
+
+    def add(self, chunk: Chunk) -> None:
+        """Hold one more chunk."""
+        self.live[chunk] = None
+        self.outstanding += chunk.remaining
+
+    def decided(self, chunk: Chunk, offsets: list[int]) -> None:
+        """These are decided: what follows is their acknowledgement."""
+        chunk.settled += offsets
+        self._less(chunk, len(offsets))
+
+    async def wait_empty(self) -> None:
+        """Wait until nothing is held."""
+        while self.outstanding:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def without_lost(self, chunk: Chunk, offsets: list[int]) -> list[int]:
+        """The offsets whose locks are still held; the outcomes of the others are discarded, counted and logged."""
+        lost = [offset for offset in offsets if offset in chunk.lost]
+        for offset in lost:
+            logger.warning(
+                "agent=%s record=%s-%d@%d: finished after its lock was lost, the outcome is discarded; "
+                "the record runs again elsewhere",
+                chunk.agent,
+                chunk.topic,
+                chunk.partition,
+                offset,
+            )
+        self._stats.lock_lost += len(lost)
+        return [offset for offset in offsets if offset not in chunk.lost] if lost else offsets
+
+    # --- giving back --------------------------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """Records that no handler has begun go back, without costing an attempt."""
+        for chunk in list(self.live):
+            offsets = [record.offset for record in _steal(chunk)]
+            if not offsets:
+                continue
+            self.decided(chunk, offsets)
+            if chunk.generation == self.generation:
+                for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
+                    self._acks.other((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
+
+    def take_unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
+        """Ranges that no handler has begun, for the closing of the session, which gives them back."""
+        unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
+        for chunk in list(self.live):
+            offsets = [record.offset for record in _steal(chunk)]
+            if offsets and chunk.generation == self.generation:
+                unrun.setdefault(chunk.tp, []).extend(runs(offsets))
+        return unrun
+
+    # --- losing -------------------------------------------------------------------------------------------------
+
+    def lose(self, chunk: Chunk, offsets: list[int]) -> None:
+        """The locks of these are gone: what runs is discarded when it ends, what waits is dropped."""
+        lost = set(offsets) - set(chunk.settled)
+        if not lost:
+            return
+        logger.warning(
+            "agent=%s record=%s-%d: %d locks are lost: %s",
+            chunk.agent,
+            chunk.topic,
+            chunk.partition,
+            len(lost),
+            ", ".join(f"{first}..{last}" for first, last in runs(sorted(lost))[:5]),
+        )
+        chunk.lost |= lost
+        waiting = _steal(chunk)
+        dropped = [record.offset for record in waiting if record.offset in lost]
+        kept = [record for record in waiting if record.offset not in lost]
+        self._stats.lock_lost += len(dropped)
+        self.decided(chunk, dropped)
+        if kept:
+            chunk.records.extend(reversed(kept))
+            self._feed([chunk])
+
+    def lose_all(self, generation: int) -> None:
+        """The connection is another one: the server gave everything that was held to others."""
+        self.generation = generation
+        for chunk in list(self.live):
+            if chunk.generation != generation:
+                self.lose(chunk, chunk.unfinished())
+
+    def _less(self, chunk: Chunk, count: int) -> None:
+        chunk.remaining -= count
+        self.outstanding -= count
+        self._room.set()
+        if chunk.remaining == 0:
+            self.live.pop(chunk, None)
+        if self.outstanding == 0:
+            self._empty.set()
+
+
+def _steal(chunk: Chunk) -> list[DecodedRecord]:
+    """Take what no handler has begun, in offset order; the pool may pop at the same time, in another thread."""
+    taken: list[DecodedRecord] = []
+    try:
+        while True:
+            taken.append(chunk.records.pop())
+    except IndexError:
+        return taken
