@@ -36,10 +36,11 @@ from flowshare.log.partition import (
     offset_at_blocking,
     read_blocking,
 )
+from flowshare.log.readahead import STRETCH_BYTES, ReadAhead
 from flowshare.log.retention import RetentionTask
 from flowshare.log.rules import check_cut, check_offset, check_produced, nth_partition
 from flowshare.log.store import Step, Store, Write
-from flowshare.log.tail import TailBudget
+from flowshare.log.tail import TailBatch, TailBudget
 from flowshare.log.topics import TopicRegistry, decode_topic, encode_topic
 from flowshare.log.writer import REQUEST_BYTES
 from flowshare.protocol.batches import rebase
@@ -66,6 +67,7 @@ class EmbeddedStorage:
         self._partitions: dict[str, list[Partition]] = {}
         self._listeners: list[AppendListener] = []
         self._budget = TailBudget(tail_bytes)
+        self._ahead = ReadAhead(tail_bytes)
         self._admin = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._retention = RetentionTask(clock, self._sweep)
@@ -244,9 +246,11 @@ class EmbeddedStorage:
             found = []
         elif log.tail.covers(offset):
             found = log.tail.read(offset, log.end, max_bytes)
-        else:
-            args = (self._store, log.topic_id, log.number, offset, log.end, max_bytes)
-            found = await self._blocking(lambda: read_blocking(*args))
+        elif not (found := self._ahead.read((log.topic_id, log.number), offset, max_bytes)):
+            args = (self._store, log.topic_id, log.number, offset, log.end, max(max_bytes, STRETCH_BYTES))
+            stretch = await self._blocking(lambda: read_blocking(*args))
+            self._ahead.add((log.topic_id, log.number), stretch)
+            found = _up_to(stretch, max_bytes)
             # Meanwhile the topic may have gone, or the log start passed the offset.
             offsets = self._partition(topic, partition).offsets()
             check_offset(offset, offsets)
@@ -370,6 +374,7 @@ class EmbeddedStorage:
 
     def _roll_back(self) -> None:
         self._budget.clear()
+        self._ahead.clear()
         for partitions in self._partitions.values():
             for partition in partitions:
                 partition.roll_back()
@@ -395,3 +400,13 @@ def _load(store: Store) -> list[tuple[Topic, list[Partition]]]:
     """All topics with their partitions as stored. Raises: StorageDamaged, StorageError."""
     topics = [decode_topic(value) for _, value in store.scan(keys.TOPIC, keys.after(keys.TOPIC))]
     return [(topic, [load_blocking(store, topic.topic_id, n) for n in range(topic.partitions)]) for topic in topics]
+
+
+def _up_to(batches: list[TailBatch], max_bytes: int) -> list[TailBatch]:
+    """The first batches that fit into `max_bytes`, at least one."""
+    size = 0
+    for index, batch in enumerate(batches):
+        size += len(batch.records)
+        if index and size > max_bytes:
+            return batches[:index]
+    return batches
