@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flowshare.agents.app import App
 
 DEFAULT_ATTRIBUTE: Final = "app"
+_OWN_FOLDER: Final = Path(__file__).parents[1]
 
 
 class AppNotFound(Exception):
@@ -60,17 +61,20 @@ def _import(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise AppNotFound(_no_module(name, error.name)) from None
         raise AppNotFound(
-            f"importing {name} failed: it imports {error.name!r}, which is not installed{_where(error)}"
+            f"importing {name} failed{_where(error)}: it imports {error.name!r}, which is not installed"
         ) from error
     except (Exception, SystemExit) as error:  # whatever the user's module does
         text = " ".join(str(error).split()) or "no message"
-        raise AppNotFound(f"importing {name} failed: {type(error).__name__}: {text}{_where(error)}") from error
+        kind = "" if type(error).__module__.startswith("flowshare.") else f"{type(error).__name__}: "
+        raise AppNotFound(f"importing {name} failed{_where(error)}: {kind}{text}") from error
 
 
 def _where(error: BaseException) -> str:
     """Last place in the user's files that the error went through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "importlib" not in frame.filename and "site-packages" not in frame.filename and frame.filename != __file__:
+        if "importlib" in frame.filename or "site-packages" in frame.filename:
+            continue
+        if not Path(frame.filename).is_relative_to(_OWN_FOLDER):
             return f" ({os.path.relpath(frame.filename)} line {frame.lineno})"
     return ""
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+import contextlib
+from typing import Any, Final
 
 import click
 
+from flowshare.cli.errors import Failure
 from flowshare.cli.options import broker_options, broker_url, json_option
-
-if TYPE_CHECKING:
-    from flowshare.cli.holder import Holder
-    from flowshare.cli.session import Session
 
 Rows = list[dict[str, Any]]
 
@@ -51,52 +49,39 @@ def lag(
     While a worker runs on an embedded path it is asked; else the path is opened. The rate is records finished a
     second, measured over one second (with --watch: over the interval).
     """
-    from flowshare.cli.session import holder_of, open_session
-
-    url = broker_url(broker, app_path)
+    source = _Source(broker_url(broker, app_path))
     view = _View(group, topic, as_json=as_json)
-
-    async def call() -> None:
-        holder = holder_of(url)
-        if holder is not None and holder.address:
-            source: _Source = _Asked(holder)
-            await _show(source, view, watch, interval)
-            return
-        async with open_session(url) as session:
-            await _show(_Opened(session), view, watch, interval)
-
-    asyncio.run(call())
+    if not watch:
+        asyncio.run(_once(source, view))
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # the ordinary end of watching
+        asyncio.run(_watch(source, view, interval))
 
 
-class _Asked:
-    """Numbers from the running process that holds the path."""
+class _Source:
+    """Numbers from the process that holds the path, else from the log, which is let go at once: a worker may come."""
 
-    still: Final = False
-
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.moving = False
+        """Whether somebody works on it, so that there is a rate to measure."""
 
     async def rows(self) -> Rows:
-        found: Rows = await asyncio.to_thread(self._holder.get, "/lag?all=1")
-        return found
+        from flowshare.cli.session import holder_of, open_session
 
+        holder = holder_of(self._url)
+        if holder is not None:
+            self.moving = True
+            if not holder.address:
+                raise Failure(f"process {holder.pid} holds {self._url} and has no health pages to ask (yet)")
+            found: Rows = await asyncio.to_thread(holder.get, "/lag?all=1")
+            return found
+        self.moving = False
+        async with open_session(self._url) as session:
+            from flowshare.agents import lag as rows_of
 
-class _Opened:
-    """Numbers from the log itself. Embedded: nobody else has it, so that nothing moves while we look."""
-
-    still: Final = True
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def rows(self) -> Rows:
-        from flowshare.agents import lag as rows_of
-
-        groups = [found.group_id for found in await self._session.admin.list_groups()]
-        return await rows_of.rows(self._session.admin, groups, self._session.clock.now_ms())
-
-
-_Source = _Asked | _Opened
+            groups = [found.group_id for found in await session.admin.list_groups()]
+            return await rows_of.rows(session.admin, groups, session.clock.now_ms())
 
 
 class _View:
@@ -141,30 +126,37 @@ class _View:
         return max(0.0, float(finished - before[1]) / (now - before[0]))
 
 
-async def _show(source: _Source, view: _View, watch: bool, interval: float) -> None:
+async def _once(source: _Source, view: _View) -> None:
     from flowshare.clock import LoopClock
 
     clock = LoopClock()
     rows = view.prepare(await source.rows(), clock.monotonic())
-    if not watch:
-        if not source.still:
-            await clock.sleep(_SAMPLE_S)
-            rows = view.prepare(await source.rows(), clock.monotonic())
-        view.emit(rows)
-        return
+    if source.moving:
+        await clock.sleep(_SAMPLE_S)
+        rows = view.prepare(await source.rows(), clock.monotonic())
+    view.emit(rows)
+
+
+async def _watch(source: _Source, view: _View, interval: float) -> None:
+    from flowshare.clock import LoopClock
+    from flowshare.log.base import StorageHeld
+
+    clock = LoopClock()
     with _screen() as update:
         while True:
-            if update is None:
+            try:
+                rows = view.prepare(await source.rows(), clock.monotonic())
+            except (Failure, StorageHeld):  # a worker is starting or has just ended: the next round shows
+                rows = None
+            if rows is not None and update is None:
                 view.emit(rows)
-            else:
+            elif rows is not None:
                 update(rows)
             await clock.sleep(interval)
-            rows = view.prepare(await source.rows(), clock.monotonic())
 
 
 def _screen() -> Any:
     """A live table on a terminal; elsewhere None, and each round is printed below the last one."""
-    import contextlib
     import sys
 
     if not sys.stdout.isatty():
@@ -173,7 +165,6 @@ def _screen() -> Any:
 
 
 def _live() -> Any:
-    import contextlib
     from collections.abc import Callable, Iterator
 
     from rich import box

@@ -64,3 +64,30 @@ def test_a_syntax_error_says_where(here):
     (here / "shop_syn.py").write_text("def f(:\n")
 
     assert "SyntaxError" in refusal("shop_syn:app")
+
+
+def test_a_refused_option_names_the_users_line(here):
+    (here / "shop_opt.py").write_text(
+        "import flowshare as fs\n"
+        "app = fs.App('shop', broker='memory://')\n"
+        "@app.share_agent('orders', tiemout=1)\n"
+        "async def bill(order: dict): ...\n"
+    )
+
+    text = refusal("shop_opt:app")
+
+    assert "shop_opt.py line 3" in text
+    assert "'timeout'" in text
+    assert "OptionError" not in text
+
+
+def test_an_app_is_found_and_its_near_misses_are_told(here):
+    (here / "shop_ok.py").write_text(
+        "import faust\nimport flowshare as fs\napp = fs.App('shop', broker='memory://')\nnumber = 3\n"
+        "old = faust.App('old')\n"
+    )
+
+    assert loading.load_app("shop_ok").app_id == "shop"
+    assert "did you mean shop_ok:app?" in refusal("shop_ok:ap")
+    assert "is a int, not a flowshare.App; it has shop_ok:app" in refusal("shop_ok:number")
+    assert "make it a flowshare.App" in refusal("shop_ok:old")
