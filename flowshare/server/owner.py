@@ -18,7 +18,7 @@ from flowshare.log.base import LogError, OffsetOutOfRange, StorageError
 from flowshare.server.alarm import Alarm
 from flowshare.server.log_view import overlapping
 from flowshare.server.parking import Line
-from flowshare.server.state import merge
+from flowshare.server.writing import QUEUE_MAX, StateWriter
 from flowshare.share.errors import ShareError, UnknownTopicOrPartition
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
 
@@ -32,17 +32,13 @@ if TYPE_CHECKING:
     from flowshare.server.state import Journal, ShareKey
     from flowshare.server.stats import Stats
     from flowshare.share.config import GroupConfig
-    from flowshare.share.partition import Decision, SharePartition
+    from flowshare.share.partition import SharePartition
     from flowshare.share.types import AcquiredRange, AcquireMode, PartitionUpdate
 
 logger = logging.getLogger(__name__)
 
-QUEUE_MAX: Final = 10_000
-"""Steps waiting to be written; each covers records of its own, so that the limits on records are met before this."""
 READ_TRIES: Final = 8
 """How often a fetch reads again because another fetch moved on the cursor while it read."""
-RETRY_FIRST_MS: Final = 1_000
-RETRY_LAST_MS: Final = 30_000
 
 
 class Want(NamedTuple):
@@ -66,15 +62,6 @@ class Taken(NamedTuple):
 
 
 NOTHING: Final = Taken()
-
-
-class _Step(NamedTuple):
-    """A decided step that waits to be written. Without a decision it is applied already and stays so."""
-
-    update: PartitionUpdate
-    decision: Decision | None
-    settled: asyncio.Future[None] | None
-    batches: Sequence[AcknowledgeBatch] = ()
 
 
 class Owner:
@@ -101,18 +88,15 @@ class Owner:
         self.closed = False
         self.lock_timeouts = 0
         self.redeliveries = 0
-        self._journal = journal
-        self._store = store
+        self.leader_epoch = journal.leader_epoch
         self._clock = clock
         self._stats = stats
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
         self._line = Line()
-        self._queue: list[_Step] = []
         self._alarm = Alarm(clock)
-        self._writing = False
-        self._retry_at_ms: int | None = None
-        self._retry_ms = RETRY_FIRST_MS
+        self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
+        self._writer = StateWriter(partition, journal=journal, store=store, clock=clock, stats=stats, where=self._where)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -134,18 +118,11 @@ class Owner:
             await asyncio.wait([self._task])
 
     @property
-    def leader_epoch(self) -> int:
-        """Epoch of the leader that the state is written for."""
-        return self._journal.leader_epoch
-
-    @property
     def idle(self) -> bool:
         """Whether nobody holds records, nobody waits and nothing is left to write."""
         partition = self.partition
-        busy = (
-            self._queue or self._writing or partition.acquired_count or len(self._line) or self._retry_at_ms is not None
-        )
-        return not busy and not partition.archiving()
+        unused = not partition.acquired_count and len(self._line) == 0 and not partition.archiving()
+        return unused and self._writer.idle
 
     # --- commands: decided at once ------------------------------------------------------------------------------
 
@@ -156,13 +133,15 @@ class Owner:
         when too much waits to be written. The future: StorageError, the records then stay acquired.
         """
         self._check_open()
-        if len(self._queue) >= QUEUE_MAX:
+        if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         decision = self.partition.acknowledge(member_id, batches, now_ms=self._clock.now_ms())
         if decision.update is None:
             self._stats.count_acks(batches)
             return None
-        return self._enqueue(decision.update, decision=decision, batches=batches)
+        durable = self._writer.add(decision.update, decision=decision, batches=batches)
+        self._alarm.ring()
+        return durable
 
     async def take(self, want: Want) -> Taken:
         """Acquire what there is for a member, at most `want`'s limits, without waiting for more.
@@ -234,6 +213,18 @@ class Owner:
             with contextlib.suppress(ShareError, LogError):  # lapsed meanwhile, or given back with its session
                 self.acknowledge(member_id, batches)
 
+    def give_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
+        """Undo an acquire that could not be made durable: the store never heard of it, so nothing is written."""
+        unrun = bytes([AcknowledgeType.RELEASE])
+        for taken in ranges:
+            batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True)
+            try:
+                decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.now_ms())
+            except ShareError:
+                continue  # its lock has lapsed meanwhile, or the session was closed
+            if decision.update is not None:
+                self.partition.commit(decision)
+
     def finish_archiving(self, first: int, last: int) -> None:
         """The dead letters of these records are written (or given up): they are finished."""
         if not self.closed:
@@ -250,7 +241,7 @@ class Owner:
     def has_work(self) -> bool:
         """Whether a fetch would find something to acquire now, as far as can be told without reading."""
         partition = self.partition
-        if self.closed or len(self._queue) >= QUEUE_MAX or not partition.can_acquire():
+        if self.closed or self._writer.full or not partition.can_acquire():
             return False
         bounds = self.log.bounds()
         end = bounds.last_stable if self._committed else bounds.high_watermark
@@ -313,27 +304,14 @@ class Owner:
                 self.redeliveries += count
         durable = None
         if acquisition.update is not None and self._durable_acquire:
-            durable = self._enqueue(acquisition.update)
-        else:
-            self._alarm.ring()  # there is a new deadline
+            durable = self._writer.add(acquisition.update)
+        self._alarm.ring()  # there is something to write, or a new deadline
         records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
         return Taken(ranges, records, durable if ranges else None)
 
-    def _enqueue(
-        self,
-        update: PartitionUpdate,
-        *,
-        decision: Decision | None = None,
-        batches: Sequence[AcknowledgeBatch] = (),
-    ) -> asyncio.Future[None]:
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Step(update, decision, settled, batches))
-        self._alarm.ring()
-        return settled
-
     def _keep(self, update: PartitionUpdate | None) -> None:
         if update is not None:
-            self._queue.append(_Step(update, None, None))
+            self._writer.keep(update)
         self._alarm.ring()
         self.nudge()
 
@@ -341,20 +319,26 @@ class Owner:
         try:
             while True:
                 self._expire()
-                if self._queue or self._retry_due():
+                if self._writer.due(closing=self.closed):
                     await self._write()
                 elif self.closed:
                     return
                 else:
                     await self._alarm.sleep_until(self._due_ms())
         except Exception as error:
-            logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where())
+            logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where)
             self.closed = True
-            self._fail(self._queue, error)
+            self._writer.give_up(error)
             self._line.wake_all()
 
+    async def _write(self) -> None:
+        durable = await self._writer.write(closing=self.closed)
+        self.nudge()
+        if durable and self.config.dead_letter_topic and self.partition.archiving():
+            self._on_archiving(self)
+
     def _due_ms(self) -> int | None:
-        deadlines = [due for due in (self.partition.next_deadline_ms(), self._retry_at_ms) if due is not None]
+        deadlines = [due for due in (self.partition.next_deadline_ms(), self._writer.retry_at_ms) if due is not None]
         return min(deadlines, default=None)
 
     def _expire(self) -> None:
@@ -368,71 +352,3 @@ class Owner:
             self.lock_timeouts += lapsed
             self._stats.lock_timeouts += lapsed
         self._keep(update)
-
-    def _retry_due(self) -> bool:
-        return self._retry_at_ms is not None and (self.closed or self._retry_at_ms <= self._clock.now_ms())
-
-    async def _write(self) -> None:
-        steps, self._queue = self._queue, []
-        update = merge([step.update for step in steps]) if steps else None
-        writes = self._journal.plan(update, self.partition)
-        self._stats.state_writes += 1
-        self._writing = True
-        try:
-            await self._store.write(writes)
-        except LogError as error:
-            self._not_written(steps, error)
-            return
-        finally:
-            self._writing = False
-        self._journal.done(update)
-        self._retry_at_ms = None
-        self._retry_ms = RETRY_FIRST_MS
-        for step in steps:
-            if step.decision is not None:
-                self.partition.commit(step.decision)
-                self._stats.count_acks(step.batches)
-            if step.settled is not None and not step.settled.done():
-                step.settled.set_result(None)
-        self.nudge()
-        if self.config.dead_letter_topic and self.partition.archiving():
-            self._on_archiving(self)
-
-    def _not_written(self, steps: list[_Step], error: LogError) -> None:
-        """Undo what was only decided; what was applied is kept, and written whole with a later write."""
-        logger.error("share-partition state could not be written: %s %s", error, self._where())
-        self._stats.failed_state_writes += 1
-        self._fail(steps, error)
-        if self.closed:
-            self._retry_at_ms = None
-            self._queue.clear()
-            return
-        self._journal.snapshot_due = True
-        self._retry_at_ms = self._clock.now_ms() + self._retry_ms
-        self._retry_ms = min(self._retry_ms * 2, RETRY_LAST_MS)
-        self.nudge()
-
-    def _fail(self, steps: list[_Step], error: BaseException) -> None:
-        for step in steps:
-            if step.decision is not None:
-                # What the abort changed beyond the decision is in memory and goes out with the next snapshot.
-                self.partition.abort(step.decision, now_ms=self._clock.now_ms())
-            if step.settled is not None and not step.settled.done():
-                step.settled.set_exception(error)
-                step.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it
-
-    def give_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
-        """Undo an acquire that could not be made durable: the store never heard of it, so nothing is written."""
-        unrun = bytes([AcknowledgeType.RELEASE])
-        for taken in ranges:
-            batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True)
-            try:
-                decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.now_ms())
-            except ShareError:
-                continue  # its lock has lapsed meanwhile, or the session was closed
-            if decision.update is not None:
-                self.partition.commit(decision)
-
-    def _where(self) -> str:
-        key = self.key
-        return f"group={key.group_id} topic={self.log.topic} partition={key.partition}"

@@ -231,3 +231,38 @@ async def test_rejected_records_do_not_come_again() -> None:
         await m.acknowledge({}, epoch=-1)
 
         assert ranges(await w.member("m2").fetch(at)) == []
+
+
+async def test_a_fault_in_the_store_stops_the_share_partition_and_the_next_fetch_loads_it_again() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+
+        async def broken() -> None:
+            raise RuntimeError("broken")
+
+        w.storage.before_write = broken
+        failed = await m.acknowledge({at: [accept(0, 1)]})
+        w.storage.before_write = None
+        late = await m.acknowledge({at: [accept(0, 1)]})
+
+        assert [p.error for p in failed.partitions] == [ErrorCode.KAFKA_STORAGE_ERROR]
+        assert [p.error for p in late.partitions] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert ranges(await m.fetch()) == [(0, 1, 2)]
+
+
+async def test_a_server_closes_while_its_disk_refuses_writes() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        m = w.member("m1")
+        await m.fetch(at)
+        w.storage.before_write = full_disk
+        await m.acknowledge({at: [accept(0)]})
+
+        await w.server.close()
+
+        with pytest.raises(ConnectionError):
+            await m.acknowledge({at: [accept(0)]})
