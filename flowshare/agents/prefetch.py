@@ -14,12 +14,13 @@ STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
 BUFFER_MAX: Final = 8_000
 _WINDOW_S: Final = 0.005
+_WINDOW_RECORDS: Final = 500
 
 
 class Prefetch:
     """Measures the handlers' speed and says how many records to hold. Times are monotonic seconds."""
 
-    __slots__ = ("_count", "_fixed", "_rate", "_slots", "_window_start", "progress_at", "stuck")
+    __slots__ = ("_busy_s", "_count", "_fixed", "_rate", "_slots", "progress_at", "stuck")
 
     def __init__(self, slots: int, *, fixed_buffer: int = 0, now: float = 0.0) -> None:
         """slots: records that handlers hold at once. fixed_buffer: hold at least so many more (a whole batch)."""
@@ -27,7 +28,7 @@ class Prefetch:
         self._fixed = fixed_buffer
         self._rate: float | None = None
         self._count = 0
-        self._window_start = now
+        self._busy_s = 0.0
         self.progress_at = now
         self.stuck = False
         """Whether nothing finished for so long that nothing more should be buffered."""
@@ -38,21 +39,20 @@ class Prefetch:
         return self._rate or 0.0
 
     def begun(self, now: float) -> None:
-        """The pool gets work after it had none: time before does not count."""
-        self._window_start = self.progress_at = now
-        self._count = 0
+        """The pool gets work after it had none: the time before does not count."""
+        self.progress_at = now
 
     def finished(self, count: int, now: float) -> None:
         """Records finished."""
+        self._busy_s += now - self.progress_at
+        self._count += count
         self.progress_at = now
         self.stuck = False
-        self._count += count
-        elapsed_s = now - self._window_start
-        if elapsed_s < _WINDOW_S and self._count < 500:
+        if self._busy_s < _WINDOW_S and self._count < _WINDOW_RECORDS:
             return
-        measured = self._count / max(elapsed_s, 1e-6)
+        measured = self._count / max(self._busy_s, 1e-6)
         self._rate = measured if self._rate is None else (self._rate + measured) / 2
-        self._window_start = now
+        self._busy_s = 0.0
         self._count = 0
 
     def still_running(self, busy: int, now: float, *, full: bool) -> bool:

@@ -191,6 +191,17 @@ def test_slow_handlers_keep_one_record_ahead_and_fast_ones_thousands():
     assert fast.target == 1 + 5000
 
 
+def test_a_fast_handler_that_is_starved_is_still_measured_as_fast():
+    prefetch, now = Prefetch(16), 0.0
+    for _ in range(20):
+        now += 1.0  # nothing to do
+        prefetch.begun(now)
+        now += 0.001
+        prefetch.finished(prefetch.target, now)
+
+    assert prefetch.target > 5000
+
+
 def test_a_stuck_handler_gives_its_buffer_back_and_holds_no_more():
     prefetch = Prefetch(1)
     prefetch.begun(0.0)
