@@ -363,7 +363,7 @@ class MetadataResponse:
 class CreateTopicRequest(Request["TopicResult"]):
     name: str
     partitions: int = 1
-    configs: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
