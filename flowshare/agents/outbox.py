@@ -115,21 +115,32 @@ class Outbox:
             self._pumping = True
 
     async def _produce(self, letter: _Letter) -> None:
-        arguments = {
-            "key": letter.key,
-            "headers": letter.headers,
-            "partition": letter.partition,
-            "timestamp_ms": letter.timestamp_ms,
-        }
         try:
-            sent = self._producer.send_nowait(letter.topic, letter.value, **arguments)
+            sent = self._producer.send_nowait(
+                letter.topic,
+                letter.value,
+                key=letter.key,
+                headers=letter.headers,
+                partition=letter.partition,
+                timestamp_ms=letter.timestamp_ms,
+            )
         except BufferFull:
-            sent = asyncio.ensure_future(self._producer.send(letter.topic, letter.value, **arguments))
+            sent = asyncio.ensure_future(self._send_when_there_is_room(letter))
             await asyncio.wait([sent])
         except Exception as error:  # noqa: BLE001 - goes to the sender
             sent = self._service_loop.create_future()
             sent.set_exception(error)
         sent.add_done_callback(lambda done: self._note(letter, done))
+
+    async def _send_when_there_is_room(self, letter: _Letter) -> RecordMetadata:
+        return await self._producer.send(
+            letter.topic,
+            letter.value,
+            key=letter.key,
+            headers=letter.headers,
+            partition=letter.partition,
+            timestamp_ms=letter.timestamp_ms,
+        )
 
     def _note(self, letter: _Letter, done: asyncio.Future[RecordMetadata]) -> None:
         self._confirmed.append((letter, done))

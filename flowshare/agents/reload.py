@@ -77,10 +77,7 @@ class _Reloader:
         stamp = scan(self._root)
         self._say(f"watching {len(stamp)} .py files below {self._root}")
         self._start()
-        while not self._stopping:
-            select.select([wakeup], [], [], SCAN_INTERVAL_S)
-            if self._stopping:
-                break
+        while not self._wait(wakeup):
             self._notice_end()
             latest = scan(self._root)
             files = changed(stamp, latest)
@@ -88,9 +85,14 @@ class _Reloader:
                 self._say(f"{os.path.relpath(files[0], self._root)} changed; restarting")
                 stamp = latest
                 self._end()
-                if not self._stopping:
-                    self._start()
+                self._start()
         return self._end()
+
+    def _wait(self, wakeup: socket.socket) -> bool:
+        """Sleep until the next scan or a signal; whether to stop."""
+        if not self._stopping:
+            select.select([wakeup], [], [], SCAN_INTERVAL_S)
+        return self._stopping
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
@@ -111,11 +113,14 @@ class _Reloader:
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
         try:
-            return child.wait(self._drain_s + 5)
+            code = child.wait(self._drain_s + 5)
         except subprocess.TimeoutExpired:
             self._say("the worker did not end in time; killing it")
             child.kill()
-            return child.wait()
+            code = child.wait()
+        if code == -signal.SIGTERM:  # it had not begun yet
+            return 0
+        return code if code >= 0 else 128 - code
 
     @staticmethod
     def _say(text: str) -> None:

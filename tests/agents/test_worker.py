@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -129,7 +128,7 @@ class Shop:
         self.wait(lambda: text in self.log(process), limit, text)
 
     def page(self, process, page):
-        address = re.search(r"http://([\d.:]+)", self.log(process)).group(1)
+        address = json.loads((self.path / "owner.json").read_bytes())["address"]
         try:
             with urllib.request.urlopen(f"http://{address}{page}", timeout=2) as answer:
                 return answer.status, answer.read().decode()
@@ -231,6 +230,7 @@ def test_health_locks_and_heartbeats_go_on_while_a_handler_blocks(shop):
     worker = shop.worker()
     shop.wait_for("begin", 1)
     shop.wait_log(worker, "the handler loop has been blocked")
+    shop.wait(lambda: json.loads((shop.path / "owner.json").read_bytes())["address"], 10, "health pages")
 
     assert "time.sleep(order.get" in shop.log(worker)
     assert shop.page(worker, "/live")[0] == 200
