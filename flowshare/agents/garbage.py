@@ -7,8 +7,12 @@ look at the same ones again and again: 1.2 µs a record, more than decoding itse
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+SWITCH_S: Final = 0.0005
 
 
 @contextmanager
@@ -22,3 +26,14 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def tune_worker() -> None:
+    """Settings of the interpreter for a process that is a worker and nothing else; call it when all is started.
+
+    What is imported by then is looked at by no collection any more (a full one took 80 ms, which records waited for),
+    and the two loops get the interpreter's lock from each other after 0.5 ms instead of 5.
+    """
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)

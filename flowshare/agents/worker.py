@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents import inflight
+from flowshare.agents.garbage import tune_worker
 from flowshare.agents.host import Host, HostSettings, PartFactory
 from flowshare.agents.service import new_loop
 from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
@@ -117,6 +118,7 @@ class _Worker:
     async def _start(self) -> None:
         begun = self._clock.monotonic()
         await self._host.start()
+        tune_worker()
         at = f", health and metrics at http://{self._host.address}" if self._host.address else ""
         logger.info(
             "ready after %.2f s: %d agents%s (process %d)",
