@@ -187,6 +187,31 @@ def test_pages_are_served():
     assert asyncio.run(main()) == {"hello": "world"}
 
 
+def test_commands_of_the_app_are_fausts():
+    app = app_with_agent()
+
+    @app.command()
+    async def greet(self: Any) -> None:
+        """Say hello."""
+
+    assert greet.__name__ == "greet"
+
+
+def test_an_error_in_an_on_start_function_stops_the_start():
+    app = app_with_agent()
+
+    @app.on_start
+    async def failing() -> None:
+        raise ConnectionError("no database")
+
+    async def main() -> None:
+        async with app.running():
+            raise AssertionError("must not start")
+
+    with pytest.raises(ConnectionError, match="no database"):
+        asyncio.run(main())
+
+
 def test_fausts_own_agents_are_refused_at_start():
     app = app_with_agent()
 

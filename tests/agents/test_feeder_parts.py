@@ -1,0 +1,266 @@
+"""The parts of the feeder: reading batches, what is held and lost, dead letters, full buffers, the server's limit."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.acks import RELEASE, AckSender
+from flowshare.agents.chunk import Chunk
+from flowshare.agents.dead_letter import PREFIX, TRACE_MAX, dead_letter, without_trace
+from flowshare.agents.held import Holdings
+from flowshare.agents.intake import Intake
+from flowshare.agents.outcomes import Kind, Outcome
+from flowshare.agents.stats import AgentStats
+from flowshare.client.errors import BufferFull, RecordTooLarge
+from flowshare.client.member import ShareMember
+from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.share.types import AcquiredRange
+from flowshare.testing import Bus, ManualClock
+from tests.agents.agents_kit import one_agent, run_agent, run_app
+
+TP = TopicPartition(uuid.UUID(int=1), 0)
+
+
+def batch(first: int, count: int) -> bytes:
+    builder = BatchBuilder()
+    for n in range(count):
+        builder.add(None, b"%d" % (first + n), (), timestamp_ms=1)
+    return place(builder.build(), first)
+
+
+def chunk_of(first: int, last: int) -> Chunk:
+    records = [DecodedRecord(offset, 1, None, b"v", (), 1) for offset in range(first, last + 1)]
+    return Chunk("agent", "in", TP, records, decode=None, deadline=30.0, generation=0, arrived=0.0)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def test_single_records_out_of_one_batch_are_read_once():
+    intake, records = Intake(), batch(10, 100)
+
+    found = [intake.decode(records, [AcquiredRange(n, n, 2)]).records[0] for n in (10, 55, 109)]
+
+    assert [(one.offset, one.value, one.delivery_count) for one in found] == [
+        (10, b"10", 2),
+        (55, b"55", 2),
+        (109, b"109", 2),
+    ]
+
+
+def test_gaps_are_found_in_a_kept_batch_too():
+    intake, records = Intake(), batch(0, 5) + batch(8, 2)
+    intake.decode(records, [AcquiredRange(0, 0, 1)])
+
+    decoded = intake.decode(records, [AcquiredRange(4, 9, 1)])
+
+    assert [one.offset for one in decoded.records] == [4, 8, 9]
+    assert decoded.gaps == [(5, 7)]
+
+
+def test_damaged_bytes_are_reported_record_by_record_not_kept():
+    intake, records = Intake(), bytearray(batch(0, 5))
+    records[-1] ^= 0xFF
+
+    decoded = intake.decode(bytes(records), [AcquiredRange(1, 2, 1)])
+
+    assert decoded.records == []
+    assert [(first, last) for first, last, _ in decoded.corrupt] == [(1, 2)]
+
+
+# --- what is held -----------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """Holdings over a sender that is never started."""
+
+    def __init__(self) -> None:
+        self.stats, self.fed = AgentStats(), list[Chunk]()
+        self.acks = AckSender("agent", ManualClock(), self.stats)
+        self.held = Holdings(self.acks, self.stats, self.fed.extend, asyncio.Event())
+
+    def releases(self) -> list[tuple[int, int]]:
+        return [
+            (ack.first, ack.last)
+            for pending in self.acks._pending.values()
+            for ack in pending.others
+            if ack.types == RELEASE and ack.unrun
+        ]
+
+
+def test_what_was_not_begun_goes_back_in_ranges_and_what_runs_stays():
+    ledger, chunk = Ledger(), chunk_of(0, 9)
+    ledger.held.add(chunk)
+    begun = [chunk.records.pop().offset for _ in range(3)]
+
+    ledger.held.give_back()
+
+    assert begun == [0, 1, 2]
+    assert ledger.releases() == [(3, 9)]
+    assert ledger.held.outstanding == 3
+    assert chunk.unfinished() == [0, 1, 2]
+
+
+def test_lost_records_that_wait_are_dropped_and_the_others_go_on():
+    ledger, chunk = Ledger(), chunk_of(0, 5)
+    ledger.held.add(chunk)
+    running = chunk.records.pop()
+
+    ledger.held.lose(chunk, [running.offset, 2, 3])
+
+    assert [record.offset for record in chunk.records] == [5, 4, 1]
+    assert ledger.fed == [chunk]
+    assert ledger.held.outstanding == 4
+    assert ledger.held.without_lost(chunk, [running.offset, 1]) == [1]
+    assert ledger.stats.lock_lost == 3
+
+
+def test_after_another_connection_nothing_old_is_held_or_given_back():
+    ledger, chunk = Ledger(), chunk_of(0, 5)
+    ledger.held.add(chunk)
+
+    ledger.held.lose_all(1)
+
+    assert chunk.records == []
+    assert ledger.releases() == []
+    assert ledger.held.outstanding == 0
+
+
+# --- dead letters -----------------------------------------------------------------------------------------------
+
+
+def letter_for(error: BaseException | None, **record: Any) -> Any:
+    made = DecodedRecord(5, 99, b"k", b"v", record.get("headers", ()), 3)
+    return dead_letter("dlq", "g", chunk_of(5, 5), made, Outcome(Kind.DEAD, error, "because"))
+
+
+def test_a_dead_letter_keeps_the_record_and_replaces_older_dead_letter_headers():
+    letter = letter_for(None, headers=(("mine", b"1"), (PREFIX + "reason", b"older")))
+
+    assert (letter.key, letter.value) == (b"k", b"v")
+    assert [value for name, value in letter.headers if name == PREFIX + "reason"] == [b"because"]
+    assert ("mine", b"1") in letter.headers
+
+
+def test_a_long_trace_keeps_its_end():
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise ValueError("x" * 20_000 + "the end")
+
+    with pytest.raises(ValueError, match="the end") as caught:
+        deep(50)
+    headers = dict(letter_for(caught.value).headers)
+
+    assert len(headers[PREFIX + "trace"] or b"") <= TRACE_MAX + 10
+    assert (headers[PREFIX + "trace"] or b"").rstrip().endswith(b"the end")
+    assert PREFIX + "trace" not in dict(without_trace(letter_for(caught.value)).headers)
+
+
+def test_a_dead_letter_that_is_too_large_goes_without_its_trace(monkeypatch: pytest.MonkeyPatch):
+    async def bad(value: int) -> None:
+        raise KeyError("x")
+
+    async def during(bus: Bus) -> None:
+        real = bus.host.producer.send_nowait
+
+        def send_nowait(topic: str, value: Any, **kwargs: Any) -> Any:
+            if topic == "t.agent.dlq" and PREFIX + "trace" in dict(kwargs["headers"]):
+                raise RecordTooLarge("too large")
+            return real(topic, value, **kwargs)
+
+        monkeypatch.setattr(bus.host.producer, "send_nowait", send_nowait)
+        await bus.send("in", 1)
+
+    seen = run_agent(bad, [], during=during, reject=(KeyError,))
+
+    assert seen.outcomes == ["dead_lettered"]
+    assert PREFIX + "trace" not in seen.dead[0].headers
+
+
+# --- full buffers, the server's limit ---------------------------------------------------------------------------
+
+
+def test_outputs_wait_while_the_producers_buffer_is_full(monkeypatch: pytest.MonkeyPatch):
+    async def echo(value: int) -> int:
+        return value
+
+    full = 20
+
+    async def during(bus: Bus) -> None:
+        real = bus.host.producer.send_nowait
+
+        def send_nowait(topic: str, *args: Any, **kwargs: Any) -> Any:
+            nonlocal full
+            if topic == "out" and full > 0:
+                full -= 1
+                raise BufferFull("full")
+            return real(topic, *args, **kwargs)
+
+        monkeypatch.setattr(bus.host.producer, "send_nowait", send_nowait)
+        for value in range(10):
+            await bus.send("in", value)
+
+    seen = run_agent(echo, [], during=during, sink=["out"])
+
+    assert seen.report.accepted == 10
+    assert sorted(record.value for record in seen.out) == list(range(10))
+
+
+def test_what_the_delivery_limit_archives_is_dead_lettered_by_the_server():
+    async def never(value: int) -> None:
+        raise AssertionError("must not run")
+
+    app = one_agent(never, retry=fs.Retry(2))
+
+    async def crash_again_and_again(bus: Bus) -> None:
+        bus.host.runtimes["agent"].pause()
+        await bus.send("in", 7)
+        await bus.advance(1)
+        member = ShareMember(bus.host._connect, group_id="t.agent", topics=["in"], clock=bus.clock)
+        await member.start()
+        limit = app.share_agents["agent"].options.delivery_count_limit
+        for _ in range(limit):
+            [fetched] = await member.fetch(records_max=10)
+            await member.acknowledge({fetched.tp: [AckBatch(one.first, one.last, RELEASE) for one in fetched.acquired]})
+        await member.close()
+        await bus.advance(5)
+
+    seen = run_app(app, [], during=crash_again_and_again)
+
+    assert [letter.value for letter in seen.dead] == [7]
+
+
+def test_a_handler_that_kills_its_worker_each_time_ends_in_the_dead_letters():
+    async def never(value: int) -> None:
+        raise AssertionError("must not run")
+
+    app = one_agent(never, retry=fs.Retry(2))
+
+    async def crash(bus: Bus) -> None:
+        runtime = bus.host.runtimes["agent"]
+        runtime.pause()
+        await bus.send("in", 7)
+        await bus.advance(1)
+        for _ in range(2):
+            member = ShareMember(bus.host._connect, group_id="t.agent", topics=["in"], clock=bus.clock)
+            await member.start()
+            [fetched] = await member.fetch(records_max=10)
+            assert fetched.acquired
+            await member._link.current.close()  # the process is gone: no acknowledgement, no close
+            await member._membership.stop()
+            await bus.advance(1)
+        runtime.resume()
+
+    seen = run_app(app, [], during=crash)
+
+    assert seen.outcomes[-1] == "dead_lettered"
+    assert seen.report.attempts[-1] == 3
+    assert b"without an outcome" in seen.dead[0].headers[PREFIX + "reason"]
