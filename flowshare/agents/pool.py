@@ -13,7 +13,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.dead_letter import of_user
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock, TimerHandle
 
 logger = logging.getLogger("flowshare.agents")
+
+HAND_OVER_S: Final = 0.002
+"""Time between two hand-overs from the handler loop to the service loop."""
 
 Handed = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
@@ -68,6 +71,7 @@ class Pool:
         self._handler_loop = handler_loop
         self._dirty: list[Chunk] = []
         self._flush_due = False
+        self._handed_at = -1.0
         self._timer: TimerHandle | None = None
 
     # --- what kinds do ------------------------------------------------------------------------------------------
@@ -150,7 +154,13 @@ class Pool:
             self._handler_loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Hand what is finished to the service loop."""
+        """Hand what is finished to the service loop, at most every 2 ms: each time costs a thread switch."""
+        if self._service_loop is not self._handler_loop:
+            now = self.clock.monotonic()
+            if 0 <= now - self._handed_at < HAND_OVER_S and not self.stopping:
+                self.clock.call_later(HAND_OVER_S, self.flush)
+                return
+            self._handed_at = now
         self._flush_due = False
         dirty, self._dirty = self._dirty, []
         handed: Handed = []

@@ -33,11 +33,6 @@ class Prefetch:
         self.stuck = False
         """Whether nothing finished for so long that nothing more should be buffered."""
 
-    @property
-    def rate(self) -> float:
-        """Records a second that the handlers can finish, as measured."""
-        return self._rate or 0.0
-
     def begun(self, now: float) -> None:
         """The pool gets work after it had none: the time before does not count."""
         self.progress_at = now
@@ -73,5 +68,7 @@ class Prefetch:
         """How many records to hold in all."""
         if self.stuck:
             return self._slots
-        ahead = min(BUFFER_MAX, int(self.rate * AHEAD_S))
+        # Until the speed is known as many wait as run; what slow handlers do not get to goes back.
+        wanted = self._slots if self._rate is None else int(self._rate * AHEAD_S)
+        ahead = min(BUFFER_MAX, wanted)
         return self._slots + max(1, ahead, self._fixed)
