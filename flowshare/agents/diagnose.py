@@ -72,6 +72,18 @@ class StallWatch:
         self._since = self._looked = self._clock.monotonic()
         self._told = None
 
+    def paused(self) -> None:
+        """The agent fetches nothing until it is resumed: told at once, as no empty fetch will come to tell it."""
+        self._tell(Reason("the agent is paused; resume it", normal=True), 0.0)
+
+    def rate_limited(self, wait_s: float) -> None:
+        """The agent waits for its rate limit; worth a line when that takes as long as a stall."""
+        if wait_s >= QUIET_S:
+            limit = self._agent.options.rate_limit
+            assert limit is not None
+            text = f"rate_limit allows {limit.per_s * 3600:g} records an hour, the next one in {QUIET_S:g} s or later"
+            self._tell(Reason(text, normal=True), 0.0)
+
     def nothing_fetched(self, holder: Holder) -> None:
         """A fetch came back empty."""
         now = self._clock.monotonic()
@@ -83,6 +95,9 @@ class StallWatch:
     async def _explain(self, holder: Holder, now: float) -> None:
         assert self._member is not None
         reason = await explain(self._agent, self._admin, self._member, holder)
+        self._tell(reason, now - self._since)
+
+    def _tell(self, reason: Reason, quiet_s: float) -> None:
         if reason.text == self._told:
             return
         self._told = reason.text
@@ -91,7 +106,7 @@ class StallWatch:
             "agent=%s group=%s: nothing to handle for %.0f s: %s",
             self._agent.name,
             self._agent.group,
-            now - self._since,
+            quiet_s,
             reason.text,
         )
 

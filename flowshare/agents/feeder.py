@@ -246,8 +246,11 @@ class Feeder:
                 tokens = self._bucket.available(self._clock.monotonic())
                 if tokens > 0:
                     return min(room, tokens)
+                self._stall.rate_limited(self._bucket.wait_s())
                 await self._clock.sleep(self._bucket.wait_s())
                 continue
+            if self.paused:
+                self._stall.paused()
             self._room.clear()
             await self._room.wait()
 

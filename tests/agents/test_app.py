@@ -369,6 +369,30 @@ def test_a_stall_is_told_once(caplog: pytest.LogCaptureFixture):
     assert "every record of the topic is finished" in told[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "pause", "said"),
+    [({}, True, "the agent is paused"), ({"rate_limit": "30/h"}, False, "rate_limit allows 30 records an hour")],
+)
+def test_a_pause_and_a_slow_rate_are_told_though_nothing_is_fetched(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], pause: bool, said: str
+):
+    caplog.set_level(logging.INFO, "flowshare.agents")
+    app = fs.App("t")
+    app.share_agent("in", name="agent", **options)(nothing)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            if pause:
+                bus.host.runtimes["agent"].pause()
+            await bus.send("in", 1)
+            await bus.send("in", 2)
+            await bus.advance(30)
+
+    fs.testing.run(main())
+
+    assert sum(said in record.message for record in caplog.records) == 1
+
+
 def test_importing_flowshare_is_cheap():
     import subprocess
 
