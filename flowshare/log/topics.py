@@ -183,7 +183,7 @@ class TopicRegistry:
     def plan_alter(self, name: str, changes: Mapping[str, str | None]) -> Topic:
         """Raises: UnknownTopic, InvalidTopic."""
         topic = self.get(name)
-        check_configs({key: value if value is not None else _default(key) for key, value in changes.items()})
+        check_configs({key: value if value is not None else default_of(key) for key, value in changes.items()})
         merged = {**topic.configs, **changes}
         return replace(topic, configs={key: value for key, value in merged.items() if value is not None})
 
@@ -209,7 +209,8 @@ def decode_topic(stored: bytes) -> Topic:
         raise StorageDamaged(f"a stored topic cannot be read: {error}") from error
 
 
-def _default(name: str) -> str:
+def default_of(name: str) -> str:
+    """Default of a topic setting as text, empty for one that is unknown."""
     return TOPIC_CONFIGS[name].default if name in TOPIC_CONFIGS else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import InvalidTopic, UnknownTopic
-from flowshare.log.topics import TOPIC_CONFIGS, check_configs
+from flowshare.log.topics import TOPIC_CONFIGS, check_configs, default_of
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     ConfigEntry,
@@ -61,6 +61,7 @@ class ConfigApis:
 
     def _describe(self, request: DescribeConfigsRequest) -> list[ConfigEntry]:
         if request.resource_type == GROUP:
+            self._configs.check(request.resource)
             acting = self._configs.acting(request.resource)
             values = acting.values(self._configs.stored(request.resource))
             return [
@@ -93,7 +94,7 @@ class ConfigApis:
         if request.validate_only:
             if request.resource not in self._log.topics():
                 raise UnknownTopic(f"there is no topic {request.resource!r}")
-            check_configs({name: text for name, text in request.configs.items() if text is not None})
+            check_configs({name: default_of(name) if text is None else text for name, text in request.configs.items()})
             return
         await self._log.alter_topic(request.resource, request.configs)
 

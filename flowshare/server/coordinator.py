@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.alarm import Alarm
+from flowshare.server.damage import group_id_of
 from flowshare.server.failures import Refused
 from flowshare.server.state import GROUP_ID_BYTES_MAX
 from flowshare.share.errors import FencedMemberEpoch, GroupIdNotFound, StateCorrupt
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from flowshare.log.base import Storage
     from flowshare.protocol.messages import ShareGroupHeartbeatRequest
     from flowshare.server.connection import InProcess
+    from flowshare.server.damage import Damage
     from flowshare.server.initializer import Initializer
     from flowshare.server.partitions import Partitions
     from flowshare.server.state import Write
@@ -60,6 +62,7 @@ class Coordinator:
         initializer: Initializer,
         clock: Clock,
         config_of: Callable[[str], GroupConfig],
+        damage: Damage,
     ) -> None:
         self._storage = storage
         self._topics = topics
@@ -67,6 +70,7 @@ class Coordinator:
         self._initializer = initializer
         self._clock = clock
         self._config_of = config_of
+        self._damage = damage
         self._alarm = Alarm(clock)
         self._unwritten: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -75,13 +79,15 @@ class Coordinator:
     async def start(self) -> None:
         """Read all groups and begin to watch their members' timeouts. Raises: LogError."""
         for key, value in await self._storage.scan(PREFIX):
-            group_id = key[len(PREFIX) :].decode()
+            group_id = group_id_of(key, PREFIX)
+            if group_id is None or group_id in self._damage:
+                continue
             try:
                 group = ShareGroup.decode(
                     value, group_id=group_id, config=self._config_of(group_id), now_ms=self._clock.now_ms()
                 )
-            except StateCorrupt:
-                logger.exception("group cannot be read and is left out group=%s", group_id)
+            except StateCorrupt as error:
+                self._damage.add(group_id, key, f"its members and epochs: {error}")
                 continue
             self.groups[group_id] = group
             self._remove_dead(group)
@@ -98,20 +104,25 @@ class Coordinator:
         return self._config_of(group_id).heartbeat_interval_ms
 
     def find(self, group_id: str) -> ShareGroup:
-        """The group. Raises: GroupIdNotFound."""
+        """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored of it cannot be read)."""
+        self._damage.check(group_id)
         group = self.groups.get(group_id)
         if group is None:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         return group
 
     def ensure(self, group_id: str) -> ShareGroup:
-        """The group, made if there is none; write it then. Raises: Refused when there are too many."""
+        """The group, made if there is none; write it then.
+
+        Raises: Refused (a bad id, or too many groups), StateCorrupt (what is stored of it cannot be read)
+        """
+        self._damage.check(group_id)
         group = self.groups.get(group_id)
         if group is None:
             if len(self.groups) >= GROUPS_MAX:
                 raise Refused(ErrorCode.POLICY_VIOLATION, f"there are {GROUPS_MAX} groups; delete some first")
-            if len(group_id.encode()) > GROUP_ID_BYTES_MAX:
-                raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
+            if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
             group = self.groups[group_id] = ShareGroup(group_id, config=self._config_of(group_id))
         return group
 
@@ -157,6 +168,9 @@ class Coordinator:
 
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
+        if group_id in self._damage:
+            await self._delete_damaged(group_id)
+            return
         group = self.find(group_id)
         group.require_empty()
         keys = self._partitions.known(group_id)
@@ -172,6 +186,15 @@ class Coordinator:
                 self.groups.setdefault(group_id, group)
                 raise
             await self._partitions.forget(keys)
+
+    async def _delete_damaged(self, group_id: str) -> None:
+        """Delete all that is stored of a group that cannot be read. Raises: LogError."""
+        keys = self._partitions.known(group_id)
+        writes = await self._initializer.deletions(keys)
+        writes += [(key, None) for key in (PREFIX + group_id.encode(), *self._damage.keys(group_id))]
+        await self._storage.write(writes)
+        await self._partitions.forget(keys)
+        self._damage.forget(group_id)
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic in all groups, and the state of its share-partitions. Raises: LogError."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from flowshare.protocol.errors import ErrorCode
+from flowshare.server.damage import group_id_of
 from flowshare.server.failures import Refused
 from flowshare.share.config import GROUP_CONFIGS, GroupConfig
 from flowshare.share.settings import unknown
 
 if TYPE_CHECKING:
     from flowshare.log.base import Storage
+    from flowshare.server.damage import Damage
     from flowshare.share.config import ServerConfig
-
-logger = logging.getLogger(__name__)
 
 PREFIX: Final = b"c/"
 CONFIGURED_MAX: Final = 10_000
@@ -27,9 +26,10 @@ CONFIGURED_MAX: Final = 10_000
 class GroupConfigs:
     """All groups' settings, stored under their group ids."""
 
-    def __init__(self, storage: Storage, server: ServerConfig) -> None:
+    def __init__(self, storage: Storage, server: ServerConfig, damage: Damage) -> None:
         self._storage = storage
         self._server = server
+        self._damage = damage
         self._stored: dict[str, dict[str, str]] = {}
         self._acting: dict[str, GroupConfig] = {}
         self._default = GroupConfig.effective({}, server)
@@ -37,13 +37,19 @@ class GroupConfigs:
     async def start(self) -> None:
         """Read what is stored. Raises: LogError."""
         for key, value in await self._storage.scan(PREFIX):
-            group_id = key[len(PREFIX) :].decode()
+            group_id = group_id_of(key, PREFIX)
+            if group_id is None:
+                continue
             try:
                 stored = {str(name): str(text) for name, text in orjson.loads(value).items()}
-            except (ValueError, AttributeError):
-                logger.exception("settings cannot be read, the defaults act group=%s", group_id)
-                continue
-            self._keep(group_id, stored)
+            except (ValueError, AttributeError) as error:
+                self._damage.add(group_id, key, f"its settings: {error}")
+            else:
+                self._keep(group_id, stored)
+
+    def check(self, group_id: str) -> None:
+        """Whether the group's settings are known. Raises: StateCorrupt (what is stored of it cannot be read)."""
+        self._damage.check(group_id)
 
     def acting(self, group_id: str) -> GroupConfig:
         """A group's settings with the server's defaults and bounds."""
@@ -54,7 +60,11 @@ class GroupConfigs:
         return self._stored.get(group_id, {})
 
     async def alter(self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool) -> None:
-        """Set (None: unset) settings of a group, all or none. Raises: InvalidConfig, Refused, LogError."""
+        """Set (None: unset) settings of a group, all or none.
+
+        Raises: InvalidConfig, Refused, StateCorrupt (what is stored cannot be read), LogError
+        """
+        self._damage.check(group_id)
         for name in changes:
             if name not in GROUP_CONFIGS:
                 raise unknown(name, GROUP_CONFIGS)

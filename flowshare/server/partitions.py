@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
+    from flowshare.server.damage import Damage
     from flowshare.server.loader import Loader
     from flowshare.server.stats import Stats
     from flowshare.server.topic_index import TopicIndex
@@ -49,6 +50,7 @@ class Partitions:
         config_of: Callable[[str], GroupConfig],
         durable_acquire: bool,
         on_archiving: Callable[[Owner], None],
+        damage: Damage,
     ) -> None:
         self._storage = storage
         self._topics = topics
@@ -58,6 +60,7 @@ class Partitions:
         self._config_of = config_of
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
+        self._damage = damage
         self._owners: dict[ShareKey, Owner] = {}
         self._by_log: dict[tuple[str, int], list[Owner]] = {}
         self._by_group: dict[str, set[ShareKey]] = {}
@@ -97,6 +100,9 @@ class Partitions:
             return owner
         while (held := self._held.get(key)) is not None:
             await asyncio.shield(held)
+        owner = self.get(key)  # who waited too may have been faster
+        if owner is not None:
+            return owner
         self._check(key)
         error, retry_s = self._failed.get(key, (None, 0.0))
         if error is not None and self._clock.monotonic() < retry_s:
@@ -246,6 +252,7 @@ class Partitions:
             self._failed[key] = (error, self._clock.monotonic() + RETRY_S)
 
     def _check(self, key: ShareKey) -> None:
+        self._damage.check(key.group_id)
         topic = self._topics.by_id(key.topic_id)
         if topic is None:
             raise UnknownTopicId(f"no topic has the id {key.topic_id}")

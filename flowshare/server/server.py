@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flowshare.server.configs import ConfigApis
 from flowshare.server.connection import Handlers, InProcess
 from flowshare.server.coordinator import IN_PROCESS, Coordinator
+from flowshare.server.damage import Damage
 from flowshare.server.dead_letters import DeadLetters
 from flowshare.server.group_configs import GroupConfigs
 from flowshare.server.groups import GroupApis
@@ -39,7 +40,8 @@ class Server:
     def __init__(self, *, storage: Storage, config: ServerConfig, clock: Clock) -> None:
         self._stats = Stats()
         self._topics = TopicIndex(storage)
-        self._configs = GroupConfigs(storage, config)
+        damage = Damage()
+        self._configs = GroupConfigs(storage, config, damage)
         self._dead_letters = DeadLetters(
             storage=storage, clock=clock, stats=self._stats, auto_create=config.dead_letter_auto_create
         )
@@ -53,6 +55,7 @@ class Server:
             config_of=self._configs.acting,
             durable_acquire=config.acquire_durable,
             on_archiving=self._dead_letters.start,
+            damage=damage,
         )
         initializer = Initializer(store=storage, topics=self._topics, partitions=self._partitions, loader=loader)
         self._coordinator = Coordinator(
@@ -62,6 +65,7 @@ class Server:
             initializer=initializer,
             clock=clock,
             config_of=self._configs.acting,
+            damage=damage,
         )
         self._sessions = Sessions(self._partitions, sessions_max=config.share_sessions_max)
         self._handlers = self._table(storage, clock, initializer)

@@ -151,14 +151,15 @@ class ShareOffsetApis:
     async def alter(self, request: AlterShareGroupOffsetsRequest, _: InProcess) -> AlterShareGroupOffsetsResponse:
         """Let an empty group (made if there is none) start anew at given offsets."""
         try:
-            group = self._coordinator.ensure(request.group_id)
-            results = await self._alter(group, request.offsets)
+            results = await self._alter(request.group_id, request.offsets)
         except EXPECTED as error:
             code, message = failure(error)
             return AlterShareGroupOffsetsResponse(error=code, message=message)
         return AlterShareGroupOffsetsResponse(partitions=tuple(results))
 
-    async def _alter(self, group: ShareGroup, offsets: Mapping[tuple[str, int], int]) -> list[PartitionResult]:
+    async def _alter(self, group_id: str, offsets: Mapping[tuple[str, int], int]) -> list[PartitionResult]:
+        made = group_id not in self._coordinator.groups
+        group = self._coordinator.ensure(group_id)
         group.require_empty()
         results: list[PartitionResult] = []
         states: dict[ShareKey, PartitionState] = {}
@@ -176,7 +177,10 @@ class ShareOffsetApis:
             key = ShareKey(group.group_id, topic.topic_id, partition)
             states[key] = PartitionState(state_epoch=epoch, start_offset=start)
             results.append(PartitionResult(topic=name, partition=partition))
-        await self._replace(group, states)
+        if states:
+            await self._replace(group, states)
+        elif made:
+            self._coordinator.groups.pop(group_id)  # nothing awaited since: nobody has joined it
         return results
 
     def _within_log(self, name: str, partition: int, offset: int) -> int:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest, ShareGroupDescribeRequest, TopicPartition
+from flowshare.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    DeleteGroupsRequest,
+    DescribeConfigsRequest,
+    DescribeShareGroupOffsetsRequest,
+    ShareGroupDescribeRequest,
+    TopicPartition,
+)
 from flowshare.server.state import ShareKey, read_state
 from flowshare.share.config import ServerConfig
 from tests.server.world import accept, ranges, release, world
@@ -140,3 +147,65 @@ async def test_unfinished_offsets_are_described_after_a_restart() -> None:
 
         (described,) = answer.partitions
         assert (described.start_offset, described.lag, described.in_flight) == (2, 6, 0)
+
+
+@pytest.mark.parametrize("key", [b"g/g", b"c/g"])
+async def test_a_group_that_cannot_be_read_is_refused_and_nothing_of_it_is_overwritten(key: bytes) -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        m = w.member("m1")
+        await m.heartbeat("t")
+        await m.fetch(at)
+        await m.acknowledge({at: [accept(0)]}, epoch=-1)
+        await w.storage.write([(key, b"nonsense")])
+        await w.restart()
+        before = await w.storage.scan(b"")
+
+        joined = await w.member("m2").heartbeat("t")
+        fetched = await w.member("m2").fetch(at)
+        (described,) = (await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))).groups
+        offsets = await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))
+        reset = await w.admin.send(AlterShareGroupOffsetsRequest(group_id="g", offsets={("t", 0): 0}))
+        settings = await w.admin.send(DescribeConfigsRequest(resource_type="group", resource="g"))
+        altered = await w.configure({"share.record.lock.duration.ms": "9000"})
+        await w.restart()
+
+        for answer in (joined, *fetched.partitions, described, offsets, reset, settings, altered):
+            assert answer.error is ErrorCode.UNKNOWN_SERVER_ERROR
+            assert answer.message is not None
+            assert "group 'g' is refused" in answer.message
+            assert "flowshare groups delete g" in answer.message
+        assert await w.storage.scan(b"") == before
+        assert (await w.member("m3", "another").heartbeat("t")).error is ErrorCode.NONE
+
+
+async def test_a_group_that_cannot_be_read_can_be_given_up() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        await w.member("m1").heartbeat("t")
+        await w.storage.write([(b"g/g", b"nonsense"), (b"c/g", b"nonsense")])
+        await w.restart()
+
+        (deleted,) = (await w.admin.send(DeleteGroupsRequest(group_ids=("g",)))).groups
+
+        assert deleted.error is ErrorCode.NONE
+        assert await w.storage.scan(b"") == []
+        assert (await w.member("m2").heartbeat("t")).error is ErrorCode.NONE
+        await w.configure({"share.auto.offset.reset": "earliest"})
+        assert (await w.member("m2").fetch(at)).error is ErrorCode.NONE
+
+
+async def test_an_entry_whose_group_id_is_no_text_is_left_alone() -> None:
+    async with world() as w:
+        await w.storage.write([(b"g/\xff", b"x"), (b"c/\xff", b"x")])
+        await w.restart()
+        assert await w.storage.scan(b"g/") == [(b"g/\xff", b"x")]
+
+
+async def test_offsets_are_not_altered_for_a_group_without_a_name() -> None:
+    async with world() as w:
+        await w.topic()
+        answer = await w.admin.send(AlterShareGroupOffsetsRequest(group_id="", offsets={("t", 0): 0}))
+        assert answer.error is ErrorCode.INVALID_REQUEST

@@ -9,6 +9,7 @@ from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
+    ListGroupsRequest,
     TopicPartition,
 )
 from tests.server.world import accept, batch, ranges, release, world
@@ -159,3 +160,11 @@ async def test_deleted_offsets_let_the_group_begin_anew() -> None:
         again = w.member("m2")
         assert (await again.heartbeat("t")).assignment == (at,)
         assert ranges(await again.fetch(at)) == [(0, 4, 1)]
+
+
+async def test_a_refused_alter_leaves_no_group_behind() -> None:
+    async with world() as w:
+        answer = await w.admin.send(AlterShareGroupOffsetsRequest(group_id="new", offsets={("nowhere", 0): 0}))
+        assert [part.error for part in answer.partitions] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        listed = await w.admin.send(ListGroupsRequest())
+        assert listed.groups == ()
