@@ -1,6 +1,6 @@
 """The first agent: greet everybody in the topic `greetings`.
 
-flowshare send greetings '"world"' --app examples.first.app:app
+flowshare send greetings world --app examples.first.app:app
 flowshare worker examples.first.app:app
 """
 
