@@ -30,10 +30,6 @@ _SAME_EVENT_S: Final = 0.5
 """A parent that passes on SIGTERM and a terminal that sends SIGINT to all may mean one Ctrl-C."""
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Stand in for a Python handler, so that the C handler that writes to the descriptor is installed."""
-
-
 class Signals:
     """Watches the worker's signals from `install` to `restore`; both on the main thread."""
 
@@ -44,7 +40,12 @@ class Signals:
         on_second: Callable[[signal.Signals], object],
         on_show: Callable[[], object],
         clock: Clock,
+        on_main: Callable[[signal.Signals], object] | None = None,
     ) -> None:
+        """The first three are called on the thread; `on_main` on the main thread for a stop signal, where C code that
+        looks at signals without letting the GIL go (`re`) still calls it.
+        """
+        self._on_main = on_main
         self._clock = clock
         self._on_stop = on_stop
         self._on_second = on_second
@@ -60,7 +61,7 @@ class Signals:
     def install(self) -> None:
         """Take the signals. Raises: ValueError when not on the main thread."""
         for number in (*STOP_SIGNALS, *((SHOW_SIGNAL,) if SHOW_SIGNAL else ())):
-            self._previous[number] = signal.signal(number, _ignore)
+            self._previous[number] = signal.signal(number, self._in_main)
         self.claim()
         self._thread.start()
 
@@ -89,11 +90,16 @@ class Signals:
             self._thread.join(1.0)
         self._reader.close()
 
+    def _in_main(self, number: int, _frame: FrameType | None) -> None:
+        """The Python handler: there has to be one, else the C handler that writes to the descriptor is not there."""
+        if self._on_main is not None and number in STOP_SIGNALS:
+            self._on_main(signal.Signals(number))
+
     def _watch(self) -> None:
         while data := self._receive():
-            self._pass_on(data)
             for number in data:
                 self._dispatch(number)
+            self._pass_on(data)
 
     def _receive(self) -> bytes:
         try:

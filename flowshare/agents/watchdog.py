@@ -98,6 +98,8 @@ class Watchdog:
 
     def end_after(self, limit_s: float) -> None:
         """End the process in `limit_s` seconds unless `stop` comes first, even when no Python code runs by then."""
+        if self._stopped:
+            return
         self._dump = False
         with contextlib.suppress(ValueError, OSError, RuntimeError):
             faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)

@@ -75,7 +75,13 @@ class _Worker:
         self._options = options
         self._clock = clock
         self._host = Host(app, clock=clock, settings=HostSettings(watchdog=True), parts=options.parts)
-        self._signals = Signals(on_stop=self._on_stop, on_second=self._on_second, on_show=self._on_show, clock=clock)
+        self._signals = Signals(
+            on_stop=self._on_stop,
+            on_second=self._on_second,
+            on_show=self._on_show,
+            on_main=self._last_call,
+            clock=clock,
+        )
         self._stop = asyncio.Event()
         self._ended = threading.Event()
         self._clean = True
@@ -156,10 +162,13 @@ class _Worker:
         if not self._host.service.running:
             self._exit(EXIT_CLEAN, f"{number.name} before anything was begun")
             return
-        if self._host.watchdog is not None:
-            self._host.watchdog.end_after(self._drain_timeout_s() + _LAST_CALL_S)
+        self._last_call(number)
         self._host.service.submit(self._drain_and_end)
         logger.info("%s: finishing what is running (a second Ctrl-C ends at once)", number.name)
+
+    def _last_call(self, _number: signal.Signals) -> None:
+        if self._host.watchdog is not None:
+            self._host.watchdog.end_after(self._drain_timeout_s() + _LAST_CALL_S)
 
     def _drain_timeout_s(self) -> float:
         given = self._options.drain_timeout_s

@@ -261,6 +261,18 @@ def test_code_that_holds_the_gil_is_shown_and_survived(shop):
     assert sorted(shop.ids("end")) == [1, 2]
 
 
+def test_code_that_never_lets_the_gil_go_is_ended_after_the_drain_time(shop):
+    shop.write(REGEX.replace("drain_timeout=5", "drain_timeout=1"))
+    shop.send({"id": 1, "regex": 90})
+    worker = shop.worker()
+    shop.wait_for("begin", 1)
+
+    code, took = shop.end(worker)
+
+    assert code != 0
+    assert took < 8
+
+
 def test_sigusr1_prints_what_is_in_flight(shop):
     shop.write(ASYNC)
     shop.send({"id": 1, "sleep": 30})
