@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from typing import TYPE_CHECKING, Final
 
@@ -63,6 +64,22 @@ def of_user(error: BaseException) -> TracebackType | None:
     while found is not None and found.tb_frame.f_globals.get("__name__", "").startswith("flowshare.agents."):
         found = found.tb_next
     return found or error.__traceback__
+
+
+def place_of(error: BaseException) -> str:
+    """The line of user code nearest to the error, `file.py:12 in function`."""
+    found, place = of_user(error), "in no code of the app"
+    while found is not None:
+        code = found.tb_frame.f_code
+        place = f"{os.path.basename(code.co_filename)}:{found.tb_lineno} in {code.co_name}"
+        found = found.tb_next
+        if (
+            "/lib/python" not in code.co_filename
+            and found is not None
+            and "/lib/python" in found.tb_frame.f_code.co_filename
+        ):
+            break
+    return place
 
 
 def clip(text: str, length: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import of_user
+from flowshare.agents.dead_letter import of_user, place_of
 from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome, of_exception
@@ -204,11 +204,14 @@ class Pool:
             self.stats.handler_errors += 1
         else:
             self.stats.cancelled += 1
-        level = logging.ERROR if outcome.kind is Kind.DEAD else logging.WARNING
-        text = "%s: %s" if outcome.kind is Kind.DEAD else "%s: will be tried again: %s"
-        logger.log(
-            level, text, self._where(chunk, record), outcome.reason, exc_info=(type(error), error, of_user(error))
-        )
+        if outcome.kind is Kind.DEAD:
+            logger.error(
+                "%s: %s", self._where(chunk, record), outcome.reason, exc_info=(type(error), error, of_user(error))
+            )
+        else:  # one line: during an outage every record says this, and the dead letter shows the whole trace
+            traced = (type(error), error, of_user(error)) if logger.isEnabledFor(logging.DEBUG) else None
+            text = "%s: will be tried again: %s (%s)"
+            logger.warning(text, self._where(chunk, record), outcome.reason, place_of(error), exc_info=traced)
         return outcome
 
     def timed_out(self, slot: Slot) -> None:
