@@ -2,7 +2,6 @@
 
 from aiohttp import web
 
-
 CHARGED = web.AppKey("charged", dict[str, int])
 """What the service charged, by idempotency key."""
 

@@ -105,6 +105,15 @@ class App(faust.App):
 
     # --- declaring ----------------------------------------------------------------------------------------------
 
+    def topic(self, *topics: str, key_type: Any = None, value_type: Any = None, **options: Any) -> Topic:
+        """Name a topic of the app; what is sent is encoded, and what agents get decoded, by the types.
+
+        key_type, value_type: bytes, str, dict, a dataclass, a TypedDict, a `fs.Record`, …; None: by the handler's
+        annotation. The other options are Faust's.
+        """
+        made: Topic = super().topic(*topics, key_type=key_type, value_type=value_type, **options)  # type: ignore[assignment,unused-ignore]
+        return made
+
     def share_agent(self, *topics: Any, name: str | None = None, **options: Any) -> Callable[[Any], ShareAgent]:
         """Make a function a share agent: it is called for every record of the topics, at least once.
 
