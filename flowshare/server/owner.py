@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 READ_TRIES: Final = 8
 """How often a fetch reads again because another fetch moved on the cursor while it read."""
+CHOOSY_WAKES: Final = 16
+"""Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
 
 class Want(NamedTuple):
@@ -263,7 +265,11 @@ class Owner:
             work = self.has_work()
         except (ShareError, LogError):
             work = True  # the fetch will meet the error and answer with it
-        if work:
+        if not work:
+            return
+        if self.partition.choosy:
+            self._line.wake_some(CHOOSY_WAKES)
+        else:
             self._line.wake_first()
 
     def appended(self) -> None:

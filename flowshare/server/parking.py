@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -87,6 +88,12 @@ class Line:
             del self._waiters[waiter]
             waiter.wake()
             return
+
+    def wake_some(self, count: int) -> None:
+        """Wake the `count` that have waited longest; they leave the line."""
+        for waiter in tuple(itertools.islice(self._waiters, count)):
+            del self._waiters[waiter]
+            waiter.wake()
 
     def wake_all(self) -> None:
         """Wake everyone: the share-partition is no longer served here."""

@@ -139,6 +139,11 @@ class SharePartition:
             return gap
         return offset if offset >= 0 else window.end
 
+    @property
+    def choosy(self) -> bool:
+        """Whether it depends on the member what it may acquire: records of dead processes come alone (`quarantine`)."""
+        return bool(self._quarantine)
+
     def can_acquire(self) -> bool:
         """Whether a fetch may give anything (§2.6).
 

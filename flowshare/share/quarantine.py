@@ -50,6 +50,8 @@ class Quarantine:
             del self._runs[member_id]
         self._forget(window)
         if not self._suspects:
+            # Members that are gone do not ask again: without this the quarantine would never end.
+            self._runs = {member: at for member, at in self._runs.items() if self._holds(window, member, at)}
             return ANYTHING
         suspect = self._suspects[0]
         if window.next_available(window.start, suspect) != suspect:

@@ -15,7 +15,8 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.state import ShareKey, read_state
 from flowshare.share.config import ServerConfig
-from tests.server.world import accept, ranges, release, world
+from flowshare.testing.clock import settle
+from tests.server.world import accept, parked, ranges, release, world
 
 pytestmark = pytest.mark.asyncio
 
@@ -209,3 +210,26 @@ async def test_offsets_are_not_altered_for_a_group_without_a_name() -> None:
         await w.topic()
         answer = await w.admin.send(AlterShareGroupOffsetsRequest(group_id="", offsets={("t", 0): 0}))
         assert answer.error is ErrorCode.INVALID_REQUEST
+
+
+async def test_a_member_that_may_take_nothing_of_what_a_dead_process_held_does_not_keep_others_from_it() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(4)
+        for _ in range(2):  # held by two processes that died
+            await w.member("dead").fetch(at)
+            w.server._partitions.release_member = lambda *_: None
+            await w.restart()
+        m1, m2 = w.member("m1"), w.member("m2")
+        assert ranges(await m1.fetch(at)) == [(0, 0, 3)]
+        busy = await parked(m1.fetch(max_wait_ms=10_000))
+        assert ranges(await m2.fetch(at)) == [(1, 1, 3)]
+        idle = await parked(m2.fetch(max_wait_ms=10_000))
+
+        await m2.acknowledge({at: [accept(1)]})
+        await settle()
+
+        assert not busy.done()
+        assert idle.done()
+        assert ranges(await idle) == [(2, 2, 3)]
+        busy.cancel()

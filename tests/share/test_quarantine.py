@@ -70,3 +70,15 @@ def test_a_suspect_that_was_given_back_is_none_any_more() -> None:
     settle(partition, "m1", 2, RELEASE)
 
     assert acquire(partition, "m1") == (AcquiredRange(2, 2, 4),)
+
+
+def test_the_quarantine_is_over_when_the_last_suspect_is_settled_by_whoever_ran_it() -> None:
+    partition = reloaded(2)
+    for offset in range(2, 6):
+        assert partition.choosy
+        member = f"m{offset}"  # each is gone after its record
+        assert acquire(partition, member) == (AcquiredRange(offset, offset, 3),)
+        settle(partition, member, offset, ACCEPT)
+
+    assert acquire(partition, "last") == (AcquiredRange(6, 20, 1),)
+    assert not partition.choosy
