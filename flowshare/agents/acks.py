@@ -94,6 +94,10 @@ class _Pending:
         self.accepted: list[int] = []
         self.others: list[Ack] = []
 
+    @property
+    def size(self) -> int:
+        return len(self.accepted) + sum(ack.size for ack in self.others)
+
 
 Key = tuple[TopicPartition, int]
 """Partition and generation (of the connection over which the records were acquired)."""
@@ -176,7 +180,14 @@ class AckSender:
             await self._wanted.wait()
             self._wanted.clear()
             pending, self._pending = self._pending, {}
-            await self._send(pending)
+            try:
+                await self._send(pending)
+            except Exception:
+                # The records stay locked until their locks lapse, then they run again: late, but never lost.
+                waiting = sum(gathered.size for gathered in self._pending.values())
+                self._stats.ack_unknown += self.unconfirmed - waiting
+                self.unconfirmed = waiting
+                logger.exception("agent=%s: acknowledging failed; what was not confirmed may run again", self._agent)
             if not self.unconfirmed:
                 self._settled.set()
 

@@ -216,3 +216,22 @@ def test_renewing_finds_the_ranges_whose_locks_are_lost():
 
     assert found == [([(2, 2)], 9.0)]
     assert stats.renewed == 4
+
+
+def test_a_fault_while_acknowledging_is_logged_and_the_next_ones_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+        if batches[0].first == 1:
+            raise RuntimeError("a fault of ours")
+        return ErrorCode.NONE
+
+    async def act(sender: AckSender, member: WritingMember) -> None:
+        sender.accept((TP, 0), [1, 2])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        sender.accept((TP, 0), [7])
+
+    _, stats, confirmed = acking(answer, act)
+
+    assert (stats.ack_unknown, stats.accepted) == (2, 1)
+    assert [(one.ack.first, one.how) for one in confirmed] == [(7, "accepted")]
+    assert "what was not confirmed may run again" in caplog.text
