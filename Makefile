@@ -41,7 +41,7 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python tests/share/mutants.py
 
 bench: setup  ## figures, printed
-	@for b in core log agent beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@for b in core server log agent beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 chaos: setup  ## random kill -9 of a worker under load, judged from outside
 	@$(BIN)/python benchmarks/chaos.py --kills 20

@@ -14,6 +14,7 @@ sleeps take their real time; under `fs.testing.run` or the marker `flowshare` th
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -133,7 +134,7 @@ class Bus:
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             return await call(*args, **kwargs)
 
-        setattr(target, name, call_async if asyncio.iscoroutinefunction(real) else call)
+        setattr(target, name, call_async if inspect.iscoroutinefunction(real) else call)
         try:
             yield
         finally:
