@@ -211,27 +211,34 @@ class Feeder:
     async def _fetch_all(self, member: ShareMember) -> None:
         while (room := await self._wait_for_room()) > 0:
             try:
-                fetched = await member.fetch(
-                    records_max=room,
-                    max_wait_s=FETCH_WAIT_S,
-                    bytes_max=FETCH_BYTES_MAX,
-                    mode=AcquireMode.RECORD_LIMIT,
-                )
+                await self._fetch_once(member, room)
             except Closed:
                 return
             except ClientError as error:
                 self._trouble = f"fetching fails: {error}"
                 logger.warning("agent=%s group=%s: %s", self.agent.name, self.agent.group, self._trouble)
                 await self._clock.sleep(FAILED_WAIT_S)
-                continue
-            self._trouble = None
-            self._stats.fetches += 1
-            if member.generation != self._held.generation:
-                self._held.lose_all(member.generation)
-            if fetched:
-                self._take(fetched)
+            except Exception as error:  # a fault of ours must not end the agent in silence
+                self._trouble = f"fetching failed unexpectedly: {type(error).__name__}: {error}"
+                logger.exception("agent=%s group=%s: %s", self.agent.name, self.agent.group, self._trouble)
+                await self._clock.sleep(FAILED_WAIT_S)
             else:
-                self._stall.nothing_fetched(self)
+                self._trouble = None
+
+    async def _fetch_once(self, member: ShareMember, room: int) -> None:
+        fetched = await member.fetch(
+            records_max=room,
+            max_wait_s=FETCH_WAIT_S,
+            bytes_max=FETCH_BYTES_MAX,
+            mode=AcquireMode.RECORD_LIMIT,
+        )
+        self._stats.fetches += 1
+        if member.generation != self._held.generation:
+            self._held.lose_all(member.generation)
+        if fetched:
+            self._take(fetched)
+        else:
+            self._stall.nothing_fetched(self)
 
     async def _wait_for_room(self) -> int:
         """How many records to ask for, once it is worth asking; 0 when the agent drains."""
@@ -294,20 +301,20 @@ class Feeder:
             self._acks.other(key, first, last, RELEASE, "unrun", unrun=True)
         for first, last, reason in decoded.corrupt:
             self._corrupt(part, key, first, last, reason)
-        if not decoded.records:
+        if not decoded.runs:
             return None
         chunk = Chunk(
             self.agent.name,
             part.topic,
             part.tp,
-            decoded.records,
+            decoded.runs,
             decode=self.agent.decoder(part.topic),
             deadline=part.lock_deadline,
             generation=part.generation,
             arrived=now,
         )
         if self._observer is not None:
-            chunk.attempts = {record.offset: record.delivery_count for record in decoded.records}
+            chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
         if any(count > 1 for _, _, count in part.acquired):
             self._redelivered(chunk)
         return chunk
@@ -315,11 +322,18 @@ class Feeder:
     def _redelivered(self, chunk: Chunk) -> None:
         """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""
         attempts_max = self.agent.options.retry.max_attempts
-        self._stats.redelivered += sum(record.delivery_count > 1 for record in chunk.records)
-        dead = [record for record in chunk.records if record.delivery_count > attempts_max]
+        attempts = [chunk.attempt(record.offset) for record in chunk.records]
+        self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
+        dead = [
+            chunk.whole(record)
+            for record, attempt in zip(chunk.records, attempts, strict=True)
+            if attempt > attempts_max
+        ]
         if not dead:
             return
-        chunk.records = [record for record in chunk.records if record.delivery_count <= attempts_max]
+        chunk.records = [
+            record for record, attempt in zip(chunk.records, attempts, strict=True) if attempt <= attempts_max
+        ]
         for record in reversed(dead):
             reason = (
                 f"attempts used up ({record.delivery_count} of {attempts_max}) without an outcome: the worker crashed, "
