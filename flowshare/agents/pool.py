@@ -251,7 +251,7 @@ class Pool:
             left_s = slot.started + timeout_s - now
             if left_s <= 1e-6:
                 self._expire(slot, now)
-                left_s = GRACE_S
+                left_s = min(GRACE_S, timeout_s)  # a record that begins now may be due that soon
             wait_s = left_s if wait_s is None else min(wait_s, left_s)
         if wait_s is not None and not self.stopping:
             self._timer = self.clock.call_later(wait_s, self._look_at_timeouts)

@@ -197,6 +197,16 @@ def test_a_timed_out_handler_that_cleans_up_ends_before_its_slot_is_used_again()
     assert seen.report.accepted == 2
 
 
+def test_the_attempt_after_a_timed_out_one_is_timed_as_exactly():
+    async def handler(value: int) -> None:
+        await asyncio.sleep(100)
+
+    seen = run_agent(handler, [1], timeout=0.2, retry=fs.Retry(max_attempts=3, delay=0.1))
+
+    assert seen.outcomes == ["retried", "retried", "dead_lettered"]
+    assert seen.elapsed_s < 1.5
+
+
 def test_middleware_stands_around_every_call_the_apps_outermost():
     calls: list[str] = []
 
