@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 
 import pytest
 
@@ -14,6 +13,7 @@ from flowshare.log.base import StorageError, UnknownTopic
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.store import Store
 from flowshare.protocol.batches import decode_all
+from tests.disks import resize, small_disk
 from tests.log.contract import batch
 from tests.log.places import content, opened
 
@@ -169,22 +169,10 @@ def test_listeners_hear_nothing_of_failed_appends(tmp_path, fault):
     asyncio.run(body())
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 40 MB; needs the right to mount."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 @pytest.mark.slow
-def test_a_full_disk_is_an_error_and_with_space_again_writes_work_without_a_restart(small_disk):
-    async def body() -> None:
-        storage = await open_with_topic(small_disk / "storage")
+def test_a_full_disk_is_an_error_and_with_space_again_writes_work_without_a_restart(tmp_path):
+    async def body(disk) -> None:
+        storage = await open_with_topic(disk / "storage")
         confirmed, refused = 0, 0
         while refused < 3:
             try:
@@ -197,8 +185,7 @@ def test_a_full_disk_is_an_error_and_with_space_again_writes_work_without_a_rest
         assert confirmed > 10
         assert (await content(storage))[1] == confirmed
 
-        grow = ["mount", "-o", "remount,size=400m", str(small_disk)]
-        await asyncio.to_thread(subprocess.run, grow, check=True)
+        await asyncio.to_thread(resize, disk, "400m")
         await until_writable(storage)
         await storage.append("t", 0, batch(10))
         records, entries = await content(storage)
@@ -207,4 +194,5 @@ def test_a_full_disk_is_an_error_and_with_space_again_writes_work_without_a_rest
         assert entries == confirmed
         await storage.close()
 
-    asyncio.run(body())
+    with small_disk(tmp_path / "disk", "40m") as disk:
+        asyncio.run(body(disk))
