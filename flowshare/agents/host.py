@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.agents import inflight, lag
+from flowshare.agents.errors import UsageError
 from flowshare.agents.outbox import Outbox
 from flowshare.agents.runtime import AgentRuntime, Observer
 from flowshare.agents.service import ServiceLoop
 from flowshare.agents.watchdog import Watchdog
 from flowshare.clock import LoopClock
+from flowshare.optimized import refusal
 
 if TYPE_CHECKING:
     import random as random_module
@@ -122,8 +124,12 @@ class Host:
         """Start everything; when it returns, the agents fetch.
 
         Raises: what refused, after everything that had started was stopped again (StorageHeld, StorageDamaged, a
-        refused broker URL, a missing topic, an agent's option, an error in an `on_start` function).
+        refused broker URL, a missing topic, an agent's option, an error in an `on_start` function; UsageError under
+        python -O).
         """
+        problem = refusal()
+        if problem is not None:
+            raise UsageError(problem)
         self.state = "starting"
         self.handler_loop = asyncio.get_running_loop()
         self._handler_thread = threading.get_ident()

@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 import flowshare
+from flowshare.optimized import refusal
 
 COMMANDS: Final = {
     "check": ("flowshare.cli.check", "check", "Say what would go wrong if the app was started."),
@@ -69,6 +70,10 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    problem = refusal()
+    if problem is not None:
+        click.echo(f"flowshare: {problem}", err=True)
+        sys.exit(2)
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     from flowshare.cli.errors import explain

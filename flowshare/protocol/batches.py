@@ -149,5 +149,6 @@ class BatchBuilder:
 
     def build(self) -> bytes:
         """The finished batch; the builder is used up."""
-        assert self.count, "a batch holds at least one record"
+        if not self.count:
+            raise ValueError("a batch holds at least one record")
         return bytes(self._builder.build())

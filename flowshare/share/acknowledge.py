@@ -342,7 +342,8 @@ def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> Pa
 
 
 def _settle(decision: Decision) -> None:
-    assert not decision.settled, "a decision is settled once"
+    if decision.settled:
+        raise RuntimeError("a decision is settled once")
     decision.settled = True
 
 

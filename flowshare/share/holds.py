@@ -58,7 +58,8 @@ class Holds:
         """Take `count` offsets off a hold."""
         hold = self.by_id[hold_id]
         hold.remaining -= count
-        assert hold.remaining >= 0
+        if hold.remaining < 0:
+            raise RuntimeError(f"a hold of {hold.member_id} gave back more offsets than it had")
         if not hold.remaining:
             del self.by_id[hold_id]
 

@@ -164,7 +164,8 @@ def _opened(kind: int, data: bytes) -> bytes:
 
 def _put(out: bytearray, value: int) -> None:
     """Append a number ≥ 0, seven bits a byte, the lowest first."""
-    assert value >= 0, value
+    if value < 0:
+        raise ValueError(f"a stored number must not be negative: {value}")
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -181,7 +182,8 @@ def _put_body(out: bytearray, start_offset: int, complete: int, runs: Sequence[S
     body = bytearray()
     position, due = max(start_offset, 0), 0
     for first, last, state, count, member_id, not_before_ms in runs:
-        assert 0 <= first <= last, (first, last)
+        if not 0 <= first <= last:
+            raise ValueError(f"a stored run must not end before it begins: {first}-{last}")
         kind = (state | DELAYED if not_before_ms else state, count, member_id)
         number = kinds.get(kind)
         if number is None:

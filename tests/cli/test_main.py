@@ -64,3 +64,28 @@ def test_help_imports_nothing_heavy():
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_an_interpreter_without_assertions_is_refused():
+    code = "from flowshare.cli import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-O", "-c", code], check=False, capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "does not run under python -O" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_host_is_refused_without_assertions_too():
+    code = (
+        "import asyncio, flowshare as fs\n"
+        "from flowshare.agents.host import Host\n"
+        "app = fs.App('shop', broker='memory://')\n"
+        "asyncio.run(Host(app).start())\n"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", code], check=False, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "UsageError: flowshare does not run under python -O" in done.stderr
