@@ -143,7 +143,7 @@ class Batch:
         self.done.set_result(None)
 
     def halves(self, compression: str) -> tuple[Batch, Batch]:
-        """The same records in two batches, for a topic that takes smaller ones only."""
+        """The same records in two batches, for a topic that takes smaller ones only; they tell everybody then."""
         records = decode_all(self.build())
         receipts = [single for receipt in self.receipts for single in _singles(receipt)]
         middle = len(records) // 2
@@ -154,8 +154,10 @@ class Batch:
             part.receipts = receipts[first:last]
             for record in records[first:last]:
                 part.builder.add(record.key, record.value, record.headers, timestamp_ms=record.timestamp_ms)
-            assert part.builder.count == last - first
+            if part.builder.count != last - first:
+                raise RuntimeError(f"{last - first} records do not fit into the batch that they came from")
             parts.append(part)
+        self.receipts = []
         return parts[0], parts[1]
 
 
@@ -251,7 +253,8 @@ class PartitionQueue:
         if batch is None or not batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms):
             batch = self._new_batch()
             added = batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms)
-            assert added, "an empty batch takes any record"
+            if not added:
+                raise RuntimeError("an empty batch takes any record")
         batch.expect(receipt)
         batch.reserved += size
 

@@ -70,12 +70,16 @@ class _Final(ServerError):
 
 
 class _Target:
-    """One topic's queues, and the records that wait for its partition count."""
+    """One topic's queues, and the records that wait for its partition count.
 
-    __slots__ = ("early", "name", "queues", "resolving", "sticky")
+    `count`: partitions it has; a topic that was made anew with fewer leaves more queues than that.
+    """
+
+    __slots__ = ("count", "early", "name", "queues", "resolving", "sticky")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.count = 0
         self.queues: list[PartitionQueue] = []
         self.sticky = 0
         self.early: list[tuple[Message, Receipt, int]] = []
@@ -213,7 +217,7 @@ class Producer:
         except TimeoutError:
             logger.warning("the producer was closed with records that are not confirmed")
         error = Closed("the producer was closed before the record was confirmed")
-        for target in self._targets.values():
+        for target in tuple(self._targets.values()):
             await self._abandon(target, error)
         await self._link.close()
 
@@ -289,7 +293,7 @@ class Producer:
     def _route(self, target: _Target, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
         """Choose the partition and queue the record there; errors go to the receipt."""
         value, key, headers, timestamp_ms, partition = message
-        count = len(target.queues)
+        count = target.count
         if partition is None:
             partition = self._spread(target, size) if key is None else partition_for(key, count)
         elif not 0 <= partition < count:
@@ -303,8 +307,8 @@ class Producer:
     @staticmethod
     def _spread(target: _Target, size: int) -> int:
         """Partition for a record without key: the same until its batch is full or gone, then the next."""
-        if len(target.queues) > 1 and not target.queues[target.sticky].has_room(size):
-            target.sticky = (target.sticky + 1) % len(target.queues)
+        if target.count > 1 and not target.queues[target.sticky].has_room(size):
+            target.sticky = (target.sticky + 1) % target.count
         return target.sticky
 
     # --- topics -------------------------------------------------------------------------------------------------
@@ -339,7 +343,12 @@ class Producer:
             await self._ask(target)
         except ClientError as error:
             problem = error
+        except Exception as error:
+            logger.exception("topic %s could not be looked up", target.name)
+            problem = ClientError(f"topic {target.name} could not be looked up: {error!r}")
         target.resolving = None
+        if problem is not None and not target.queues:
+            self._targets.pop(target.name, None)  # names that never were topics must not pile up
         early, target.early = target.early, []
         now_ms = self._clock.now_ms()
         for message, receipt, size in early:
@@ -355,12 +364,17 @@ class Producer:
             count = await self._sizes.ask(target.name, timeout_s=self._settings.delivery_timeout_s)
         except (NotConnected, ConnectionLost) as error:
             raise DeliveryTimeout(f"topic {target.name} could not be looked up: {error}") from error
+        self._resize(target, count)
+
+    def _resize(self, target: _Target, count: int) -> None:
         for partition in range(len(target.queues), count):
             target.queues.append(
                 PartitionQueue(
                     target.name, partition, clock=self._clock, settings=self._settings, deliver=self._deliver
                 )
             )
+        target.count = count
+        target.sticky %= count
 
     # --- delivering ---------------------------------------------------------------------------------------------
 
@@ -387,12 +401,20 @@ class Producer:
         batch = batches[0]
         too_large = isinstance(problem, ServerError) and problem.code is ErrorCode.MESSAGE_TOO_LARGE
         if too_large and batch.builder.count > 1:
-            for part in batch.halves(self._settings.compression):
-                await self._settle(queue, [part])
+            await self._settle_halves(queue, batch.halves(self._settings.compression))
             batch.done.set_result(None)
             return
         for failed in batches:
             failed.fail(RecordTooLarge(str(problem)) if too_large else problem)
+
+    async def _settle_halves(self, queue: PartitionQueue, halves: tuple[Batch, Batch]) -> None:
+        try:
+            for part in halves:
+                await self._settle(queue, [part])
+        finally:
+            for part in halves:
+                if not part.done.done():  # the producer closes
+                    part.fail(Closed("the producer was closed before the record was confirmed"))
 
     async def _produce(self, queue: PartitionQueue, batches: list[Batch]) -> ClientError | None:
         """Send until confirmed (None) or until there is no use in going on (why)."""
@@ -443,6 +465,7 @@ class Producer:
             return _Final(error.code, error.message, about=f"producing to {queue.topic}")
         except (NotConnected, ConnectionLost) as error:
             return error
+        self._resize(self._target(queue.topic), count)
         if queue.partition < count:
             return problem
         return _Final(problem.code, f"now it has {count} partitions", about=f"{queue.topic}-{queue.partition}")

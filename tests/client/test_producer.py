@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from flowshare.client.batching import Buffer
-from flowshare.client.errors import BufferFull, Closed, DeliveryTimeout, RecordTooLarge, ServerError
+from flowshare.client.errors import BufferFull, ClientError, Closed, DeliveryTimeout, RecordTooLarge, ServerError
 from flowshare.client.partitioner import partition_for
 from flowshare.client.producer import Message, Producer, RecordMetadata
 from flowshare.client.settings import ProducerSettings
@@ -387,3 +387,67 @@ async def test_room_in_the_buffer_is_given_in_order_and_comes_back_from_who_gave
 
     await small
     assert buffer.used == 5
+
+
+async def test_a_connection_that_cannot_be_made_at_all_fails_the_records_at_once(clock):
+    async def connect():
+        raise RuntimeError("the backend is not open")
+
+    sender = Producer(connect, clock=clock, linger_s=0.0)
+
+    for _ in range(2):
+        with pytest.raises(ClientError, match="the backend is not open"):
+            await sender.send("orders", b"v")
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+async def test_names_that_are_no_topics_are_not_remembered(clock):
+    sender = producer(FakeServer(), clock, settings=ProducerSettings(auto_create_topics=False))
+
+    for number in range(20):
+        with pytest.raises(ServerError):
+            await sender.send(f"nowhere-{number}", b"v")
+
+    assert sender._targets == {}
+    await sender.close()
+
+
+async def test_a_topic_made_anew_with_fewer_partitions_gets_all_records(clock):
+    server = FakeServer(partitions=3)
+    sender = producer(server, clock)
+    keys = [b"%d" % number for number in range(20)]
+    await sender.send_many("orders", [Message(b"old", key) for key in keys])
+    server.known["orders"] = (uuid.uuid4(), 1)
+    gone = m.ProduceResponse(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    server.then(m.ProduceRequest, gone, gone, gone)
+
+    on_the_way = asyncio.ensure_future(
+        sender.send_many("orders", [Message(b"on the way", key) for key in keys], return_exceptions=True)
+    )
+    await clock.advance(1)
+    assert any(isinstance(outcome, ServerError) for outcome in await on_the_way)
+    sent = await sender.send_many("orders", [Message(b"new", key) for key in keys])
+    plain = await sender.send_many("orders", [b"plain"] * 20)
+
+    assert {part.partition for part in [*sent, *plain]} == {0}
+    await sender.close()
+
+
+async def test_closing_while_a_batch_is_sent_in_halves_tells_of_every_record(clock):
+    server = FakeServer()
+    sender = producer(server, clock)
+    never = asyncio.get_running_loop().create_future()
+    too_large = m.ProduceResponse(error=ErrorCode.MESSAGE_TOO_LARGE)
+    server.then(m.ProduceRequest, too_large, None, never)
+    sending = asyncio.ensure_future(sender.send_many("orders", [b"a", b"b", b"c", b"d"], return_exceptions=True))
+    await settle()
+
+    closing = asyncio.ensure_future(sender.close(timeout_s=1.0))
+    await clock.advance(2)
+    await closing
+    outcomes = await sending
+
+    assert outcomes[:2] == [RecordMetadata("orders", 0, 0), RecordMetadata("orders", 0, 1)]
+    assert all(isinstance(outcome, Closed) for outcome in outcomes[2:])
+    assert sender.buffered_bytes == 0
