@@ -194,12 +194,12 @@ class BatchPool(TaskBasedPool):
             elif logged is None:
                 outcome = logged = self.failed(chunk, record, error)
             else:
-                outcome = of_exception(self.agent, error, record.delivery_count)
+                outcome = of_exception(self.agent, error, chunk.attempt(record.offset))
             self.finish(chunk, record, outcome)
 
     def _decided(self, chunk: Chunk, record: Any, decided: BaseException) -> Outcome:
         if isinstance(decided, (Release, Reject)):
-            return of_exception(self.agent, decided, record.delivery_count)
+            return of_exception(self.agent, decided, chunk.attempt(record.offset))
         return self.failed(chunk, record, decided)
 
     def _accepted(self, result: Any) -> tuple[Outcome, BaseException | None]:

@@ -7,13 +7,14 @@ to the feeder once per loop iteration. Everything below the line in `__init__` b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 
 if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome
     from flowshare.agents.values import Decoder
-    from flowshare.protocol.decoding import DecodedRecord
     from flowshare.protocol.messages import TopicPartition
 
 
@@ -21,6 +22,8 @@ class Chunk:
     """Records of one partition that were acquired together."""
 
     __slots__ = (
+        "_count",
+        "_counts",
         "accepted",
         "agent",
         "arrived",
@@ -44,7 +47,7 @@ class Chunk:
         agent: str,
         topic: str,
         tp: TopicPartition,
-        records: Iterable[DecodedRecord],
+        records: Sequence[tuple[list[RawRecord], int]],
         *,
         decode: Decoder | None,
         deadline: float,
@@ -56,7 +59,7 @@ class Chunk:
         self.tp = tp
         self.partition = tp.partition
         self.decode = decode
-        self.records = list(records)
+        self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
         self.accepted: list[int] = []
         self.others: list[tuple[DecodedRecord, Outcome]] = []
@@ -65,18 +68,43 @@ class Chunk:
         self.arrived = arrived
         # --- the feeder's
         self.generation = generation
-        self.runs = runs([record.offset for record in reversed(self.records)])
+        self.runs = [run for raws, _ in records for run in _offset_runs(raws)]
         self.remaining = len(self.records)
         self.settled: list[int] = []
         self.lost: set[int] = set()
+        self._count = records[0][1] if records else 0
+        self._counts = _other_counts(records, self._count)
         self.attempts: dict[int, int] = {}
         """Attempt by offset, kept for an observer only."""
+
+    def attempt(self, offset: int) -> int:
+        """How often this record was delivered, this time included."""
+        if self._counts is None:
+            return self._count
+        return self._counts.get(offset, self._count)
+
+    def whole(self, record: RawRecord) -> DecodedRecord:
+        """One of the chunk's records with all its fields."""
+        return whole((record,), self.attempt(record.offset))[0]
 
     def unfinished(self) -> list[int]:
         """Offsets that are held and not settled, in order."""
         finished = set(self.settled)
         finished |= self.lost
         return [offset for first, last in self.runs for offset in range(first, last + 1) if offset not in finished]
+
+
+def _offset_runs(raws: list[RawRecord]) -> list[tuple[int, int]]:
+    if not raws:
+        return []
+    first, last = raws[0].offset, raws[-1].offset
+    return [(first, last)] if last - first == len(raws) - 1 else runs([raw.offset for raw in raws])
+
+
+def _other_counts(records: Sequence[tuple[list[RawRecord], int]], usual: int) -> dict[int, int] | None:
+    """Attempt by offset where it is not the usual one; None: nowhere."""
+    found = {raw.offset: count for raws, count in records if count != usual for raw in raws}
+    return found or None
 
 
 def runs(offsets: list[int]) -> list[tuple[int, int]]:

@@ -9,11 +9,11 @@ from contextvars import ContextVar
 from typing import Final
 
 from flowshare.agents.chunk import Chunk
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import RawRecord
 
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
 
-current: Final[ContextVar[tuple[Chunk, DecodedRecord] | None]] = ContextVar("flowshare_current", default=None)
+current: Final[ContextVar[tuple[Chunk, RawRecord] | None]] = ContextVar("flowshare_current", default=None)
 """The delivery that this context works on: set by the pool before each handler call."""
 
 
@@ -43,7 +43,7 @@ class Delivery:
 
     __slots__ = ("_chunk", "_record", "_renew")
 
-    def __init__(self, chunk: Chunk, record: DecodedRecord, renew: Renew | None = None) -> None:
+    def __init__(self, chunk: Chunk, record: RawRecord, renew: Renew | None = None) -> None:
         self._chunk = chunk
         self._record = record
         self._renew = renew
@@ -81,7 +81,7 @@ class Delivery:
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers, in order; a name may stand more than once."""
-        return self._record.headers
+        return tuple(self._record.headers)
 
     def header(self, name: str) -> bytes | None:
         """The last header of this name, or None."""
@@ -90,12 +90,12 @@ class Delivery:
     @property
     def timestamp(self) -> float:
         """When the record was made, in seconds since 1970."""
-        return self._record.timestamp_ms / 1000
+        return self._record.timestamp / 1000
 
     @property
     def attempt(self) -> int:
         """How often the record was delivered, this time included."""
-        return self._record.delivery_count
+        return self._chunk.attempt(self._record.offset)
 
     @property
     def id(self) -> str:

@@ -12,7 +12,7 @@ from flowshare.agents.chunk import Chunk, runs
 
 if TYPE_CHECKING:
     from flowshare.agents.stats import AgentStats
-    from flowshare.protocol.decoding import DecodedRecord
+    from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.messages import TopicPartition
 
 logger = logging.getLogger("flowshare.agents")
@@ -136,9 +136,9 @@ class Holdings:
             self._empty.set()
 
 
-def _steal(chunk: Chunk) -> list[DecodedRecord]:
+def _steal(chunk: Chunk) -> list[RawRecord]:
     """Take what no handler has begun, in offset order; the pool may pop at the same time, in another thread."""
-    taken: list[DecodedRecord] = []
+    taken: list[RawRecord] = []
     try:
         while True:
             taken.append(chunk.records.pop())

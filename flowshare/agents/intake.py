@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowshare.agents.garbage import collector_paused
-from flowshare.protocol.batches import Decoded, DecodeError, decode, decode_all
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import RawDecoded, RawRecord, decode_raw, read_all
+from flowshare.protocol.headers import DecodeError
 from flowshare.share.types import AcquiredRange
 
 FEW: Final = 64
@@ -26,36 +26,38 @@ class Intake:
 
     def __init__(self) -> None:
         self._kept = b""
-        self._records: dict[int, DecodedRecord] = {}
+        self._records: dict[int, RawRecord] = {}
 
-    def decode(self, records: bytes, acquired: Sequence[AcquiredRange]) -> Decoded:
-        """As `protocol.decoding.decode`. Raises: DecodeError."""
+    def decode(self, records: bytes, acquired: Sequence[AcquiredRange]) -> RawDecoded:
+        """As `protocol.decoding.decode_raw`. Raises: DecodeError."""
         with collector_paused():
             few = sum(last - first + 1 for first, last, _ in acquired) <= FEW
             if few and len(records) <= KEPT_BYTES_MAX and self._keep(records):
                 found = self._look_up(acquired)
                 if found is not None:
-                    return Decoded(records=found)
-            return decode(records, acquired)
+                    return RawDecoded(runs=found)
+            return decode_raw(records, acquired)
 
     def _keep(self, records: bytes) -> bool:
         """Have `records` read; False when they are damaged, then the other way tells what is."""
         if records == self._kept:
             return True
         try:
-            self._records = {record.offset: record for record in decode_all(records)}
+            self._records = {record.offset: record for record in read_all(records)}
         except DecodeError:
             return False
         self._kept = records
         return True
 
-    def _look_up(self, acquired: Sequence[AcquiredRange]) -> list[DecodedRecord] | None:
+    def _look_up(self, acquired: Sequence[AcquiredRange]) -> list[tuple[list[RawRecord], int]] | None:
         """The acquired records, None when one is not there (a gap, a control batch)."""
-        found: list[DecodedRecord] = []
+        found: list[tuple[list[RawRecord], int]] = []
         for first, last, delivery_count in acquired:
+            records: list[RawRecord] = []
             for offset in range(first, last + 1):
                 record = self._records.get(offset)
                 if record is None:
                     return None
-                found.append(record._replace(delivery_count=delivery_count))
+                records.append(record)
+            found.append((records, delivery_count))
         return found

@@ -30,10 +30,10 @@ class _Factory:
             at = f"{chunk.topic}-{chunk.partition}@{record.offset}"
             made.flowshare_agent = chunk.agent
             made.flowshare_record = at
-            made.flowshare_attempt = record.delivery_count
+            made.flowshare_attempt = attempt = chunk.attempt(record.offset)
             # flowshare's own lines name their record themselves.
             own = made.name.startswith("flowshare.")
-            made.flowshare = "" if own else f"[{chunk.agent} {at} attempt {record.delivery_count}] "
+            made.flowshare = "" if own else f"[{chunk.agent} {at} attempt {attempt}] "
         return made
 
 

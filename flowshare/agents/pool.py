@@ -22,7 +22,7 @@ from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome, of_exception
 from flowshare.agents.slots import GRACE_S, Held, Slot
 from flowshare.agents.times import HandlerTimes
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -180,24 +180,24 @@ class Pool:
         elif not self._service_loop.is_closed():
             self._service_loop.call_soon_threadsafe(self.finished, handed)
 
-    def finish(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+    def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
         """Record an outcome other than the plain accept, which the workers do themselves."""
         self.mark(chunk)
         if outcome.kind is Kind.ACCEPT and not outcome.sends:
             chunk.accepted.append(record.offset)
         else:
-            chunk.others.append((record, outcome))
+            chunk.others.append((chunk.whole(record), outcome))
 
-    def undecodable(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
+    def undecodable(self, chunk: Chunk, record: RawRecord, error: BaseException) -> None:
         """The value does not fit the annotation: to the dead letter."""
         self.stats.undecodable += 1
         explained = error if isinstance(error, UndecodableValue) else self.agent.explain(record.value, error)
         logger.error("%s: undecodable: %s", self._where(chunk, record), explained)
-        self.finish(chunk, record, of_exception(self.agent, explained, record.delivery_count))
+        self.finish(chunk, record, of_exception(self.agent, explained, chunk.attempt(record.offset)))
 
-    def failed(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> Outcome:
+    def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
         """Count and log an exception out of user code; returns its outcome."""
-        outcome = of_exception(self.agent, error, record.delivery_count)
+        outcome = of_exception(self.agent, error, chunk.attempt(record.offset))
         if outcome.error is None:
             return outcome
         if isinstance(error, Exception):
@@ -265,8 +265,9 @@ class Pool:
         if self.cancels and slot.task is not None:
             slot.task.cancel()
 
-    def _where(self, chunk: Chunk, record: DecodedRecord) -> str:
-        return where(chunk.agent, chunk.topic, chunk.partition, record.offset, record.delivery_count)
+    def _where(self, chunk: Chunk, record: RawRecord | DecodedRecord) -> str:
+        offset = record.offset
+        return where(chunk.agent, chunk.topic, chunk.partition, offset, chunk.attempt(offset))
 
 
 def _nobody(handed: Handed) -> None:

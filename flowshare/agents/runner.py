@@ -19,7 +19,7 @@ from flowshare.agents.outcomes import of_result
 from flowshare.agents.slots import Held, Slot
 from flowshare.agents.tasks import SLICE_S, TaskBasedPool, give_turn
 from flowshare.agents.tracing import current_headers
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import RawRecord
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -87,8 +87,9 @@ class TaskPool(TaskBasedPool):
         times.add(monotonic() - began, count)
         self.spawn(slot)
 
-    def _returned(self, chunk: Chunk, record: DecodedRecord, result: Any) -> None:
-        self.finish(chunk, record, of_result(self.agent, result, record.delivery_count, current_headers()))
+    def _returned(self, chunk: Chunk, record: RawRecord, result: Any) -> None:
+        attempt = chunk.attempt(record.offset)
+        self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
 
     def _failed(self, slot: Slot, held: Held, error: BaseException) -> bool:
         """Turn what the handler raised into an outcome; returns whether the task is to be replaced."""

@@ -6,12 +6,13 @@ import asyncio
 from typing import Final
 
 from flowshare.agents.chunk import Chunk
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
 GRACE_S: Final = 5.0
 """How long a cancelled `async def` handler may take to end before the agent is called unhealthy."""
 
-Held = tuple[Chunk, DecodedRecord]
+Held = tuple[Chunk, RawRecord]
+"""A record that is handled, as it was read: `chunk.whole` has its other fields."""
 
 
 class Slot:
@@ -29,12 +30,12 @@ class Slot:
         self.task: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
 
-    def records(self) -> list[Held]:
+    def records(self) -> list[tuple[Chunk, DecodedRecord]]:
         """What is handled now, as a list."""
         held = self.held
         if held is None:
             return []
-        return held if isinstance(held, list) else [held]
+        return [(chunk, chunk.whole(record)) for chunk, record in (held if isinstance(held, list) else [held])]
 
     def over_s(self, timeout_s: float | None, now: float) -> float:
         """Seconds that the handler is past its timeout; 0 or less when it is not."""

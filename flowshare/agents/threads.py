@@ -126,7 +126,8 @@ class ThreadPool(Pool):
         if result is None:
             self.finish(chunk, record, _ACCEPT)
         else:
-            self.finish(chunk, record, of_result(self.agent, result, record.delivery_count, current_headers()))
+            attempt = chunk.attempt(record.offset)
+            self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
 
     def _decode(self, held: Held) -> Any:
         chunk, record = held

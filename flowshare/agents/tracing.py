@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Final
 
 from flowshare.agents.delivery import current
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import RawRecord
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -21,7 +21,7 @@ _VALID = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[
 _override: ContextVar[tuple[tuple[str, bytes], ...] | None] = ContextVar("flowshare_trace", default=None)
 
 
-def of_record(record: DecodedRecord) -> tuple[tuple[str, bytes], ...]:
+def of_record(record: RawRecord) -> tuple[tuple[str, bytes], ...]:
     """The valid trace headers of a record; empty when it has none."""
     if not record.headers:
         return ()

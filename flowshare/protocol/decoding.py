@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, cast
 
 from flowshare.protocol.codecs import decompress
@@ -47,13 +47,32 @@ class DecodedRecord(NamedTuple):
 
 
 class RawRecord(Protocol):
-    """A record as aiokafka's reader gives it."""
+    """A record as aiokafka's reader gives it: its fields become Python objects when they are asked for."""
 
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
+    @property
+    def offset(self) -> int:
+        """Offset in the partition."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """The record's value."""
+        ...
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """Pairs of name and value."""
+        ...
 
 
 @dataclass(slots=True)
@@ -70,15 +89,29 @@ class Decoded:
     missing: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
+@dataclass(slots=True)
+class RawDecoded:
+    """As `Decoded`, with the records as the reader made them, in runs of one delivery count each."""
+
+    runs: list[tuple[list[RawRecord], int]] = field(default_factory=list[tuple[list[RawRecord], int]])
+    gaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    corrupt: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    missing: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    @property
+    def records(self) -> list[RawRecord]:
+        """All records, in offset order."""
+        return [raw for raws, _ in self.runs for raw in raws]
+
+
 class _Batch(NamedTuple):
-    """Records of one batch, all with the same delivery count, and their offsets, rising."""
+    """Records of one batch and their offsets, rising."""
 
-    records: list[DecodedRecord]
+    records: list[RawRecord]
     offsets: list[int]
-    delivery_count: int
 
 
-_offset = itemgetter(0)
+_offset: Callable[[RawRecord], int] = attrgetter("offset")
 _new: Callable[[type[DecodedRecord], tuple[int, int, bytes | None, bytes | None, Headers, int]], DecodedRecord]
 _new = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
@@ -99,7 +132,16 @@ def decode(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int =
 
     Raises: DecodeError when the bytes are no sequence of batches at all.
     """
-    decoded = Decoded()
+    raw = decode_raw(records, acquired, size_max=size_max)
+    found: list[DecodedRecord] = []
+    for raws, delivery_count in raw.runs:
+        found += whole(raws, delivery_count)
+    return Decoded(found, raw.gaps, raw.corrupt, raw.missing)
+
+
+def decode_raw(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> RawDecoded:
+    """As `decode`, and three times as fast: for callers that look at a few fields of each record only."""
+    decoded = RawDecoded()
     batches = tuple(frames(records, partial_tail=True))
     _check_order(batches)
     ranges = sorted(acquired)
@@ -129,8 +171,28 @@ def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecor
     """
     padded, found = records + PADDING, list[DecodedRecord]()
     for header in frames(records, partial_tail=True):
-        found += _read_batch(padded, header, size_max, 0).records
+        found += whole(_read_batch(padded, header, size_max).records, 0)
     return found
+
+
+def read_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[RawRecord]:
+    """As `decode_all`, the records as the reader made them."""
+    padded, found = records + PADDING, list[RawRecord]()
+    for header in frames(records, partial_tail=True):
+        found += _read_batch(padded, header, size_max).records
+    return found
+
+
+def whole(raws: Iterable[RawRecord], delivery_count: int) -> list[DecodedRecord]:
+    """Raw records with all their fields."""
+    # tuple.__new__ instead of the class's own: half the time.
+    return [
+        _new(
+            DecodedRecord,
+            (r.offset, r.timestamp, r.key, r.value, tuple(h) if (h := r.headers) else (), delivery_count),
+        )
+        for r in raws
+    ]
 
 
 def _check_order(batches: Sequence[BatchHeader]) -> None:
@@ -142,7 +204,7 @@ def _check_order(batches: Sequence[BatchHeader]) -> None:
 
 
 def _decode_batch(
-    decoded: Decoded,
+    decoded: RawDecoded,
     padded: bytes,
     header: BatchHeader,
     ranges: Sequence[AcquiredRange],
@@ -152,7 +214,7 @@ def _decode_batch(
 ) -> int:
     """Share out the offsets from this batch's base up to `extent_last`; returns the last one that is settled."""
     try:
-        batch = _read_batch(padded, header, size_max, ranges[0].delivery_count)
+        batch = _read_batch(padded, header, size_max)
     except DecodeError as error:
         # The header of a damaged batch is not to be trusted: its extent ends where the next batch begins.
         for first, last in _pieces(ranges, header.base_offset, extent_last):
@@ -169,13 +231,11 @@ def _decode_batch(
     return extent_last
 
 
-def _take(decoded: Decoded, batch: _Batch, first: int, last: int, delivery_count: int) -> None:
+def _take(decoded: RawDecoded, batch: _Batch, first: int, last: int, delivery_count: int) -> None:
     low, high = bisect.bisect_left(batch.offsets, first), bisect.bisect_right(batch.offsets, last)
     records = batch.records if high - low == len(batch.records) else batch.records[low:high]
-    if delivery_count == batch.delivery_count:
-        decoded.records += records
-    else:
-        decoded.records += [record._replace(delivery_count=delivery_count) for record in records]
+    if records:
+        decoded.runs.append((records, delivery_count))
     if high - low == last - first + 1:
         return
     position = first
@@ -187,11 +247,11 @@ def _take(decoded: Decoded, batch: _Batch, first: int, last: int, delivery_count
         _add_run(decoded.gaps, position, last)
 
 
-def _read_batch(padded: bytes, header: BatchHeader, size_max: int, delivery_count: int) -> _Batch:
+def _read_batch(padded: bytes, header: BatchHeader, size_max: int) -> _Batch:
     check_crc(padded, header)
     check_header(header)
     if header.is_control:
-        return _Batch([], [], delivery_count)
+        return _Batch([], [])
     view = memoryview(padded)[header.position : header.position + header.size]
     if header.attributes & CODEC_MASK:
         head = bytearray(view[:HEADER_BYTES])
@@ -201,20 +261,12 @@ def _read_batch(padded: bytes, header: BatchHeader, size_max: int, delivery_coun
         view = decompress(header.codec, view[HEADER_BYTES:], head=bytes(head), tail=len(PADDING), size_max=size_max)
     reader, errors = _reader()
     try:
-        raw = cast("Iterable[RawRecord]", reader(view))
-        # tuple.__new__ instead of the class's own: half the time, and this line runs for every record.
-        records = [
-            _new(
-                DecodedRecord,
-                (r.offset, r.timestamp, r.key, r.value, tuple(h) if (h := r.headers) else (), delivery_count),
-            )
-            for r in raw
-        ]
+        records = list(cast("Iterable[RawRecord]", reader(view)))
     except errors as error:
         raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
     offsets = list(map(_offset, records))
     _check_offsets(header, offsets)
-    return _Batch(records, offsets, delivery_count)
+    return _Batch(records, offsets)
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:

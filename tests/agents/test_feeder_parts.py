@@ -19,7 +19,7 @@ from flowshare.agents.stats import AgentStats
 from flowshare.client.errors import BufferFull, RecordTooLarge
 from flowshare.client.member import ShareMember
 from flowshare.protocol.batches import BatchBuilder, place
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import DecodedRecord, decode_raw
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcquiredRange
 from flowshare.testing import Bus, ManualClock
@@ -36,8 +36,8 @@ def batch(first: int, count: int) -> bytes:
 
 
 def chunk_of(first: int, last: int) -> Chunk:
-    records = [DecodedRecord(offset, 1, None, b"v", (), 1) for offset in range(first, last + 1)]
-    return Chunk("agent", "in", TP, records, decode=None, deadline=30.0, generation=0, arrived=0.0)
+    decoded = decode_raw(batch(first, last - first + 1), [AcquiredRange(first, last, 1)])
+    return Chunk("agent", "in", TP, decoded.runs, decode=None, deadline=30.0, generation=0, arrived=0.0)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -46,12 +46,12 @@ def chunk_of(first: int, last: int) -> Chunk:
 def test_single_records_out_of_one_batch_are_read_once():
     intake, records = Intake(), batch(10, 100)
 
-    found = [intake.decode(records, [AcquiredRange(n, n, 2)]).records[0] for n in (10, 55, 109)]
+    found = [intake.decode(records, [AcquiredRange(n, n, 2)]).runs for n in (10, 55, 109)]
 
-    assert [(one.offset, one.value, one.delivery_count) for one in found] == [
-        (10, b"10", 2),
-        (55, b"55", 2),
-        (109, b"109", 2),
+    assert [[(raw.offset, raw.value, count) for raw in raws] for [(raws, count)] in found] == [
+        [(10, b"10", 2)],
+        [(55, b"55", 2)],
+        [(109, b"109", 2)],
     ]
 
 
