@@ -91,6 +91,7 @@ class Coordinator:
                 continue
             self.groups[group_id] = group
             self._remove_dead(group)
+        await self._forget_deleted_topics()
         self._task = asyncio.get_running_loop().create_task(self._watch(), name="share groups")
 
     async def close(self) -> None:
@@ -202,9 +203,19 @@ class Coordinator:
         await self._partitions.forget(keys)
         writes = await self._initializer.deletions(keys)
         changed = [group for group in self.groups.values() if group.topic_deleted(topic_id)]
+        self._unwritten.update(group.group_id for group in changed)
         writes.extend((PREFIX + group.group_id.encode(), group.encode()) for group in changed)
         if writes:
             await self._storage.write(writes)
+
+    async def _forget_deleted_topics(self) -> None:
+        """Finish what a crash between deleting a topic and telling the groups left undone."""
+        for topic_id in self._partitions.topic_ids():
+            if self._topics.by_id(topic_id) is None:
+                try:
+                    await self.topic_deleted(topic_id)
+                except LogError as error:
+                    logger.warning("state of a deleted topic is left for the next start: %s id=%s", error, topic_id)
 
     def configure(self, group_id: str) -> None:
         """The group's config has changed."""

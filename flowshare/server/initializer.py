@@ -38,6 +38,8 @@ class Initializer:
         One that has state, or is loaded or being loaded by a member that never joined, keeps what it has.
         """
         keys = {ShareKey(group.group_id, item.topic_id, item.partition): item for item in items}
+        # A group of this name that is being deleted still has its state until that is written.
+        await self._partitions.settled(keys)
         fresh = {key: item for key, item in keys.items() if not self._partitions.served(key)}
         with self._partitions.held(fresh):
             writes: list[Write] = []

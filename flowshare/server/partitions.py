@@ -98,8 +98,7 @@ class Partitions:
         owner = self.get(key)
         if owner is not None:
             return owner
-        while (held := self._held.get(key)) is not None:
-            await asyncio.shield(held)
+        await self.settled((key,))
         owner = self.get(key)  # who waited too may have been faster
         if owner is not None:
             return owner
@@ -133,6 +132,12 @@ class Partitions:
             for key in mine:
                 del self._held[key]
             done.set_result(None)
+
+    async def settled(self, keys: Iterable[ShareKey]) -> None:
+        """Wait until nobody replaces the stored state of these share-partitions."""
+        for key in tuple(keys):
+            while (held := self._held.get(key)) is not None:
+                await asyncio.shield(held)
 
     def know(self, key: ShareKey) -> None:
         """Remember that a share-partition has state."""
@@ -192,6 +197,10 @@ class Partitions:
     def of_topic(self, topic_id: uuid.UUID) -> list[ShareKey]:
         """Share-partitions of all groups that have state on a topic."""
         return [key for keys in self._by_group.values() for key in keys if key.topic_id == topic_id]
+
+    def topic_ids(self) -> frozenset[uuid.UUID]:
+        """Topics on which any group has state."""
+        return frozenset(key.topic_id for keys in self._by_group.values() for key in keys)
 
     async def _close(self, owners: list[Owner]) -> None:
         for owner in owners:

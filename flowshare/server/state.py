@@ -141,7 +141,8 @@ class Journal:
         self._planned_snapshot = self.snapshot_due or self._next - self._first >= self._updates_max
         if self._planned_snapshot:
             writes.append((self._prefix + SNAPSHOT, encode_state(self._whole(partition))))
-            writes.extend((self._update_key(number), None) for number in range(self._first, self._next))
+            # One more than was confirmed: a write that failed may be in the store all the same.
+            writes.extend((self._update_key(number), None) for number in range(self._first, self._next + 1))
             self._planned_first = self._next
         if update is not None:
             writes.append((self._update_key(self._next), encode_update(update)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
@@ -233,3 +236,62 @@ async def test_a_member_that_may_take_nothing_of_what_a_dead_process_held_does_n
         assert idle.done()
         assert ranges(await idle) == [(2, 2, 3)]
         busy.cancel()
+
+
+async def test_a_write_that_failed_but_is_stored_all_the_same_is_undone_by_the_repair() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        m = w.member("m1")
+        await m.fetch(at)
+        write = w.storage.write
+
+        async def late(writes) -> None:
+            await write(writes)
+            raise StorageError("the disk failed after the write")
+
+        w.storage.write = late
+        refused = await m.acknowledge({at: [accept(0)]})
+        w.storage.write = write
+        await w.clock.advance(1.5)  # the whole state is written again
+        stored = await read_state(w.storage, ShareKey("g", *at))
+
+        assert [part.error for part in refused.partitions] == [ErrorCode.KAFKA_STORAGE_ERROR]
+        assert stored is not None
+        assert stored.state.start_offset == 0
+        w.server._partitions.release_member = lambda *_: None
+        await w.restart()
+        assert ranges(await w.member("m2").fetch(at)) == [(0, 2, 2)]
+
+
+async def test_a_group_that_is_joined_while_it_is_deleted_has_state_afterwards() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(3)
+        m = w.member("m1")
+        await m.heartbeat("t")
+        await m.heartbeat(epoch=-1)
+        hold = asyncio.Event()
+        w.storage.before_write = hold.wait
+        deleting = await parked(w.admin.send(DeleteGroupsRequest(group_ids=("g",))))
+        joining = await parked(w.member("m2").heartbeat("t"))
+        hold.set()
+        w.storage.before_write = None
+
+        assert [group.error for group in (await deleting).groups] == [ErrorCode.NONE]
+        assert (await joining).error is ErrorCode.NONE
+        assert await read_state(w.storage, ShareKey("g", *at)) is not None
+        assert w.server._partitions.known("g")
+
+
+async def test_what_a_crash_left_of_a_deleted_topic_is_removed_at_the_next_start() -> None:
+    async with world() as w:
+        await w.topic()
+        await w.member("m1").heartbeat("t")
+        await w.storage.delete_topic("t")  # the process died before the groups heard of it
+
+        await w.restart()
+        await w.clock.advance(2)
+
+        assert await w.storage.scan(b"s/") == []
+        assert w.server._coordinator.find("g").initialized == frozenset()
