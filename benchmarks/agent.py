@@ -22,6 +22,7 @@ from collections import deque
 from pathlib import Path
 
 import uvloop
+
 from common import embedded_url, fill, in_fresh_process, info, median_of, verdict
 
 HERE = Path(__file__).resolve()

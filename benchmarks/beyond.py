@@ -16,9 +16,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
-from common import embedded_url, fill, in_fresh_process, verdict
 
 import flowshare as fs
+from common import embedded_url, fill, in_fresh_process, verdict
 from flowshare.agents.host import Host, HostSettings
 from flowshare.backend import open_backend
 from flowshare.clock import LoopClock

@@ -192,9 +192,8 @@ def run_poison() -> int:
 
 
 async def dead_letters(url: str) -> list[int]:
-    from flowshare.client.admin import ShareAdmin
-
     from flowshare.backend import open_backend
+    from flowshare.client.admin import ShareAdmin
     from flowshare.clock import LoopClock
 
     backend = open_backend(url, clock=LoopClock())

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowshare.client.admin import ShareAdmin
-
 from flowshare.backend import open_backend
+from flowshare.client.admin import ShareAdmin
 from flowshare.client.producer import Producer
 from flowshare.clock import LoopClock
 
