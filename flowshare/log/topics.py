@@ -58,6 +58,11 @@ TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
     {
         "cleanup.policy": TopicConfigDef("delete", "What happens to old records.", _one_of("delete")),
         "compression.type": TopicConfigDef("producer", "Batches are kept as produced.", _one_of("producer")),
+        "errors.deadletterqueue.group.enable": TopicConfigDef(
+            "false",
+            "A topic's consent to dead letters in Kafka; not asked for here, a group that names the topic is enough.",
+            _one_of("true", "false"),
+        ),
         "max.message.bytes": TopicConfigDef("1048588", "Largest batch taken, in bytes.", _integer(0, 2**31 - 1)),
         "message.timestamp.type": TopicConfigDef(
             "CreateTime",

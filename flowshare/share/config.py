@@ -51,6 +51,7 @@ class ServerConfig:
     group_max_size: int = 200
     share_sessions_max: int = 2_000
     assignor: str = "simple"
+    assignor_offload_enable: bool = True
     initialize_retry_interval_ms: int = 30_000
     partition_max_window: int | None = 200_000
     """None is the value `locks`."""
@@ -131,6 +132,7 @@ class GroupConfig:
     auto_offset_reset: str = "latest"
     isolation_level: str = "read_uncommitted"
     renew_acknowledge_enable: bool = True
+    assignor_offload_enable: bool = True
     partition_max_window: int | None = 200_000
     """None is the value `locks`."""
     retention_ms: int | None = None
@@ -226,6 +228,8 @@ def group_settings(server: ServerConfig) -> dict[str, Setting]:
     retention = "-1" if server.retention_ms is None else str(server.retention_ms)
     table["share.partition.max.window"] = replace(table["share.partition.max.window"], default=window)
     table["share.retention.ms"] = replace(table["share.retention.ms"], default=retention)
+    offload = table["share.assignor.offload.enable"]
+    table[offload.name] = replace(offload, default=text_of(server.assignor_offload_enable))
     return table
 
 

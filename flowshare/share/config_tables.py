@@ -115,6 +115,12 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
     _number("group.share.max.size", "group_max_size", 200, 1, 1_000, "Members a group may have."),
     _number("group.share.max.share.sessions", "share_sessions_max", 2_000, 1, None, "Share sessions open at once."),
     _word("group.share.assignors", "assignor", "simple", ("simple",), "The assignor of share groups."),
+    _flag(
+        "group.share.assignor.offload.enable",
+        "assignor_offload_enable",
+        "true",
+        "Default of share.assignor.offload.enable.",
+    ),
     _number(
         "group.share.initialize.retry.interval.ms",
         "initialize_retry_interval_ms",
@@ -245,6 +251,12 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = _table(
         "renew_acknowledge_enable",
         "true",
         "Whether members may renew the lock of a record they hold.",
+    ),
+    _flag(
+        "share.assignor.offload.enable",
+        "assignor_offload_enable",
+        "true",
+        "Whether Kafka computes assignments off its coordinator's thread; taken and shown, flowshare's take no time.",
     ),
     replace(
         SERVER_CONFIGS["group.share.partition.max.window"],

@@ -136,6 +136,8 @@ async def test_topic_settings_are_checked_and_described() -> None:
         assert await alter({"retention.ms": "x"}) is ErrorCode.INVALID_CONFIG
         assert await alter({"retention.ms": "x"}, validate_only=True) is ErrorCode.INVALID_CONFIG
         assert await alter({"retention.ms": "1"}, name="none") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await alter({"retention.m": None}, validate_only=True) is ErrorCode.INVALID_CONFIG
+        assert await alter({"errors.deadletterqueue.group.enable": "true"}) is ErrorCode.NONE
         assert await alter({"retention.ms": "1"}, name="none", validate_only=True) is not ErrorCode.NONE
         described = await w.admin.send(DescribeConfigsRequest(resource_type="topic", resource="t"))
         missing = await w.admin.send(DescribeConfigsRequest(resource_type="topic", resource="none"))

@@ -247,3 +247,36 @@ def test_values_lists_every_setting_as_it_acts():
     assert listed["share.retention.ms"].value == "-1"
     assert listed["share.renew.acknowledge.enable"].value == "true"
     assert listed["share.renew.acknowledge.enable"].is_default
+
+
+def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
+    values = {value.name: value.value for value in GroupConfig.parse({}, KAFKA).values({})}
+
+    kafka = {
+        "share.session.timeout.ms": "45000",
+        "share.heartbeat.interval.ms": "5000",
+        "share.record.lock.duration.ms": "30000",
+        "share.auto.offset.reset": "latest",
+        "share.isolation.level": "read_uncommitted",
+        "share.delivery.count.limit": "5",
+        "share.partition.max.record.locks": "2000",
+        "share.renew.acknowledge.enable": "true",
+        "share.assignment.interval.ms": "1000",
+        "share.assignor.offload.enable": "true",
+        "errors.deadletterqueue.topic.name": "",
+        "errors.deadletterqueue.copy.record.enable": "false",
+    }
+    own = {"share.partition.max.window": "200000", "share.retention.ms": "-1", "share.dead.letter.on": "all"}
+    assert values == kafka | own
+
+
+@pytest.mark.parametrize("name", sorted(GROUP_CONFIGS))
+def test_a_mistyped_setting_names_the_nearest(name):
+    with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
+        GroupConfig.parse({name[:-1]: "1"}, EMBEDDED)
+
+
+def test_the_assignor_switch_follows_the_server():
+    server = ServerConfig.parse({"group.share.assignor.offload.enable": "false"})
+    assert not GroupConfig.parse({}, server).assignor_offload_enable
+    assert GroupConfig.parse({"share.assignor.offload.enable": "true"}, server).assignor_offload_enable
