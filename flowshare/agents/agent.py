@@ -20,6 +20,7 @@ from flowshare.agents.values import Decoder, check_topic_type, decoder, describe
 if TYPE_CHECKING:
     from flowshare.agents.app import App
     from flowshare.agents.errors import UndecodableValue
+    from flowshare.agents.runtime import AgentRuntime
 
 _EMPTY: Final = inspect.Parameter.empty
 
@@ -98,6 +99,7 @@ class ShareAgent:
         self.signature = Signature(name, fun, batch=self.options.batch is not None, scope=scope)
         if not topics:
             raise UsageError(f"agent {name}: no topic; write @app.share_agent('topic', …)")
+        self._check_annotated(topics)
         self.channels: tuple[Any, ...] = tuple(topics)
         self.topics: tuple[str, ...] = tuple(_channel_name(name, topic) for topic in topics)
         self.group = self.options.group or f"{app.app_id}.{name}"
@@ -139,6 +141,37 @@ class ShareAgent:
         chain = (*self.app.middlewares, *self.options.middleware)
         check(self.name, chain, handler_is_async=self.is_async)
         return chain
+
+    # --- while a worker runs ------------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` is in force in this process."""
+        runtime = self._runtime()
+        return runtime is not None and runtime.paused
+
+    def pause(self) -> None:
+        """Fetch nothing more in this process until `resume`; handlers that run finish, what no handler has begun is
+        given back. Any thread. Raises: UsageError when the app does not run here."""
+        self._running("pause").pause()
+
+    def resume(self) -> None:
+        """Fetch again after `pause`. Any thread. Raises: UsageError when the app does not run here."""
+        self._running("resume").resume()
+
+    def _runtime(self) -> AgentRuntime | None:
+        return None if self.app.host is None else self.app.host.runtimes.get(self.name)
+
+    def _running(self, what: str) -> AgentRuntime:
+        runtime = self._runtime()
+        if runtime is None:
+            raise UsageError(
+                f"agent {self.name} does not run in this process, so there is nothing to {what}: call it where the "
+                "app runs (a handler, a timer, a web page, inside `async with app.running():`)"
+            )
+        return runtime
+
+    # --- what a pool asks ---------------------------------------------------------------------------------------
 
     def decoder(self, topic: str) -> Decoder | None:
         """How values of this topic are decoded; None: they are passed as bytes."""
@@ -196,6 +229,19 @@ class ShareAgent:
             except AnnotationError as error:
                 raise AnnotationError(f"agent {self.name}: {error}") from None
         return built
+
+    def _check_annotated(self, topics: Sequence[Any]) -> None:
+        if self.signature.value_annotated:
+            return
+        untyped = [topic for topic in topics if getattr(topic, "value_type", None) is None]
+        if untyped:
+            batch = self.options.batch is not None
+            written = f"def {self.name}(records: fs.Records[dict])" if batch else f"def {self.name}(value: dict)"
+            raise AnnotationError(
+                f"agent {self.name}: the handler does not say what its values are. Annotate its first parameter, "
+                f"`{written}` (bytes, str, dict, a dataclass, a TypedDict, a fs.Record, …; Any for any JSON), or give "
+                f"topic {_channel_name(self.name, untyped[0])!r} a value_type"
+            )
 
     def _check_outputs(self) -> None:
         for sink in self.options.sink:

@@ -192,6 +192,8 @@ class App(faust.App):
         """
         from flowshare.agents.host import Host
 
+        if self.host is not None:
+            raise UsageError(f"App({self.app_id!r}) runs already in this process; one app runs once at a time")
         host = Host(self)
         await host.start()
         try:
@@ -201,7 +203,15 @@ class App(faust.App):
             await host.stop()
 
     async def start(self) -> None:
-        """Start; an app that was stopped can be started again, on another loop too."""
+        """Start; an app that was stopped can be started again, on another loop too.
+
+        Raises: UsageError when share agents would not run, as nothing of flowshare hosts the app.
+        """
+        if self.host is None and self.share_agents:
+            raise UsageError(
+                f"App({self.app_id!r}) has share agents, which Faust's own worker does not run: use `flowshare worker "
+                "module:app`, or `async with app.running():` in a program of your own"
+            )
         if self._stopped.is_set() or self._started.is_set():
             self._forget_last_run()
         self._loop = asyncio.get_running_loop()

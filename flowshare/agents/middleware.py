@@ -27,11 +27,26 @@ def check(agent: str, middleware: Sequence[Middleware], *, handler_is_async: boo
     for one in middleware:
         if not callable(one):
             raise UsageError(f"agent {agent}: middleware {one!r} cannot be called")
+        if not _takes_two(one):
+            raise UsageError(
+                f"agent {agent}: middleware {getattr(one, '__name__', one)!r} must take two arguments: "
+                "`async def middleware(delivery, call_next)`, and `return await call_next()`"
+            )
         if inspect.iscoroutinefunction(one) and not handler_is_async:
             raise UsageError(
                 f"agent {agent}: its handler is a plain def and runs in threads, so the async middleware "
                 f"{getattr(one, '__name__', one)!r} cannot stand around it; write the middleware as a plain def"
             )
+
+
+def _takes_two(middleware: Middleware) -> bool:
+    try:
+        inspect.signature(middleware).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a callable of C: it does not say
+        return True
+    return True
 
 
 async def call_async(middleware: Sequence[Middleware], subject: Any, handler: Callable[[], Awaitable[Any]]) -> Any:

@@ -117,7 +117,7 @@ def encode(value: Any) -> bytes | None:
     try:
         return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
-        raise Unencodable(f"a {type(value).__name__} cannot be sent: {error}") from error
+        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {error}") from error
 
 
 def bytes_of(value: Any) -> bytes | None:

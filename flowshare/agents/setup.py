@@ -7,6 +7,7 @@ nothing (KIP-932 leaves the reset to the group's config).
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.errors import UsageError
@@ -36,7 +37,8 @@ async def prepare(agent: ShareAgent, admin: ShareAdmin) -> None:
     for sink in agent.options.sink:
         await _need_topic(agent, admin, sink)
     if agent.dead_letter_topic is not None:
-        await _need_topic(agent, admin, agent.dead_letter_topic)
+        given = agent.options.dead_letter  # True, a name, or a topic with partitions and settings of its own
+        await _need_topic(agent, admin, agent.dead_letter_topic if given is True else given)
     await _set_group(agent, admin)
     await _warn_of_older_group(agent, admin)
 
@@ -56,12 +58,27 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> Non
             f"create it with `flowshare topics create {name}`, or check its name (`flowshare topics ls`)"
         )
     partitions = getattr(channel, "partitions", None) or 1
-    configs = {key: str(value) for key, value in (getattr(channel, "config", None) or {}).items()}
+    configs = _topic_settings(agent, name, channel)
     try:
         await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
     except ServerError as error:
         raise UsageError(f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}") from error
     logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
+
+
+def _topic_settings(agent: ShareAgent, name: str, channel: Any) -> dict[str, str]:
+    """Settings of a topic that is made for a channel: its `config`, and Faust's `retention` (seconds)."""
+    if getattr(channel, "compacting", None):
+        raise UsageError(
+            f"agent {agent.name}: topic {name!r} is declared with compacting=True, which no backend of this version "
+            "does; leave it out"
+        )
+    settings = {key: str(value) for key, value in (getattr(channel, "config", None) or {}).items()}
+    retention = getattr(channel, "retention", None)
+    if retention is not None:
+        retention_s = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
+        settings.setdefault("retention.ms", str(round(retention_s * 1000)))
+    return settings
 
 
 def group_settings(agent: ShareAgent) -> dict[str, str | None]:

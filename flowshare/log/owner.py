@@ -47,7 +47,7 @@ class OwnerLock:
             path.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StorageError(f"{path} cannot be used as a storage: {error.strerror}") from error
+            raise StorageError(_unusable(path, error)) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,7 +58,7 @@ class OwnerLock:
             self._write()
         except OSError as error:
             os.close(self._file)
-            raise StorageError(f"{path} cannot be used as a storage: {error.strerror}") from error
+            raise StorageError(_unusable(path, error)) from error
 
     def set_address(self, address: str | None) -> None:
         """Change where the holder serves. Raises: OSError."""
@@ -75,6 +75,17 @@ class OwnerLock:
         draft = self._path / f"{OWNER_FILE}.new"
         draft.write_bytes(orjson.dumps(asdict(self.owner)))
         draft.replace(self._path / OWNER_FILE)
+
+
+def _unusable(path: Path, error: OSError) -> str:
+    """Why the path cannot be used, and what to do."""
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            return f"{path} cannot be used as a storage: {place} is a file; name a directory in the broker URL"
+    return (
+        f"{path} cannot be used as a storage: {error.strerror}; give this user the right to write there, or name "
+        "another directory in the broker URL"
+    )
 
 
 def read_owner(path: Path) -> Owner | None:

@@ -238,9 +238,15 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     seed: of the jitter of retry delays. Topics are made with one partition when first used. The app's own settings
     (broker, path) are left alone and untouched.
     """
+    from flowshare.agents.app import App
+    from flowshare.agents.errors import UsageError
     from flowshare.agents.host import Host, HostSettings
     from flowshare.backend.memory import MemoryBackend
 
+    if not isinstance(app, App):
+        raise UsageError(f"harness takes a flowshare.App, not {app!r}")
+    if app.host is not None:
+        raise UsageError(f"App({app.app_id!r}) runs already; leave its harness or `app.running()` first")
     virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     clock: ManualClock | LoopTimeClock = LoopTimeClock() if virtual else ManualClock()
     report = Report()

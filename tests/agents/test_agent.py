@@ -43,7 +43,7 @@ def test_a_handler_takes_the_delivery_in_any_of_the_usual_ways(form: str):
     async def keyword(value: bytes, *, delivery: fs.Delivery) -> None:
         got.append(delivery)
 
-    async def unannotated(value, delivery):
+    async def unannotated(value: bytes, delivery):
         got.append(delivery)
 
     async def renamed(value: bytes, ctx: fs.Delivery, limit: int = 5) -> None:
@@ -200,3 +200,104 @@ def test_describe_names_every_setting():
     assert described["agent"] == "agent"
     assert described["value"] == "dict"
     assert described["rate_limit"] == 10
+
+
+async def untyped(value):
+    """As one writes it first."""
+
+
+async def untyped_stream(stream):
+    """As a Faust agent is written."""
+    async for _ in stream:
+        pass
+
+
+@pytest.mark.parametrize("handler", [untyped, untyped_stream])
+def test_a_handler_without_annotation_is_refused_with_what_to_write(handler: Any):
+    with pytest.raises(
+        AnnotationError, match=r"agent agent: .*Annotate its first parameter, `def agent\(value: dict\)`"
+    ):
+        declare(handler)
+
+
+def test_a_batch_handler_without_annotation_is_told_to_take_records():
+    with pytest.raises(AnnotationError, match=r"records: fs.Records\[dict\]"):
+        declare(untyped, batch=fs.Batch(5))
+
+
+def test_the_topics_type_stands_for_the_annotation():
+    app = fs.App("t")
+
+    assert app.share_agent(app.topic("in", value_type=dict))(untyped).topics == ("in",)
+
+
+@pytest.mark.parametrize("what", ["pause", "resume"])
+def test_pausing_an_agent_that_does_not_run_says_where_it_can_be_done(what: str):
+    async def handler(value: dict) -> None: ...
+
+    agent = declare(handler)
+
+    assert not agent.paused
+    with pytest.raises(UsageError, match=f"does not run in this process, so there is nothing to {what}"):
+        getattr(agent, what)()
+
+
+def test_a_paused_agent_handles_nothing_until_it_is_resumed():
+    got: list[int] = []
+    app = fs.App("t")
+
+    @app.share_agent("in")
+    async def bill(value: int) -> None:
+        got.append(value)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            bill.pause()
+            assert bill.paused
+            await bus.send("in", 1)
+            await bus.advance(60)
+            assert got == []
+            bill.resume()
+            await bus.run_until_idle()
+            assert got == [1]
+
+    fs.testing.run(main())
+
+
+@pytest.mark.parametrize("given", [lambda delivery: None, 3])
+def test_a_middleware_that_cannot_be_called_as_one_is_refused(given: Any):
+    async def handler(value: dict) -> None: ...
+
+    with pytest.raises(UsageError, match=r"must take two arguments|cannot be called"):
+        run_agent(handler, [{}], middleware=[given])
+
+
+def test_a_topics_own_settings_hold_for_sinks_and_dead_letters_too():
+    app = fs.App("t")
+    letters = app.topic("letters", partitions=3, config={"max.message.bytes": 5000}, retention=60)
+
+    @app.share_agent("in", dead_letter=letters)
+    async def bill(value: int) -> None: ...
+
+    async def main() -> dict[str, str | None]:
+        async with fs.testing.harness(app) as bus:
+            assert (await bus.host.admin.describe_topic("letters")).partitions == 3
+            return {one.name: one.value for one in await bus.host.admin.topic_configs("letters")}
+
+    configs = fs.testing.run(main())
+
+    assert (configs["max.message.bytes"], configs["retention.ms"]) == ("5000", "60000")
+
+
+def test_a_compacted_topic_is_refused():
+    app = fs.App("t")
+
+    @app.share_agent(app.topic("in", value_type=dict, compacting=True))
+    async def bill(value: dict) -> None: ...
+
+    async def main() -> None:
+        async with fs.testing.harness(app):
+            pass
+
+    with pytest.raises(UsageError, match="compacting=True"):
+        fs.testing.run(main())

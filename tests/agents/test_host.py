@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import flowshare as fs
+from flowshare.agents import errors as fs_errors
 from flowshare.agents.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.log.base import StorageHeld
@@ -213,3 +214,24 @@ def test_what_is_in_flight_is_shown_with_its_stack():
     assert row["lock_left_s"] > 20
     assert "await go_on.wait()" in row["stack"]
     assert "flowshare/agents" not in row["stack"]
+
+
+def test_an_app_that_runs_is_not_run_again():
+    app = make_app()
+
+    async def main():
+        async with app.running():
+            with pytest.raises(fs_errors.UsageError, match="runs already in this process"):
+                async with app.running():
+                    pass
+            await app.topic("orders").send(value={"id": 1})
+            await told(app)
+
+    asyncio.run(main())
+
+
+def test_fausts_worker_is_told_that_it_runs_no_share_agents():
+    app = make_app()
+
+    with pytest.raises(fs_errors.UsageError, match="use `flowshare worker"):
+        asyncio.run(app.start())

@@ -73,3 +73,12 @@ def test_a_closed_storage_can_be_opened_again_in_the_same_process(tmp_path):
 
     opened(tmp_path, make)
     assert opened(tmp_path, content) == (0, 0)
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_file_as_path_says_to_name_a_directory(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("x")
+
+    with pytest.raises(StorageError, match=rf"{file} is a file; name a directory in the broker URL"):
+        OwnerLock(file / below, now_ms=0)

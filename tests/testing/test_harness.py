@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import flowshare as fs
+from flowshare.agents.errors import UsageError
 
 app = fs.App("kit", broker="embedded:///nowhere/kit")
 orders = app.topic("orders", value_type=dict)
@@ -128,3 +129,24 @@ async def test_a_run_that_cannot_end_says_what_is_left() -> None:
 
         with pytest.raises(fs.testing.NotIdle, match="orders"):
             await bus.run_until_idle(limit_s=60)
+
+
+def test_what_is_no_app_is_refused():
+    async def main():
+        async with fs.testing.harness("shop:app"):
+            pass
+
+    with pytest.raises(UsageError, match=r"harness takes a flowshare.App, not 'shop:app'"):
+        fs.testing.run(main())
+
+
+def test_one_app_has_one_harness_at_a_time():
+    app = fs.App("t")
+
+    async def main():
+        async with fs.testing.harness(app):
+            with pytest.raises(UsageError, match="runs already"):
+                async with fs.testing.harness(app):
+                    pass
+
+    fs.testing.run(main())
