@@ -68,7 +68,7 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.INVALID_RECORD_STATE: "the lock lapsed or the record was given back: it runs again elsewhere; "
     "renew records that take longer than the lock",
     ErrorCode.SHARE_SESSION_LIMIT_REACHED: "stop a member, or raise the server's group.share.max.share.sessions",
-    ErrorCode.KAFKA_STORAGE_ERROR: "the server cannot write to its disk: check its space and its log",
+    ErrorCode.KAFKA_STORAGE_ERROR: "the server's disk fails: check its space and health, and the server's log",
     ErrorCode.NETWORK_EXCEPTION: "the connection ended; what was held runs again",
 }
 

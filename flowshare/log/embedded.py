@@ -346,6 +346,8 @@ class EmbeddedStorage:
             self._lock.release()
 
         await self._loop.run_in_executor(self._pool, finish)
+        while self._changes:  # of callers that gave up; each ends with its write, or is refused now
+            await asyncio.wait(self._changes)
         self._pool.shutdown(wait=False)
 
     # --- inside ---------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Dead letters that the server writes (KIP-1191): what a group rejects, or what used up its deliveries.
 
 A record's state is ARCHIVING, durably, until its dead letter is confirmed; so a crash in between writes it again, not
-never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it.
+never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it; a
+disk that refuses is waited for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.log.base import CorruptRecords, InvalidTopic, LogError, RecordsTooLarge, TopicExists, UnknownTopic
+from flowshare.log.base import (
+    CorruptRecords,
+    InvalidTopic,
+    LogError,
+    RecordsTooLarge,
+    StorageDamaged,
+    StorageError,
+    TopicExists,
+    UnknownTopic,
+)
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
 from flowshare.share.errors import ShareError
@@ -84,13 +94,15 @@ class DeadLetters:
             logger.exception("dead letters stopped, they go on when the share-partition is loaded again %s", owner.key)
 
     async def _settle(self, owner: Owner, chunk: Archiving) -> None:
-        """Write a chunk's dead letters, or give it up after all tries."""
+        """Write a chunk's dead letters, or give it up after all tries; tries that the disk refused do not count."""
         count = chunk.last - chunk.first + 1
         delay_s = BACKOFF_FIRST_S
-        for left in reversed(range(TRIES)):
+        left = TRIES
+        while True:
             try:
                 await self._write(owner, chunk)
             except (LogError, DecodeError, ShareError) as error:
+                left -= not isinstance(error, StorageError)
                 if left and not isinstance(error, InvalidTopic | RecordsTooLarge):
                     logger.warning("dead letters could not be written, tried again: %s %s", error, _where(owner, chunk))
                     await self._clock.sleep(delay_s)
@@ -134,7 +146,7 @@ class DeadLetters:
         while offset <= chunk.last:
             try:
                 read = await self._storage.read(owner.log.topic, owner.log.partition, offset, max_bytes=READ_BYTES)
-            except CorruptRecords as error:
+            except (CorruptRecords, StorageDamaged) as error:
                 logger.warning("a dead letter's record cannot be read: %s %s", error, _where(owner, chunk))
                 break
             if not read.batches:

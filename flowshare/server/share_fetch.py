@@ -8,7 +8,6 @@ wait: its sender waits for their results.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -226,7 +225,7 @@ class _Visit:
         try:
             await self._take(ready, found)
             await self._make_durable(found)
-        except asyncio.CancelledError:
+        except BaseException:
             self._hand_back(found)
             raise
         return found

@@ -223,3 +223,17 @@ def test_what_is_queued_at_close_is_confirmed(tmp_path):
         assert [a.base_offset for a in await asyncio.gather(*appends)] == list(range(20))
 
     asyncio.run(body())
+
+
+def test_closing_leaves_no_task_of_a_caller_that_gave_up_behind(tmp_path):
+    async def body() -> None:
+        storage = await EmbeddedStorage.open(tmp_path / "storage", clock=LoopClock())
+        makers = [asyncio.ensure_future(storage.create_topic(f"t{number}")) for number in range(20)]
+        await asyncio.sleep(0)
+        for maker in makers:
+            maker.cancel()
+        await storage.close()
+        await asyncio.gather(*makers, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(body())

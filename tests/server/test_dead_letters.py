@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.log.base import StorageError
+from flowshare.log.base import StorageDamaged, StorageError, UnknownTopic
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import (
     CreateTopicRequest,
@@ -125,7 +125,7 @@ async def test_a_dead_letter_that_is_refused_every_time_is_given_up() -> None:
         await m.fetch(at)
 
         async def refuse(*_: object):
-            raise StorageError("no space left on device")
+            raise UnknownTopic("the topic was just deleted")
 
         w.storage.append = refuse
         await m.acknowledge({at: [reject(0)]})
@@ -156,3 +156,45 @@ async def test_a_dead_letter_that_was_under_way_is_written_after_a_restart() -> 
         await settle()
 
         assert len(await letters(w)) == 1
+
+
+async def test_a_dead_letter_waits_for_a_disk_that_is_full_for_long() -> None:
+    async with world(configs=DLQ) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+        real = w.storage.append
+
+        async def refuse(*_: object):
+            raise StorageError("no space left on device")
+
+        w.storage.append = refuse
+        await m.acknowledge({at: [reject(0)]})
+        await w.clock.advance(3600)
+        w.storage.append = real
+        await w.clock.advance(30)
+
+        assert len(await letters(w)) == 1
+        assert w.server.stats()["failed_dead_letters"] == 0
+
+
+async def test_a_record_that_cannot_be_read_has_a_dead_letter_without_content() -> None:
+    async with world(configs={**DLQ, "errors.deadletterqueue.copy.record.enable": "true"}) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+        real = w.storage.read
+
+        async def damaged(*_: object, **__: object):
+            raise StorageDamaged("stored data cannot be read")
+
+        w.storage.read = damaged
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+        w.storage.read = real
+
+        (letter,) = await letters(w)
+        assert letter.value is None
+        assert dict(letter.headers)["__dlq.errors.offset"] == b"0"
