@@ -85,6 +85,7 @@ def members(group: str, as_json: bool, broker: str | None, app_path: str | None)
 @click.option("--to-latest", is_flag=True)
 @click.option("--to-datetime", metavar="ISO", help="For example 2026-11-21T09:00:00 (UTC unless it names a zone).")
 @click.option("--to-offset", type=click.IntRange(0))
+@click.option("--dry-run", is_flag=True, help="Only show the new positions; the default.")
 @click.option("--execute", is_flag=True, help="Do it; without it the new positions are only shown.")
 @json_option
 @broker_options
@@ -95,6 +96,7 @@ def reset_offsets(
     to_latest: bool,
     to_datetime: str | None,
     to_offset: int | None,
+    dry_run: bool,
     execute: bool,
     as_json: bool,
     broker: str | None,
@@ -104,6 +106,8 @@ def reset_offsets(
     from flowshare.cli.output import show
     from flowshare.cli.session import run
 
+    if dry_run and execute:
+        raise click.UsageError("give --dry-run or --execute, not both")
     target = _target(to_earliest, to_latest, to_datetime, to_offset)
 
     async def call(session: Session) -> list[dict[str, Any]]:
@@ -137,7 +141,7 @@ def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @broker_options
 def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> None:
-    """Delete an empty group with its positions and settings."""
+    """Delete an empty group with its positions; its settings stay."""
     from flowshare.cli.session import run
 
     if not yes:
