@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _SUFFIX: Final = ".dlq"
 _ROUND: Final = 1_000
+SERVER_PREFIX: Final = "__dlq.errors."
+"""Headers of dead letters that the server itself writes: records that the delivery limit archived (KIP-1191)."""
+_SERVERS: Final = {"delivery.count": "attempts", "message": "reason"}
+"""The server's names of facts that an agent's dead letters have too."""
 _FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
 
 
@@ -98,7 +102,14 @@ def show_letters(
     wanted = _filter(filters)
 
     async def call(session: Session) -> list[dict[str, Any]]:
-        return [letter async for letter in _letters(session, topic) if wanted.takes(letter)]
+        found, others = [], 0
+        async for letter in _letters(session, topic):
+            others += not letter["is_letter"]
+            if letter["is_letter"] and wanted.takes(letter):
+                found.append(letter)
+        if others and not found:
+            raise Failure(f"{others} records of {topic} are no dead letters; `flowshare dlq ls` lists the right topics")
+        return found
 
     found = run(broker_url(broker, app_path), call)
     left_out, letters = max(0, len(found) - limit), [_plain(letter) for letter in found[-limit:]]
@@ -193,7 +204,6 @@ class _Replay:
             await self._session.admin.delete_records(self._topic, partition, offset + 1)
 
     async def _add(self, letter: Mapping[str, Any]) -> None:
-        from flowshare.agents.dead_letter import PREFIX
         from flowshare.client.producer import Message
 
         to = self._target or letter["topic"]
@@ -203,7 +213,7 @@ class _Replay:
         self._last[letter["letter_partition"]] = letter["letter_offset"]
         if self._dry_run:
             return
-        headers = tuple(pair for pair in letter["headers"] if not pair[0].startswith(PREFIX))
+        headers = tuple(pair for pair in letter["headers"] if not _own(pair[0]))
         self._pending.setdefault(to, []).append(Message(letter["raw_value"], letter["raw_key"], headers))
         if sum(map(len, self._pending.values())) >= _ROUND:
             await self._flush()
@@ -232,13 +242,12 @@ async def _letters(session: Session, topic: str) -> AsyncIterator[dict[str, Any]
 def _letter(topic: str, partition: int, record: Any) -> dict[str, Any]:
     from flowshare.agents.dead_letter import PREFIX
 
-    facts = {
-        name.removeprefix(PREFIX): (value or b"").decode("utf-8", "replace")
-        for name, value in record.headers
-        if name.startswith(PREFIX)
-    }
+    texts = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
+    facts = {_SERVERS.get(name, name): text for name, text in _cut(texts, SERVER_PREFIX).items()}
+    facts |= _cut(texts, PREFIX)
     return {
         **{name: facts.get(name, "") for name in _FACTS},
+        "is_letter": bool(facts),
         "trace": facts.get("trace", ""),
         "letter_topic": topic,
         "letter_partition": partition,
@@ -250,11 +259,21 @@ def _letter(topic: str, partition: int, record: Any) -> dict[str, Any]:
     }
 
 
+def _cut(texts: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name.removeprefix(prefix): text for name, text in texts.items() if name.startswith(prefix)}
+
+
+def _own(name: str) -> bool:
+    from flowshare.agents.dead_letter import PREFIX
+
+    return name.startswith((PREFIX, SERVER_PREFIX))
+
+
 def _plain(letter: Mapping[str, Any]) -> dict[str, Any]:
     """A letter as text, for tables and JSON."""
     kept = {name: letter[name] for name in (*_FACTS, "trace")}
     origin = f"{letter['topic']}-{letter['partition']}@{letter['offset']}" if letter["topic"] else ""
-    headers = {name: _text(value) for name, value in letter["headers"] if not name.startswith("flowshare.dlq.")}
+    headers = {name: _text(value) for name, value in letter["headers"] if not _own(name)}
     return {
         **kept,
         "at": _at(letter),

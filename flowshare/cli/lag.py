@@ -105,6 +105,15 @@ class _View:
             rows.append({**row, "rate": rate, "oldest": age(row["oldest_age_s"])})
         return sorted(rows, key=lambda row: (row["group"], row["topic"], row["partition"]))
 
+    def check(self, found: Rows) -> None:
+        """Raise Failure when --group or --topic names what no group has a position for."""
+        for what, wanted in (("group", self._group), ("topic", self._topic)):
+            known = sorted({row[what] for row in found})
+            if wanted is not None and wanted not in known:
+                there = f"there are positions of {', '.join(known)}" if known else "no share group has a position yet"
+                hint = "groups ls" if what == "group" else "topics ls"
+                raise Failure(f"no share group has a position of {what} {wanted!r}; {there} (see flowshare {hint})")
+
     def emit(self, rows: Rows) -> None:
         """Print the rows."""
         from flowshare.cli.output import show
@@ -130,7 +139,9 @@ async def _once(source: _Source, view: _View) -> None:
     from flowshare.clock import LoopClock
 
     clock = LoopClock()
-    rows = view.prepare(await source.rows(), clock.monotonic())
+    found = await source.rows()
+    view.check(found)
+    rows = view.prepare(found, clock.monotonic())
     if source.moving:
         await clock.sleep(_SAMPLE_S)
         rows = view.prepare(await source.rows(), clock.monotonic())

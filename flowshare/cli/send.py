@@ -56,9 +56,12 @@ def send(
     if value is None and path is None and sys.stdin.isatty():
         raise click.UsageError("give a VALUE, --file, or pipe something in")
     pairs = tuple(_header(text) for text in headers)
+    read = _values(value, path, lines)
+    if app_path:
+        read = _warning(read, topic, app_path)
     run(
         broker_url(broker, app_path),
-        lambda session: _send(session, topic, _values(value, path, lines), key, pairs, as_json=as_json),
+        lambda session: _send(session, topic, read, key, pairs, as_json=as_json),
         create=True,
     )
 
@@ -106,6 +109,23 @@ def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes
             yield from _read(file, lines)
     else:
         yield from _read(sys.stdin.buffer, lines)
+
+
+def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[bytes]:
+    """The values as they are; a warning for the first that an agent of the app cannot decode."""
+    from flowshare.agents.loading import load_app
+
+    agents = [agent for agent in load_app(app_path).share_agents.values() if topic in agent.topics]
+    for value in values:
+        for agent in list(agents):
+            decode = agent.decoder(topic)
+            try:
+                if decode is not None:
+                    decode(value)
+            except Exception as error:  # noqa: BLE001 - a decoder raises anything when a value does not fit
+                agents.remove(agent)
+                click.echo(f"warning: agent {agent.name} will not take it: {agent.explain(value, error)}", err=True)
+        yield value
 
 
 def _read(file: IO[bytes], lines: bool) -> Iterator[bytes]:

@@ -31,6 +31,10 @@ class InvalidTopic(LogError):
     """A topic name, partition count or topic setting is refused."""
 
 
+class InvalidTopicConfig(InvalidTopic):
+    """A topic setting's name or value is not allowed."""
+
+
 class OffsetOutOfRange(LogError):
     """The offset is below the log start or above the log end."""
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from flowshare.log.base import InvalidTopic, StorageDamaged, Topic, TopicExists, UnknownTopic
+from flowshare.log.base import InvalidTopic, InvalidTopicConfig, StorageDamaged, Topic, TopicExists, UnknownTopic
 
 NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 NAME_LENGTH_MAX: Final = 249
@@ -119,17 +119,17 @@ def check_name(name: str, *, internal: bool = False) -> None:
 
 
 def check_configs(configs: Mapping[str, str]) -> None:
-    """Check names and values of topic settings. Raises: InvalidTopic."""
+    """Check names and values of topic settings. Raises: InvalidTopicConfig."""
     for name, text in configs.items():
         definition = TOPIC_CONFIGS.get(name)
         if definition is None:
             near = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(TOPIC_CONFIGS)}"
-            raise InvalidTopic(f"topic setting {name!r} is unknown{hint}")
+            raise InvalidTopicConfig(f"topic setting {name!r} is unknown{hint}")
         try:
             definition.check(text)
         except ValueError as error:
-            raise InvalidTopic(f"topic setting {name}={text!r}: {error}") from None
+            raise InvalidTopicConfig(f"topic setting {name}={text!r}: {error}") from None
 
 
 class TopicRegistry:

@@ -11,6 +11,7 @@ from typing import Final
 from flowshare.log.base import (
     CorruptRecords,
     InvalidTopic,
+    InvalidTopicConfig,
     LogError,
     OffsetOutOfRange,
     RecordsTooLarge,
@@ -26,6 +27,7 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     TopicExists: ErrorCode.TOPIC_ALREADY_EXISTS,
     UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     InvalidTopic: ErrorCode.INVALID_TOPIC_EXCEPTION,
+    InvalidTopicConfig: ErrorCode.INVALID_CONFIG,
     OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
     CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
     RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,

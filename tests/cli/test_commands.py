@@ -198,3 +198,85 @@ def test_replay_can_delete_what_it_replayed(shell):
     assert [letter["reason"] for letter in shell.json("dlq", "show", "shop.bill.dlq")] == ["c"]
     assert shell.json("topics", "describe", "elsewhere")["partitions"][0]["records"] == 2
     shell("dlq", "replay", "shop.bill.dlq", "--delete", "--agent", "bill", code=2)
+
+
+def test_a_reset_can_be_asked_to_be_dry_and_is_not_both(shell):
+    shell("send", "orders", "x")
+    shell.beside(lambda connect: shell_group(connect))
+
+    assert "nothing was changed" in reset_text(shell, "--dry-run")
+    assert "not both" in shell("groups", "reset-offsets", "g", "--to-latest", "--dry-run", "--execute", code=2)
+
+
+async def shell_group(connect):
+    admin = ShareAdmin(connect, clock=LoopClock())
+    await admin.alter_group_configs("g", {"share.auto.offset.reset": "earliest"})
+    member = ShareMember(connect, group_id="g", topics=["orders"], clock=LoopClock())
+    await member.start()
+    await member.fetch(records_max=1)
+    await member.close()
+    await admin.close()
+
+
+def reset_text(shell, *options):
+    with pytest.raises(SystemExit):
+        main(["groups", "reset-offsets", "g", "--to-latest", *options])
+    return "".join(shell._capsys.readouterr())
+
+
+def test_the_lag_of_a_group_or_topic_that_is_not_there_says_which_are(shell):
+    shell("send", "orders", "x")
+    shell.beside(lambda connect: shell_group(connect))
+
+    assert "no share group has a position of group 'h'; there are positions of g" in shell(
+        "lag", "--group", "h", code=1
+    )
+    assert "position of topic 'order'; there are positions of orders" in shell("lag", "--topic", "order", code=1)
+    assert [row["group"] for row in shell.json("lag", "--group", "g")] == ["g"]
+
+
+def test_a_topic_without_dead_letters_is_told_so(shell):
+    shell("send", "orders", "x")
+
+    assert "1 records of orders are no dead letters" in shell("dlq", "show", "orders", code=1)
+
+
+def test_dead_letters_of_the_server_are_shown_and_replayed_like_an_agents(shell):
+    facts = {
+        "topic": "orders",
+        "partition": "0",
+        "offset": "7",
+        "group": "g",
+        "delivery.count": "10",
+        "message": "limit",
+    }
+    headers = [word for name, text in facts.items() for word in ("--header", f"__dlq.errors.{name}={text}")]
+    shell("send", "g.dlq", "x", "--header", "mine=1", *headers)
+
+    [letter] = shell.json("dlq", "show", "g.dlq", "--values")
+    assert (letter["origin"], letter["attempts"], letter["reason"]) == ("orders-0@7", "10", "limit")
+    assert letter["headers"] == {"mine": "1"}
+    assert shell("dlq", "replay", "g.dlq") == "1 replayed to orders\n"
+
+
+def test_a_value_that_an_agent_of_the_app_cannot_decode_is_warned_of(shell, tmp_path, monkeypatch):
+    (tmp_path / "warned_app.py").write_text(
+        "import flowshare as fs\n"
+        "app = fs.App('w', broker='memory://')\n"
+        "@app.share_agent('orders')\n"
+        "async def bill(order: dict) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["send", "orders", "{bad", "--app", "warned_app:app"])
+    out, err = shell._capsys.readouterr()
+
+    assert out == "sent to orders-0@0\n"
+    assert "warning: agent bill will not take it: the value b'{bad' does not fit dict" in err
+
+
+def test_a_topic_setting_that_is_refused_does_not_blame_the_name(shell):
+    err = shell("topics", "create", "orders", "--config", "retention.mss=1", code=1)
+
+    assert "INVALID_CONFIG: topic setting 'retention.mss' is unknown; did you mean retention.ms?" in err
