@@ -48,6 +48,7 @@ FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_WAIT_S: Final = 0.5
 FAILED_WAIT_S: Final = 1.0
 UNCONFIRMED_MAX: Final = 50_000
+UNREADABLE_DELAY_MS: Final = 1_000
 
 
 class Feeder:
@@ -292,8 +293,11 @@ class Feeder:
         try:
             decoded = self._intake.decode(part.records, part.acquired)
         except DecodeError as error:
+            # Not one batch of it can be told apart: the answer is more likely at fault than the log, so ask again.
+            said = "agent=%s topic=%s partition=%d: an answer cannot be read, its records are given back: %s"
+            logger.error(said, self.agent.name, part.topic, part.partition, error)  # noqa: TRY400 - no trace is of use
             for first, last, _ in part.acquired:
-                self._corrupt(part, key, first, last, str(error))
+                self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
             return None
         for first, last in decoded.gaps:
             self._acks.other(key, first, last, GAP, "gaps")
