@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.agents import inflight, lag
 from flowshare.agents.errors import UsageError
+from flowshare.agents.garbage import Tuning
 from flowshare.agents.outbox import Outbox
 from flowshare.agents.runtime import AgentRuntime, Observer
 from flowshare.agents.service import ServiceLoop
@@ -117,6 +118,7 @@ class Host:
         self._drained: asyncio.Future[bool] | None = None
         self._app_started = False
         self._handler_thread = 0
+        self._tuning = Tuning() if self.settings.threads else None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,8 @@ class Host:
         try:
             await self.service.call(self._start_service)
             await self._start_app()
+            if self._tuning is not None:
+                self._tuning.apply()
             await self.service.call(self._start_agents)
         except BaseException:
             await self.stop()
@@ -168,6 +172,8 @@ class Host:
             self.watchdog.stop()
         self.app.host = None
         self.service.stop()
+        if self._tuning is not None:
+            self._tuning.undo()
         self.state = "stopped"
 
     async def close_service(self) -> None:

@@ -31,11 +31,13 @@ class TaskPool(TaskBasedPool):
     async def start(self) -> None:
         """Make the tasks."""
         self._call = make_call(self.agent, self)
+        self._last: list[Slot | None] = [None]
+        """The slot that ran last, as far as slots said."""
         await super().start()
 
     async def work(self, slot: Slot) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""
-        queue, call, mark, times = self.queue, self._call, self.mark, self.times
+        queue, call, mark, times, last = self.queue, self._call, self.mark, self.times, self._last
         monotonic, set_current = self.clock.monotonic, current.set
         timed = self.agent.options.timeout is not None
         began = started = monotonic()
@@ -47,6 +49,7 @@ class TaskPool(TaskBasedPool):
                     count = 0
                 await self.idle()
                 began = started = monotonic()
+                last[0] = slot
                 continue
             chunk = queue[0]
             try:
@@ -82,8 +85,11 @@ class TaskPool(TaskBasedPool):
             if started - began >= SLICE_S:
                 times.add(started - began, count)
                 count = 0
-                await give_turn()
-                began = started = monotonic()
+                if last[0] is slot:  # else another slot ran meanwhile: the handler waited, everybody had a turn
+                    await give_turn()
+                    started = monotonic()
+                last[0] = slot
+                began = started
         times.add(monotonic() - began, count)
         self.spawn(slot)
 

@@ -21,9 +21,13 @@ class HandlerTimes:
 
     def add(self, seconds: float, records: int = 1) -> None:
         """`records` handler calls, one after another, took `seconds` together."""
-        if records > 0:
+        if records == 1:  # every call of a handler that waits
+            self._counts[bisect_left(BOUNDS_S, seconds)] += 1
+        elif records > 0:
             self._counts[bisect_left(BOUNDS_S, seconds / records)] += records
-            self.sum_s += seconds
+        else:
+            return
+        self.sum_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Prometheus buckets: upper bound as text, calls up to it."""

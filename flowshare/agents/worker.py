@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents import inflight
-from flowshare.agents.garbage import tune_worker
 from flowshare.agents.host import Host, HostSettings, PartFactory
 from flowshare.agents.service import new_loop
 from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
@@ -124,12 +123,12 @@ class _Worker:
     async def _start(self) -> None:
         begun = self._clock.monotonic()
         await self._host.start()
-        tune_worker()
         at = f", health and metrics at http://{self._host.address}" if self._host.address else ""
         logger.info(
-            "ready after %.2f s: %d agents%s (process %d)",
+            "ready after %.2f s: %d agent%s%s (process %d)",
             self._clock.monotonic() - begun,
             len(self._host.runtimes),
+            "" if len(self._host.runtimes) == 1 else "s",
             at,
             os.getpid(),
         )
