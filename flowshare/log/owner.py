@@ -52,7 +52,10 @@ class OwnerLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._file)
-            raise StorageHeld(f"{path} is held by {read_owner(path) or 'another process'}") from None
+            raise StorageHeld(
+                f"{path} is held by {read_owner(path) or 'another process'}. One process at a time uses a path: stop "
+                "that one first; while a worker runs, `flowshare lag` and `flowshare inflight` ask it"
+            ) from None
         self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), address=address)
         try:
             self._write()

@@ -17,10 +17,11 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.errors import UsageError, nearest
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
 from flowshare.testing.report import AgentReport, DeadLetter, SentRecord
 from flowshare.testing.virtual import VirtualTimeLoop
@@ -47,15 +48,19 @@ class NotIdle(AssertionError):
 class Report(Mapping[str, AgentReport]):
     """Reports by agent: `report[bill]`, with the decorated function or its name."""
 
-    def __init__(self) -> None:
-        self._agents: dict[str, AgentReport] = {}
+    def __init__(self, agents: Iterable[str]) -> None:
+        """agents: names of the app's agents."""
+        self._agents = {name: AgentReport() for name in agents}
 
     def add(self, settled: Settled) -> None:
         """Take in one settled delivery."""
-        self._agents.setdefault(settled.agent, AgentReport()).settled.append(settled)
+        self._agents[settled.agent].settled.append(settled)
 
     def __getitem__(self, agent: Any) -> AgentReport:
-        return self._agents.setdefault(agent if isinstance(agent, str) else agent.name, AgentReport())
+        name = agent if isinstance(agent, str) else getattr(agent, "name", None)
+        if name not in self._agents:
+            raise _no_agent(agent, self._agents)
+        return self._agents[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._agents)
@@ -146,12 +151,26 @@ class Bus:
         return list(self._records.get(name, ()))
 
     def dead_letters(self, agent: Any) -> list[DeadLetter]:
-        """An agent's dead letters, as of the last `run_until_idle` or `advance`."""
-        name = agent if isinstance(agent, str) else agent.dead_letter_topic
+        """An agent's dead letters, as of the last `run_until_idle` or `advance`.
+
+        agent: the decorated function, its name, or the name of its dead-letter topic. Raises: UsageError.
+        """
+        name = self._dead_letter_topic(agent)
         fields = ("topic", "partition", "offset", "key", "value", "headers")
         return [
             DeadLetter(**{field: getattr(record, field) for field in fields}) for record in self._records.get(name, ())
         ]
+
+    def _dead_letter_topic(self, agent: Any) -> str:
+        agents = self.app.share_agents
+        found: Any = agents.get(agent) if isinstance(agent, str) else agent
+        if found is None and agent in {one.dead_letter_topic for one in agents.values()}:
+            return str(agent)
+        if found not in agents.values():
+            raise _no_agent(agent, agents)
+        if found.dead_letter_topic is None:
+            raise UsageError(f"agent {found.name} has dead_letter=None, so there are no dead letters of it to read")
+        return str(found.dead_letter_topic)
 
     async def _produce(self) -> None:
         queued, self._queued = self._queued, []
@@ -211,6 +230,11 @@ class Bus:
             self._records[topic.name] = records
 
 
+def _no_agent(given: Any, agents: Iterable[str]) -> UsageError:
+    shown = repr(given) if isinstance(given, str) else getattr(given, "__name__", repr(given))
+    return UsageError(f"{shown} is no share agent of the app under test. {nearest(str(shown).strip(chr(39)), agents)}")
+
+
 def _sent(topic: str, partition: int, record: Any) -> SentRecord:
     return SentRecord(
         topic=topic,
@@ -239,7 +263,6 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     (broker, path) are left alone and untouched.
     """
     from flowshare.agents.app import App
-    from flowshare.agents.errors import UsageError
     from flowshare.agents.host import Host, HostSettings
     from flowshare.backend.memory import MemoryBackend
 
@@ -249,7 +272,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         raise UsageError(f"App({app.app_id!r}) runs already; leave its harness or `app.running()` first")
     virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     clock: ManualClock | LoopTimeClock = LoopTimeClock() if virtual else ManualClock()
-    report = Report()
+    report = Report(app.share_agents)
     backend = MemoryBackend(clock=clock)
     await backend.start()
     host = Host(

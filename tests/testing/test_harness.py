@@ -150,3 +150,30 @@ def test_one_app_has_one_harness_at_a_time():
                     pass
 
     fs.testing.run(main())
+
+
+def test_asking_for_an_agent_that_is_not_there_is_no_silent_zero():
+    app = fs.App("t")
+
+    @app.share_agent("in")
+    async def bill(value: dict) -> None: ...
+
+    @app.share_agent("in", dead_letter=None)
+    async def audit(value: dict) -> None: ...
+
+    async def main():
+        async with fs.testing.harness(app) as bus:
+            report = await bus.run_until_idle()
+            for ask in (lambda: report["bil"], lambda: bus.dead_letters("bil")):
+                with pytest.raises(
+                    UsageError, match=r"'bil' is no share agent of the app under test. Did you mean 'bill'"
+                ):
+                    ask()
+            with pytest.raises(UsageError, match="is no share agent"):
+                bus.dead_letters(app.topic("in"))
+            with pytest.raises(UsageError, match="audit has dead_letter=None"):
+                bus.dead_letters(audit)
+            assert bus.dead_letters(bill) == bus.dead_letters("bill") == bus.dead_letters("t.bill.dlq") == []
+            assert report["audit"].accepted == 0
+
+    fs.testing.run(main())
