@@ -341,7 +341,7 @@ class Feeder:
         for record in reversed(dead):
             reason = (
                 f"attempts used up ({record.delivery_count} of {attempts_max}) without an outcome: the worker crashed, "
-                "was killed, or lost the lock while handling it"
+                "was killed or stopped, or lost the lock while handling it"
             )
             self._service_loop.call_soon(self._settler.settle, chunk, record, Outcome(Kind.DEAD, None, reason))
 

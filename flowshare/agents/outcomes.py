@@ -65,6 +65,8 @@ CANCELLED = "the handler was cancelled"
 def of_exception(agent: ShareAgent, error: BaseException, attempt: int) -> Outcome:
     """The outcome of an exception out of user code (or of `timeout`)."""
     if isinstance(error, Release):
+        if attempt >= agent.options.retry.max_attempts:  # each release is an attempt: no record goes round for ever
+            return Outcome(Kind.DEAD, None, f"attempts used up ({attempt}): given back by fs.Release")
         return Outcome(Kind.RELEASE, None, "Release", error.delay_s)
     if isinstance(error, Reject):
         return Outcome(Kind.DEAD, None, error.reason)

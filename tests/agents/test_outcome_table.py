@@ -69,6 +69,20 @@ def test_a_release_comes_again_after_its_delay(raised: bool):
     assert seen.elapsed_s >= 30
 
 
+def test_a_record_that_is_given_back_every_time_ends_as_a_dead_letter_that_says_so():
+    ran: list[int] = []
+
+    async def never_now(value: bytes, delivery: fs.Delivery) -> fs.Release:
+        ran.append(delivery.attempt)
+        return fs.Release(delay=3600)
+
+    seen = run_agent(never_now, retry=fs.Retry(3), limit_s=10_000)
+
+    assert ran == [1, 2, 3]
+    assert seen.outcomes == ["released", "released", "dead_lettered"]
+    assert seen.dead[0].reason == "attempts used up (3): given back by fs.Release"
+
+
 def test_an_exception_in_retry_on_is_tried_again_with_the_delay_of_the_policy():
     async def flaky(value: bytes, delivery: fs.Delivery) -> None:
         if delivery.attempt < 3:
@@ -168,7 +182,7 @@ def test_a_record_that_arrives_with_too_many_attempts_is_dead_lettered_unrun():
 
     async def crashing(value: bytes, delivery: fs.Delivery) -> Any:
         ran.append(delivery.attempt)
-        return fs.Release()  # costs an attempt each time, as a crash does
+        raise asyncio.CancelledError  # ends without an outcome and costs an attempt, as a crash does
 
     seen = run_agent(crashing, retry=fs.Retry(3))
 
