@@ -20,6 +20,8 @@ from flowshare.log.base import StorageError, StorageHeld
 
 LOCK_FILE: Final = "lock"
 OWNER_FILE: Final = "owner.json"
+OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, "store", "confirmed"})
+"""What a storage's directory holds (see `store.py` for the last two)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class OwnerLock:
         self._path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
+            _refuse_foreign(path)
             self._file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StorageError(_unusable(path, error)) from error
@@ -78,6 +81,17 @@ class OwnerLock:
         draft = self._path / f"{OWNER_FILE}.new"
         draft.write_bytes(orjson.dumps(asdict(self.owner)))
         draft.replace(self._path / OWNER_FILE)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise StorageError for a directory with others' files in it and nothing of a storage: a path was mistyped."""
+    names = {entry.name for entry in path.iterdir()}
+    others = sorted(name for name in names if not name.startswith(".") and name != "lost+found")
+    if others and not names & OWN_NAMES:
+        shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        raise StorageError(
+            f"{path} holds other files ({shown}) and no storage: name a new or empty directory in the broker URL"
+        )
 
 
 def _unusable(path: Path, error: OSError) -> str:

@@ -82,3 +82,19 @@ def test_a_file_as_path_says_to_name_a_directory(tmp_path, below):
 
     with pytest.raises(StorageError, match=rf"{file} is a file; name a directory in the broker URL"):
         OwnerLock(file / below, now_ms=0)
+
+
+def test_a_directory_of_others_is_not_written_into(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+
+    with pytest.raises(StorageError, match=r"holds other files \(thesis.tex\) and no storage: name a new or empty"):
+        OwnerLock(tmp_path, now_ms=0)
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_root_of_a_disk_of_its_own_is_empty_enough(tmp_path):
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / ".keep").touch()
+
+    OwnerLock(tmp_path, now_ms=0).release()
