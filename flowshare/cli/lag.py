@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import broker_options, broker_url, json_option
+
+if TYPE_CHECKING:
+    from flowshare.cli.holder import Holder
 
 Rows = list[dict[str, Any]]
 
@@ -67,15 +70,29 @@ class _Source:
         """Whether somebody works on it, so that there is a rate to measure."""
 
     async def rows(self) -> Rows:
-        from flowshare.cli.session import holder_of, open_session
+        from flowshare.cli.session import holder_of
+        from flowshare.log.base import StorageHeld
 
         holder = holder_of(self._url)
-        if holder is not None:
-            self.moving = True
-            if not holder.address:
-                raise Failure(f"process {holder.pid} holds {self._url} and has no health pages to ask (yet)")
-            found: Rows = await asyncio.to_thread(holder.get, "/lag?all=1")
-            return found
+        if holder is None:
+            try:
+                return await self._stored()
+            except StorageHeld:  # a worker started in between
+                holder = holder_of(self._url)
+                if holder is None:
+                    raise
+        return await self._asked(holder)
+
+    async def _asked(self, holder: Holder) -> Rows:
+        self.moving = True
+        if not holder.address:
+            raise Failure(f"process {holder.pid} holds {self._url} and has no health pages to ask (yet)")
+        found: Rows = await asyncio.to_thread(holder.get, "/lag?all=1")
+        return found
+
+    async def _stored(self) -> Rows:
+        from flowshare.cli.session import open_session
+
         self.moving = False
         async with open_session(self._url) as session:
             from flowshare.agents import lag as rows_of

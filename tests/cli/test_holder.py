@@ -1,5 +1,6 @@
 """Who holds an embedded path, as commands find out without opening it."""
 
+import asyncio
 import http.server
 import json
 import os
@@ -9,6 +10,8 @@ import pytest
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.holder import Holder, find
+from flowshare.cli.lag import _Source
+from flowshare.log.base import StorageHeld
 from flowshare.log.owner import OwnerLock
 
 
@@ -61,3 +64,21 @@ def test_a_page_of_the_holder_is_json_or_one_line():
         server.shutdown()
     with pytest.raises(Failure, match="process 7 does not answer"):
         holder.get("/lag?all=1")
+
+
+def test_a_worker_that_starts_while_the_lag_is_looked_at_is_asked(monkeypatch):
+    class Started:
+        pid, address = 7, "box:1"
+
+        def get(self, page):
+            return [{"backlog": 3}]
+
+    found = iter([None, Started()])
+    monkeypatch.setattr("flowshare.cli.session.holder_of", lambda url: next(found))
+
+    def held(url):
+        raise StorageHeld(url)
+
+    monkeypatch.setattr("flowshare.cli.session.open_session", held)
+
+    assert asyncio.run(_Source("embedded:///x").rows()) == [{"backlog": 3}]
