@@ -239,7 +239,8 @@ def bare_hand_over(records: int) -> list[float]:
         there.update(loop=asyncio.get_running_loop(), queue=queue)
         ready.set()
         for _ in range(records):
-            seen.append(time.perf_counter() - await queue.get())
+            stamp = await queue.get()
+            seen.append(time.perf_counter() - stamp)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

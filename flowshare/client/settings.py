@@ -71,7 +71,8 @@ class ConsumerSettings:
 class ProducerSettings:
     """Settings of a `Producer`.
 
-    linger_s: how long a batch waits for more records (linger.ms).
+    linger_s: how long a batch waits for more records (linger.ms). Without waiting, records that come while a request
+        of their partition is under way share the next one.
     batch_bytes: size at which a batch is closed (batch.size; Kafka's 16 KiB is small for one process).
     request_bytes_max: the largest record, and about the largest request (max.request.size).
     buffer_bytes: records not yet confirmed, in all; above it `send` waits (buffer.memory).
@@ -83,7 +84,7 @@ class ProducerSettings:
     """
 
     link: LinkSettings = field(default_factory=LinkSettings)
-    linger_s: float = 0.002
+    linger_s: float = 0.0
     batch_bytes: int = 64 * 1024
     request_bytes_max: int = MIB
     buffer_bytes: int = 32 * MIB

@@ -74,6 +74,25 @@ async def test_records_that_come_within_the_linger_share_a_batch(clock):
     await sender.close()
 
 
+async def test_nothing_lingers_by_default_and_what_comes_meanwhile_shares_the_next_request(clock):
+    server = FakeServer()
+    sender = Producer(server.connect, clock=clock)
+    server.then(m.ProduceRequest, FAILED)
+    first = sender.send_nowait("orders", b"a")
+    await settle()
+    assert len(server.seen(m.ProduceRequest)) == 1
+
+    more = [sender.send_nowait("orders", value) for value in (b"b", b"c")]
+    await settle()
+    assert len(server.seen(m.ProduceRequest)) == 1
+    await clock.advance(1)
+
+    assert [(await future).offset for future in (first, *more)] == [0, 1, 2]
+    assert len(server.seen(m.ProduceRequest)) == 3
+    assert values(server) == [b"a", b"b", b"c"]
+    await sender.close()
+
+
 async def test_a_full_batch_does_not_linger(clock):
     server = FakeServer()
     sender = producer(server, clock, linger_s=100, batch_bytes=1000)
