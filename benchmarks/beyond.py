@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
     if options.section:
+        logging.disable(logging.WARNING)  # the handlers that are cut off at the end
         print(json.dumps(section(options.section, options.seconds)))
         return
     script = str(Path(__file__).resolve())

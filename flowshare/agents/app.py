@@ -173,6 +173,13 @@ class App(faust.App):
         self._drain_functions.append(fun)
         return fun
 
+    def stream(self, channel: Any, *args: Any, **options: Any) -> Any:
+        """Faust's streams read from Kafka. Raises: UsageError; they would wait for ever here."""
+        raise UsageError(
+            "app.stream() reads from Kafka through Faust, which this backend does not have: use @app.share_agent(topic), "
+            "or flowshare.ShareConsumer in a loop of your own"
+        )
+
     def page(self, path: str, **options: Any) -> Any:
         """Faust's `page`: a web page of the app; having one turns the app's web server on."""
         self.has_pages = True

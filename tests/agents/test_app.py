@@ -419,3 +419,10 @@ def _free_port() -> int:
 
 def _text(error: BaseException) -> str:
     return " ".join(map(_text, error.exceptions)) if isinstance(error, BaseExceptionGroup) else str(error)
+
+
+def test_a_stream_of_fausts_is_refused_instead_of_waiting_for_ever() -> None:
+    app = fs.App("streams", broker="embedded:///nowhere/streams")
+
+    with pytest.raises(UsageError, match="share_agent"):
+        app.stream(app.topic("in"))
