@@ -176,8 +176,8 @@ class App(faust.App):
     def stream(self, channel: Any, *args: Any, **options: Any) -> Any:
         """Faust's streams read from Kafka. Raises: UsageError; they would wait for ever here."""
         raise UsageError(
-            "app.stream() reads from Kafka through Faust, which this backend does not have: use @app.share_agent(topic), "
-            "or flowshare.ShareConsumer in a loop of your own"
+            "app.stream() reads from Kafka through Faust, which this backend does not have: use "
+            "@app.share_agent(topic), or flowshare.ShareConsumer in a loop of your own"
         )
 
     def page(self, path: str, **options: Any) -> Any:
