@@ -19,6 +19,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -117,13 +119,15 @@ class Worker:
         parts = [row["backlog"] for row in found if row["topic"] == TOPIC]
         return sum(parts) if parts and min(parts) >= 0 else None
 
-    def wait_for_backlog(self, at_most: int) -> int:
-        """Wait until no more than `at_most` flights are left. Raises: DemoFailed."""
+    def wait_for_backlog(self, at_most: int, tell: Callable[[int], object]) -> int:
+        """Wait until no more than `at_most` flights are left; `tell` hears how many are. Raises: DemoFailed."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             left = self.backlog()
-            if left is not None and left <= at_most:
-                return left
+            if left is not None:
+                tell(left)
+                if left <= at_most:
+                    return left
             time.sleep(POLL_S)
         raise DemoFailed(f"the worker did not get on within {LIMIT_S:.0f} s; its log is {self._log}")
 
@@ -231,6 +235,17 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], object]]:
+    """A bar of the flights that are done, on a terminal; elsewhere nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("  flights"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("flights", total=total)
+        yield lambda left: bar.update(task, completed=total - left)
+
+
 def run(path: Path, limit: int) -> int:
     """The whole demo in one directory. Returns 0 when every figure agrees, else 1. Raises: DemoFailed, DataMissing."""
     wanted = expected(limit)
@@ -241,11 +256,13 @@ def run(path: Path, limit: int) -> int:
         say("starting a worker …")
         began = time.monotonic()
         worker.start()
-        left = worker.wait_for_backlog(limit // 2)
+        with progress(limit) as tell:
+            left = worker.wait_for_backlog(limit // 2, tell)
         worker.kill()
         say(f"kill -9 of the worker, {left:,} flights to go; starting it again …")
         worker.start()
-        worker.wait_for_backlog(0)
+        with progress(limit) as tell:
+            worker.wait_for_backlog(0, tell)
         seconds = time.monotonic() - began
         worker.stop()
     finally:
