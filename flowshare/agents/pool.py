@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.agents")
 
-HAND_OVER_S: Final = 0.002
+HAND_OVER_S: Final = 0.005
 """Time between two hand-overs from the handler loop to the service loop."""
 
 Handed = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
@@ -154,7 +154,7 @@ class Pool:
             self._handler_loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Hand what is finished to the service loop, at most every 2 ms: each time costs a thread switch."""
+        """Hand what is finished to the service loop, at most every 5 ms: each time costs a thread switch."""
         if self._service_loop is not self._handler_loop:
             now = self.clock.monotonic()
             if 0 <= now - self._handed_at < HAND_OVER_S and not self.stopping:
