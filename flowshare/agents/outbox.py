@@ -45,21 +45,6 @@ class Outbox:
         self._room: deque[asyncio.Future[None]] = deque()
         self._confirmed: list[tuple[_Letter, asyncio.Future[RecordMetadata]]] = []
 
-    async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> RecordMetadata:
-        """Produce one record and wait until it is confirmed. Raises: what the producer raises."""
-        return await (
-            await self.enqueue(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
-        )
-
     async def enqueue(
         self,
         topic: str,

@@ -7,6 +7,7 @@ Three kinds share this base: `async def` handlers in long-lived tasks (`runner.p
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextvars
 import logging
@@ -38,7 +39,7 @@ Handed = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
 
 
-class Pool:
+class Pool(abc.ABC):
     """What the three kinds of pool have in common. `start`, `cancel` and `stop` run on the handler loop."""
 
     cancels = True
@@ -88,10 +89,11 @@ class Pool:
         self.queue.extend(chunks)
         self.wake()
 
+    @abc.abstractmethod
     def wake(self) -> None:
         """Let idle slots look at the queue."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def cancel(self) -> None:
         """The drain deadline has come: cancel what still runs, release it."""
 

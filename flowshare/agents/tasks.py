@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import types
 from collections import deque
@@ -42,9 +43,9 @@ class TaskBasedPool(Pool):
                 self.work(slot), name=f"{self.agent.name}-{slot.index}", context=self.context.copy()
             )
 
+    @abc.abstractmethod
     async def work(self, slot: Slot) -> None:
         """Take and handle records until the pool stops or the task is to be replaced."""
-        raise NotImplementedError
 
     def wake(self) -> None:
         """Wake as many idle tasks as there are records for."""

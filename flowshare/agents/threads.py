@@ -45,6 +45,9 @@ class ThreadPool(Pool):
             self.queue.extend(chunks)
             self._ready.notify(sum(len(chunk.records) for chunk in self.queue))
 
+    async def cancel(self) -> None:
+        """Threads cannot be cancelled: what they run keeps its locks until they end, or the process does."""
+
     async def stop(self) -> None:
         """Tell the threads to end; those inside a handler end with it."""
         await super().stop()

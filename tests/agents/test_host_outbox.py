@@ -72,8 +72,8 @@ def test_a_refusal_reaches_the_sender(service):
     async def handlers():
         outbox = Outbox(FakeProducer(), service.loop)
         with pytest.raises(RecordTooLarge):
-            await outbox.send("t", b"too large")
-        return (await outbox.send("t", b"x")).offset
+            await (await outbox.enqueue("t", b"too large"))
+        return (await (await outbox.enqueue("t", b"x"))).offset
 
     assert asyncio.run(handlers()) == 0
 
@@ -82,7 +82,8 @@ def test_one_loop_needs_no_thread():
     async def both():
         service = ServiceLoop(threads=False)
         service.start()
-        return (await Outbox(FakeProducer(), service.loop).send("t", b"x")).offset
+        sent = await Outbox(FakeProducer(), service.loop).enqueue("t", b"x")
+        return (await sent).offset
 
     assert asyncio.run(both()) == 0
 

@@ -53,8 +53,8 @@ async def bill(order: dict) -> None:
 """
 
 
-FAR_FROM_60_S = 20
-"""Handlers here take 60 s, so an end well before that was not theirs; how fast it is, benchmarks print."""
+EXIT_S = 4
+"""What a loaded machine may take to end a process, beyond its drain time; how long it takes, benchmarks print."""
 
 
 class Shop:
@@ -160,13 +160,13 @@ def shop(tmp_path):
 def test_sigterm_lets_handlers_finish_and_nothing_comes_twice(shop):
     shop.write(ASYNC)
     shop.send(*({"id": n, "sleep": 0.5} for n in range(8)))
-    worker = shop.worker()
+    worker = shop.worker("--drain-timeout", "30")
     shop.wait_for("begin", 4)
 
     code, took = shop.end(worker)
 
     assert code == 0, shop.log(worker)
-    assert took < FAR_FROM_60_S
+    assert took < 0.5 + EXIT_S, "it waited for the drain time though all was done"
     assert sorted(shop.ids("end")) == sorted(shop.ids("begin"))
     second = shop.worker()
     shop.wait_for("end", 8)
@@ -176,13 +176,13 @@ def test_sigterm_lets_handlers_finish_and_nothing_comes_twice(shop):
 
 def test_an_idle_worker_ends_at_once(shop):
     shop.write(ASYNC)
-    worker = shop.worker()
+    worker = shop.worker("--drain-timeout", "30")
     shop.wait_log(worker, "ready after")
 
     code, took = shop.end(worker, signal.SIGINT)
 
     assert code == 0, shop.log(worker)
-    assert took < FAR_FROM_60_S
+    assert took < EXIT_S, "it waited for the drain time though there was nothing to drain"
 
 
 def test_a_handler_past_the_drain_deadline_is_cut_off_and_its_record_runs_again(shop):
@@ -194,7 +194,7 @@ def test_a_handler_past_the_drain_deadline_is_cut_off_and_its_record_runs_again(
     code, took = shop.end(worker)
 
     assert code == 3, shop.log(worker)
-    assert took < FAR_FROM_60_S
+    assert 0.8 <= took < 1 + EXIT_S, "the handler gets the drain time, and no more"
     again = shop.worker()
     shop.wait_for("begin", 2)
     assert again.poll() is None
@@ -210,7 +210,7 @@ def test_a_handler_that_blocks_its_loop_cannot_hold_off_the_end(shop, number):
     code, took = shop.end(worker, number)
 
     assert code == 3, shop.log(worker)
-    assert took < FAR_FROM_60_S
+    assert took < 2 + EXIT_S
     assert "time.sleep(order.get" in shop.log(worker)
 
 
@@ -225,7 +225,7 @@ def test_a_second_ctrl_c_ends_at_once_with_130(shop):
     code, took = shop.end(worker, signal.SIGINT)
 
     assert code == 130
-    assert took < FAR_FROM_60_S
+    assert took < EXIT_S, "it waited for the drain time"
 
 
 def test_health_locks_and_heartbeats_go_on_while_a_handler_blocks(shop):
