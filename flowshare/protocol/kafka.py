@@ -1,0 +1,187 @@
+"""Kafka's messages as kio has them: one (API, version) is imported at its first use, all of them would cost 0.6 s.
+
+A frame is an int32 length and that many bytes: a header and a body (Kafka protocol guide, "Protocol Primitives").
+Nothing here reads from or writes to a socket.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import io
+import struct
+from types import ModuleType
+from typing import Any, Final, Literal, NamedTuple
+
+Side = Literal["request", "response"]
+
+_START: Final = struct.Struct(">hhi")
+_LENGTH: Final = struct.Struct(">i")
+
+
+class ApiKey(enum.IntEnum):
+    """Kafka's API keys; the names in lower case are kio's module names."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
+    DESCRIBE_CONFIGS = 32
+    SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    LIST_PARTITION_REASSIGNMENTS = 46
+    OFFSET_DELETE = 47
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_GROUP_HEARTBEAT = 76
+    SHARE_GROUP_DESCRIBE = 77
+    SHARE_FETCH = 78
+    SHARE_ACKNOWLEDGE = 79
+    INITIALIZE_SHARE_GROUP_STATE = 83
+    READ_SHARE_GROUP_STATE = 84
+    WRITE_SHARE_GROUP_STATE = 85
+    DELETE_SHARE_GROUP_STATE = 86
+    READ_SHARE_GROUP_STATE_SUMMARY = 87
+    DESCRIBE_SHARE_GROUP_OFFSETS = 90
+    ALTER_SHARE_GROUP_OFFSETS = 91
+    DELETE_SHARE_GROUP_OFFSETS = 92
+    FLOWSHARE = 32500
+    """Flowshare's own calls, told of in ApiVersions; see `protocol.private`."""
+
+
+class RequestStart(NamedTuple):
+    """The part of a request header that has one form for every API and version."""
+
+    key: int
+    version: int
+    correlation_id: int
+
+
+def request_start(frame: bytes | bytearray | memoryview) -> RequestStart:
+    """Key, version and correlation id of a request frame (without its length). Raises: struct.error (too short)."""
+    return RequestStart(*_START.unpack_from(frame))
+
+
+@functools.cache
+def module(name: str, version: int, side: Side) -> ModuleType:
+    """kio's module with the entity and its nested types. Raises: ImportError when kio has no such version."""
+    return importlib.import_module(f"kio.schema.{name}.v{version}.{side}")
+
+
+@functools.cache
+def entity(name: str, version: int, side: Side) -> Any:
+    """kio's class of a request or response."""
+    suffix = side.capitalize()
+    wanted = name.replace("_", "") + side
+    found = module(name, version, side)
+    for attribute in dir(found):
+        if attribute.endswith(suffix) and attribute.lower() == wanted:
+            return getattr(found, attribute)
+    raise ImportError(f"kio has no {side} {name} version {version}")
+
+
+@functools.cache
+def _reader(schema: Any) -> Any:
+    from kio.serial import entity_reader
+
+    return entity_reader(schema)
+
+
+@functools.cache
+def _writer(schema: Any) -> Any:
+    from kio.serial import entity_writer
+
+    return entity_writer(schema)
+
+
+def read_request(name: str, start: RequestStart, frame: bytes) -> tuple[Any, Any]:
+    """Header (correlation_id, client_id) and body of a request frame.
+
+    Raises: what kio raises for bytes that are no such request; treat any Exception as garbage.
+    """
+    schema = entity(name, start.version, "request")
+    header, position = _reader(schema.__header_schema__)(frame, 0)
+    body, _ = _reader(schema)(frame, position)
+    return header, body
+
+
+def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[Any, int]:
+    """Header of a request frame and where its body begins. Raises: as `read_request`."""
+    header, size = _reader(entity(name, start.version, "request").__header_schema__)(frame, 0)
+    return header, size
+
+
+def write_response(correlation_id: int, response: Any) -> bytes:
+    """The frame of a response entity, its length included."""
+    schema: Any = response.__class__
+    header = schema.__header_schema__
+    buffer = io.BytesIO(b"\0\0\0\0")
+    buffer.seek(4)
+    _writer(header)(buffer, header(correlation_id=correlation_id))
+    _writer(schema)(buffer, response)
+    return _with_length(buffer)
+
+
+def write_request(correlation_id: int, client_id: str | None, request: Any) -> bytes:
+    """The frame of a request entity, its length included."""
+    schema: Any = request.__class__
+    header = schema.__header_schema__
+    buffer = io.BytesIO(b"\0\0\0\0")
+    buffer.seek(4)
+    _writer(header)(
+        buffer,
+        header(
+            request_api_key=schema.__api_key__,
+            request_api_version=schema.__version__,
+            correlation_id=correlation_id,
+            client_id=client_id,
+        ),
+    )
+    _writer(schema)(buffer, request)
+    return _with_length(buffer)
+
+
+def read_response(name: str, version: int, frame: bytes) -> tuple[int, Any]:
+    """Correlation id and body of a response frame (without its length). Raises: as `read_request`."""
+    schema = entity(name, version, "response")
+    header, position = _reader(schema.__header_schema__)(frame, 0)
+    body, _ = _reader(schema)(frame, position)
+    return int(header.correlation_id), body
+
+
+def _with_length(buffer: io.BytesIO) -> bytes:
+    view = buffer.getbuffer()
+    _LENGTH.pack_into(view, 0, len(view) - 4)
+    return bytes(view)

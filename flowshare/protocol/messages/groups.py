@@ -1,0 +1,83 @@
+"""Groups of any kind, and settings of groups and topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.base import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGroupsRequest(Request["ListGroupsResponse"]):
+    states: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedGroup:
+    group_id: str
+    state: str
+    type: str = "share"
+    protocol_type: str = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGroupsResponse:
+    error: ErrorCode = ErrorCode.NONE
+    groups: tuple[ListedGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroupsRequest(Request["DeleteGroupsResponse"]):
+    group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    group_id: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroupsResponse:
+    groups: tuple[GroupResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEntry:
+    name: str
+    value: str
+    is_default: bool
+    documentation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
+    resource_type: str
+    """`group` or `topic`."""
+    resource: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeConfigsResponse:
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    entries: tuple[ConfigEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"]):
+    resource_type: str
+    resource: str
+    configs: Mapping[str, str | None]
+    """None removes the setting."""
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncrementalAlterConfigsResponse:
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None

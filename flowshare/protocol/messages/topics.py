@@ -1,0 +1,48 @@
+"""Topics: metadata, create, delete, add partitions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.base import Request
+from flowshare.protocol.messages.share import TopicResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataRequest(Request["MetadataResponse"]):
+    topics: tuple[str, ...] | None = None
+    """None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicMetadata:
+    name: str
+    error: ErrorCode = ErrorCode.NONE
+    topic_id: uuid.UUID | None = None
+    partitions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataResponse:
+    topics: tuple[TopicMetadata, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopicRequest(Request[TopicResult]):
+    name: str
+    partitions: int = 1
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicRequest(Request[TopicResult]):
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePartitionsRequest(Request[TopicResult]):
+    name: str
+    total: int

@@ -1,0 +1,1 @@
+"""The server's side of the wire: one module a family of APIs; see `base`."""

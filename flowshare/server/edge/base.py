@@ -1,0 +1,139 @@
+"""What an API is at the socket: kio's request in, kio's response out, the server's direct connection behind it.
+
+`server/listener.py` reads frames and finds the `Api` by key; each module of this package has one family of them,
+which turns kio's messages into the plain ones of `protocol.messages`, sends those over `Peer.connection`, and turns
+the answers back. Whatever may be asked by a stranger is checked here: rights, limits, versions.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from flowshare.protocol.kafka import ApiKey
+
+if TYPE_CHECKING:
+    from flowshare.server.connection import InProcess
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+
+
+class ResourceType(enum.IntEnum):
+    """Kinds of things that rights are given on (Kafka's ResourceType codes)."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+
+
+class Operation(enum.IntEnum):
+    """What a principal may be allowed to do (Kafka's AclOperation codes)."""
+
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+CLUSTER_NAME: Final = "kafka-cluster"
+"""The one name that CLUSTER resources have."""
+
+
+class Authorizer(Protocol):
+    """Decides who may do what; the ACLs of a server, or `AllowAll`."""
+
+    def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
+        """Whether `principal` (`User:alice`), coming from the address `host`, may do `operation`."""
+        ...
+
+
+class AllowAll:
+    """Everybody may do everything: a listener without security."""
+
+    def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
+        """Yes."""
+        del principal, host, operation, resource, name
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The one broker that clients are told of: where it is advertised, and the cluster's id."""
+
+    host: str
+    port: int
+    node_id: int = 1
+    cluster_id: str = "flowshare"
+
+
+@dataclass(slots=True, kw_only=True)
+class Peer:
+    """One socket's state: its direct connection to the server, and who is at the other end."""
+
+    connection: InProcess
+    node: Node
+    host: str
+    authorizer: Authorizer = field(default_factory=AllowAll)
+    principal: str | None = ANONYMOUS
+    """None until a listener with SASL knows who it is."""
+    software: str = ""
+    """Client software name of ApiVersions v3 and later."""
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What a family keeps for one connection (an authentication under way)."""
+
+    def may(self, operation: Operation, resource: ResourceType, name: str) -> bool:
+        """Whether the peer may do `operation` on the thing of this name."""
+        if self.principal is None:
+            return False
+        return self.authorizer.allowed(self.principal, self.host, operation, resource, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request off a socket."""
+
+    peer: Peer
+    version: int
+    client_id: str | None
+    request: Any
+    """kio's request entity of this version, or what `Api.decode` made of the body."""
+
+
+Answer = Callable[[Call], Awaitable[Any]]
+"""Answers with kio's response entity of the call's version, or with what `Api.encode` takes.
+
+None: no answer is sent (Produce with acks=0). A request is accepted (its place in the order of the connection's
+requests taken) before the first await. Raises nothing but ConnectionError (the socket is closed).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """One API with exactly the versions that work."""
+
+    key: ApiKey
+    lowest: int
+    highest: int
+    answer: Answer
+    decode: Callable[[bytes, int, int], Any] | None = None
+    """(frame, position of the body, version) -> request, instead of kio's reader."""
+    encode: Callable[[int, int, Any], bytes] | None = None
+    """(correlation id, version, answer) -> frame with its length, instead of kio's writer."""
+
+
+class Family(Protocol):
+    """A family of APIs."""
+
+    def apis(self) -> Sequence[Api]:
+        """The APIs of this family."""
+        ...
