@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flowshare.server.connection import InProcess
 
 ANONYMOUS: Final = "User:ANONYMOUS"
+BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
+"""What a listener with SASL answers while it does not know who is at the other end."""
 
 
 class ResourceType(enum.IntEnum):
@@ -90,6 +92,18 @@ class Peer:
     """Client software name of ApiVersions v3 and later."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
     """What a family keeps for one connection (an authentication under way)."""
+    closing: bool = False
+    """The listener closes the socket once the answer to the request under way is written (a failed login)."""
+    raw: Callable[[bytes], Awaitable[bytes]] | None = None
+    """Takes the next frames whole in place of requests and gives the answers' bytes (both without their length):
+    SASL tokens after a SaslHandshake of version 0. The listener asks it, one frame after the other, while it is set."""
+
+    def answers(self, key: int) -> bool:
+        """Whether a request of this API is answered: before the login only those of `BEFORE_LOGIN`.
+
+        The listener closes the connection, with a log line, at any other.
+        """
+        return not self.closing and (self.principal is not None or key in BEFORE_LOGIN)
 
     def may(self, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether the peer may do `operation` on the thing of this name."""
