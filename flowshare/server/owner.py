@@ -194,10 +194,10 @@ class Owner:
         more = bool(read.batches) and read.batches[-1].last + 1 < read.offsets.high_watermark
         return enough if more else len(read.records)
 
-    def release_member(self, member_id: str) -> None:
+    def release_member(self, member_id: str, *, died: bool = False) -> None:
         """Take back what a member holds: its session was closed, or it left the group (share-groups.md §2.15)."""
         if not self.closed:
-            self._keep(self.partition.release_member(member_id, now_ms=self._clock.now_ms()))
+            self._keep(self.partition.release_member(member_id, now_ms=self._clock.now_ms(), died=died))
 
     def follow_log_start(self) -> bool:
         """Move the start offset up to the log's start if that has passed it (§2.16); whether it had."""

@@ -153,14 +153,19 @@ class Partitions:
         return [owner for owner in found if not owner.closed and group_id in (None, owner.key.group_id)]
 
     def release_member(
-        self, group_id: str, member_id: str, only: Iterable[tuple[uuid.UUID, int]] | None = None
+        self,
+        group_id: str,
+        member_id: str,
+        only: Iterable[tuple[uuid.UUID, int]] | None = None,
+        *,
+        died: bool = False,
     ) -> None:
         """Take back what a member holds, on the named partitions or on all of the group's."""
         keys = self.known(group_id) if only is None else [ShareKey(group_id, *key) for key in only]
         for key in keys:
             owner = self.get(key)
             if owner is not None:
-                owner.release_member(member_id)
+                owner.release_member(member_id, died=died)
 
     def configure(self, group_id: str) -> None:
         """The group's config has changed."""

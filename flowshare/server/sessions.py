@@ -67,12 +67,15 @@ class Sessions:
     def disconnected(self, connection: Hashable) -> None:
         """A connection is closed: the sessions that it opened end."""
         for closed in self._cores.close_connection(connection):
-            self.ended(closed)
+            self.ended(closed, died=True)
 
-    def ended(self, closed: ClosedSession) -> None:
-        """Release what a closed session held, on the partitions that it had (share-groups.md §2.15)."""
+    def ended(self, closed: ClosedSession, *, died: bool = False) -> None:
+        """Release what a closed session held, on the partitions that it had (share-groups.md §2.15).
+
+        died: the connection ended and the member said nothing.
+        """
         self._end_fetches(closed.group_id, closed.member_id)
-        self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions)
+        self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions, died=died)
         if closed.last_of_group:
             self._partitions.drop_idle(closed.group_id)
 

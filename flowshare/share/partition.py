@@ -14,7 +14,7 @@ The rules stand in the modules beside this one: `state` (the transitions), `wind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final, NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
@@ -68,9 +68,9 @@ class SharePartition:
 
     start_offset, runs: the durable state (`PartitionState`), sorted. Holes between the runs may have been delivered
         before and are acquired again (§2.4 no. 4).
-    keep_locks: ACQUIRED runs stay with their member for one lock duration from `now_ms`; by default their owner is
-        gone, and they are AVAILABLE again with their delivery count (finished if that is at the limit).
-    now_ms: only for `keep_locks` and for delays that are over already.
+    living: members whose ACQUIRED runs stay with them for one lock duration from `now_ms`; the owners of all others
+        are gone, and theirs are AVAILABLE again with their delivery count (finished if that is at the limit).
+    now_ms: only for `living` and for delays that are over already.
 
     Raises StateCorrupt if a run starts below the start offset or before the end of the run before, or ends before it
     starts, or if a run is further from the start offset than any window gets.
@@ -82,13 +82,13 @@ class SharePartition:
         start_offset: int,
         limits: Limits,
         runs: Sequence[StateRun] = (),
-        keep_locks: bool = False,
+        living: Container[str] = (),
         now_ms: int = 0,
     ) -> None:
         self._window = Window(start_offset)
         self._quarantine = Quarantine()
         self.limits = limits
-        self._reload(runs, keep_locks=keep_locks, now_ms=now_ms)
+        self._reload(runs, living=living, now_ms=now_ms)
 
     @property
     def limits(self) -> Limits:
@@ -242,13 +242,19 @@ class SharePartition:
         """Return when `expire` has something to do next: the earliest lock deadline or end of a delay."""
         return self._window.holds.next_due_ms()
 
-    def release_member(self, member_id: str, *, now_ms: int) -> PartitionUpdate | None:
+    def release_member(self, member_id: str, *, now_ms: int, died: bool = False) -> PartitionUpdate | None:
         """Take back all that a member holds: its session closed, or it is gone (§2.15).
 
         Acknowledgements that are being written still count; if their write fails, `abort` takes the records back.
+        died: it went without a word. Records that this happened to for the second time are delivered alone from now
+            on, as after a reload (`quarantine`).
         """
         del now_ms  # for symmetry with the other steps: nothing of it depends on the time
-        return expiry.release_member(self._window, self._limits, member_id)
+        update = expiry.release_member(self._window, self._limits, member_id)
+        for run in update.runs if died and update is not None else ():
+            if run.state is RecordState.AVAILABLE and run.delivery_count >= SUSPECT_AT:
+                self._quarantine.suspect(run.first, run.last)
+        return update
 
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
         """Follow a log start that moved past the start offset (§2.16); None if it did not."""
@@ -294,7 +300,7 @@ class SharePartition:
                 flights.append(InFlight(run.first, run.last, lock.member_id, run.delivery_count, lock.due_ms))
         return tuple(flights)
 
-    def _reload(self, runs: Sequence[StateRun], *, keep_locks: bool, now_ms: int) -> None:
+    def _reload(self, runs: Sequence[StateRun], *, living: Container[str], now_ms: int) -> None:
         window = self._window
         end, gap_start = window.start, -1
         for run in runs:
@@ -304,18 +310,18 @@ class SharePartition:
                 raise StateCorrupt(f"stored run {run.first}-{run.last} is too far from the start offset {window.start}")
             if run.first > end and gap_start < 0:
                 gap_start = end
-            self._reload_run(run, keep_locks=keep_locks, now_ms=now_ms)
+            self._reload_run(run, living=living, now_ms=now_ms)
             end = run.last + 1
         window.gap_start = gap_start
         window.advance()
 
-    def _reload_run(self, run: StateRun, *, keep_locks: bool, now_ms: int) -> None:
+    def _reload_run(self, run: StateRun, *, living: Container[str], now_ms: int) -> None:
         window = self._window
         first, last, size = run.first, run.last, run.last - run.first + 1
         window.grow(last)
         window.cached.add(first, last)
         window.set_count(first, last, run.delivery_count)
-        held = run.state is RecordState.ACQUIRED and keep_locks and run.member_id is not None
+        held = run.state is RecordState.ACQUIRED and run.member_id is not None and run.member_id in living
         state = int(run.state)
         if held:
             due_ms = now_ms + self._limits.lock_duration_ms

@@ -3,12 +3,13 @@
 A record that kills its process takes an attempt from everything its process held. After the second time the ones that
 were held are *suspects*: each goes to a member that holds nothing else of this share-partition, by itself, and that
 member gets nothing more until it is settled. So the poisonous one dies alone and the innocent end as they should. An
-offset is a suspect from a reload until it was acquired once; `SUSPECT_AT` deliveries that ended with the leader make
-one (one alone would slow down every restart).
+offset is a suspect from the death of its member (with or without the leader's) until it was acquired once;
+`SUSPECT_AT` deliveries make one (one alone would slow down every restart).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, PENDING, Window
@@ -38,8 +39,9 @@ class Quarantine:
         return bool(self._suspects or self._runs)
 
     def suspect(self, first: int, last: int) -> None:
-        """Keep `first`..`last` apart, in ascending calls."""
-        self._suspects.extend(range(first, last + 1))
+        """Keep `first`..`last` apart; they are none yet."""
+        at = bisect_left(self._suspects, first)
+        self._suspects[at:at] = range(first, last + 1)
 
     def admit(self, window: Window, member_id: str) -> Admission:
         """Say what a member may acquire now."""

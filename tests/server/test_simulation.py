@@ -79,7 +79,7 @@ class Run:
         """The process dies: nothing is released, nobody says good-bye."""
         self.members.clear()
         self.w.storage.before_write = None
-        self.w.server._partitions.release_member = lambda *_: None
+        self.w.server._partitions.release_member = lambda *_, **__: None
         await self.w.restart()
         self.w.storage.before_write = self.maybe_fail
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.types import (
@@ -22,11 +22,11 @@ Taken = list[tuple[int, int, int]]
 
 
 def partition(
-    start: int = 0, runs: Sequence[StateRun] = (), *, keep_locks: bool = False, now: int = 0, **limits: object
+    start: int = 0, runs: Sequence[StateRun] = (), *, living: Container[str] = (), now: int = 0, **limits: object
 ) -> SharePartition:
     """A share-partition that counts as Kafka does unless `window_max` is given."""
     chosen = Limits(**{"window_max": None, **limits})
-    return SharePartition(start_offset=start, limits=chosen, runs=runs, keep_locks=keep_locks, now_ms=now)
+    return SharePartition(start_offset=start, limits=chosen, runs=runs, living=living, now_ms=now)
 
 
 def run(first: int, last: int, state: RecordState, count: int = 1, member: str | None = None, due: int = 0) -> StateRun:
