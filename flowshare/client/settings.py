@@ -16,17 +16,22 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How a connection is kept.
+    """How a connection is kept. The bounds are a socket's; in process nothing is in flight.
 
     connect_timeout_s: how long a call waits for a connection before it gives up (default.api.timeout.ms is 60 s).
     request_timeout_s: how long an answer may take, on top of what the request itself waits (request.timeout.ms).
     backoff_min_s, backoff_max_s: pause before a new try, doubled each time (retry.backoff.ms, retry.backoff.max.ms).
+    in_flight_max, in_flight_bytes_max: unanswered requests of one connection, and their bytes; more wait for a place.
+    response_bytes_max: the largest answer that is read; what is larger ends the connection.
     """
 
     connect_timeout_s: float = 30.0
     request_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
+    in_flight_max: int = 100
+    in_flight_bytes_max: int = 64 * MIB
+    response_bytes_max: int = 128 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

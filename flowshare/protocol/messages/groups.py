@@ -47,6 +47,22 @@ class DeleteGroupsResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
+    """Which node coordinates a group. Asked of sockets only: in process there is one server."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindCoordinatorResponse:
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    node_id: int = -1
+    host: str = ""
+    port: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigEntry:
     name: str
     value: str
@@ -57,7 +73,7 @@ class ConfigEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
     resource_type: str
-    """`group` or `topic`."""
+    """`group`, `topic`, or `broker` (its id as the resource; real brokers only)."""
     resource: str
 
 

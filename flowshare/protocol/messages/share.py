@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.base import Request, TopicPartition
 from flowshare.share.types import AcquiredRange
+
+NO_LEADER: Final = (-1, -1)
+"""The current leader of a partition when it is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,8 @@ class FetchedPartition:
     ack_message: str | None = None
     records: bytes = b""
     acquired: tuple[AcquiredRange, ...] = ()
+    current_leader: tuple[int, int] = NO_LEADER
+    """Node and leader epoch, told when the partition is led elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,8 @@ class ShareFetchResponse:
     message: str | None = None
     lock_timeout_ms: int = 0
     partitions: tuple[FetchedPartition, ...] = ()
+    node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """Host and port of the leaders named in `current_leader`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,7 @@ class AcknowledgedPartition:
     partition: int
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
+    current_leader: tuple[int, int] = NO_LEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +120,7 @@ class ShareAcknowledgeResponse:
     message: str | None = None
     lock_timeout_ms: int = 0
     partitions: tuple[AcknowledgedPartition, ...] = ()
+    node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

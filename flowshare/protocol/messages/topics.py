@@ -14,7 +14,9 @@ from flowshare.protocol.messages.share import TopicResult
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataRequest(Request["MetadataResponse"]):
     topics: tuple[str, ...] | None = None
-    """None: all."""
+    """None: all, unless `topic_ids` names some."""
+    topic_ids: tuple[uuid.UUID, ...] = ()
+    """Topics by id; one that does not exist comes back with an empty name and UNKNOWN_TOPIC_ID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +25,15 @@ class TopicMetadata:
     error: ErrorCode = ErrorCode.NONE
     topic_id: uuid.UUID | None = None
     partitions: int = 0
+    leaders: tuple[int, ...] = ()
+    """Leading node of each partition, −1 when there is none. Empty in process, where there are no nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataResponse:
     topics: tuple[TopicMetadata, ...] = ()
+    nodes: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """Host and port of each node; empty in process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
