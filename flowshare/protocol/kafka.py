@@ -14,6 +14,9 @@ import struct
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
+OWN_SOFTWARE: Final = "flowshare"
+"""Client software name that flowshare's own client gives (ApiVersions v3, KIP-511)."""
+
 Side = Literal["request", "response"]
 
 _START: Final = struct.Struct(">hhi")

@@ -29,6 +29,8 @@ class InProcess:
     ) -> None:
         self.client_id = client_id
         self.host = host
+        self.own = False
+        """Whether flowshare's own client is at the other end: then its end means that its process is gone."""
         self.closed = False
         self._handlers = handlers
         self._on_close = on_close

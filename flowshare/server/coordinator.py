@@ -5,7 +5,9 @@ written, so that a member can fetch with its first assignment; a member that lea
 back its records at once, on whatever partitions it holds them.
 
 Members that were connected within the process are gone with it: they are removed when the store is opened, so that
-nobody waits a session timeout for partitions that only a dead member would have.
+nobody waits a session timeout for partitions that only a dead member would have. Members of other processes may come
+back: for `group.share.return.grace.ms` they are expected, and keep their records; those that do not come are removed
+as if their sessions had timed out. The same holds for a member of flowshare's own whose connection breaks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from flowshare.share.retention import IdleGroup, expired, next_expiry_ms
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
@@ -63,6 +65,7 @@ class Coordinator:
         clock: Clock,
         config_of: Callable[[str], GroupConfig],
         damage: Damage,
+        return_grace_ms: int,
     ) -> None:
         self._storage = storage
         self._topics = topics
@@ -71,6 +74,8 @@ class Coordinator:
         self._clock = clock
         self._config_of = config_of
         self._damage = damage
+        self._return_grace_ms = return_grace_ms
+        self._beating: dict[InProcess, set[tuple[str, str]]] = {}
         self._alarm = Alarm(clock)
         self._unwritten: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -91,6 +96,8 @@ class Coordinator:
                 continue
             self.groups[group_id] = group
             self._remove_dead(group)
+            if self._return_grace_ms:
+                group.expect_by(tuple(group.members), self._clock.now_ms() + self._return_grace_ms)
         await self._forget_deleted_topics()
         self._task = asyncio.get_running_loop().create_task(self._watch(), name="share groups")
 
@@ -99,6 +106,20 @@ class Coordinator:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+
+    def living(self, group_id: str) -> Container[str]:
+        """Members of the group that keep what they had acquired before this server was started."""
+        group = self.groups.get(group_id)
+        return group.members if group is not None and self._return_grace_ms else ()
+
+    def lost(self, connection: InProcess) -> None:
+        """A connection is closed: members of flowshare's own that sent heartbeats over it are to come back soon."""
+        due_ms = self._clock.now_ms() + self._return_grace_ms
+        for group_id, member_id in self._beating.pop(connection, ()):
+            group = self.groups.get(group_id)
+            if group is not None and self._return_grace_ms and connection.own:
+                group.expect_by((member_id,), due_ms)
+                self._expect(due_ms)
 
     def interval_ms(self, group_id: str) -> int:
         """How often the group's members are to send heartbeats."""
@@ -149,6 +170,7 @@ class Coordinator:
         except FencedMemberEpoch:
             self._partitions.release_member(group_id, member_id)
             raise
+        self._beats_over(connection, group_id, member_id, left=beat.left)
         if beat.left:
             self._partitions.release_member(group_id, member_id)
             self._alarm.ring()  # the group may be empty now, and expire
@@ -157,6 +179,14 @@ class Coordinator:
         if beat.changed or group_id in self._unwritten:
             await self._write_states(group, beat.to_initialize)
         return beat
+
+    def _beats_over(self, connection: InProcess, group_id: str, member_id: str, *, left: bool) -> None:
+        """Remember over which connections members send their heartbeats."""
+        key = (group_id, member_id)
+        if left:
+            self._beating.get(connection, set[tuple[str, str]]()).discard(key)
+        elif not connection.closed:
+            self._beating.setdefault(connection, set()).add(key)
 
     async def write(self, group: ShareGroup, more: Sequence[Write] = ()) -> None:
         """Write a group as it is now, together with `more`. Raises: LogError."""
@@ -303,7 +333,7 @@ class Coordinator:
                 logger.warning(
                     "member timed out, its records are released group=%s member=%s", group.group_id, member_id
                 )
-                self._partitions.release_member(group.group_id, member_id)
+                self._partitions.release_member(group.group_id, member_id, died=True)
             if gone:
                 self._unwritten.add(group.group_id)
         for group_id in expired(self._expiring(), now_ms):

@@ -2,7 +2,7 @@
 
 A share-partition without state starts where share.auto.offset.reset says; the offset found is written at once, so that
 a group that reads but never acknowledges does not start anew after a restart (share-groups.md §2.4). What was acquired
-by members of a process that is gone is available again, with its delivery count.
+by members that are gone is available again, with its delivery count; those that are still expected keep theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from flowshare.share.partition import SharePartition
 from flowshare.share.types import PartitionState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
     from flowshare.share.config import GroupConfig
@@ -37,8 +39,12 @@ class Loader:
         self._clock = clock
         self._updates_max = updates_max
 
-    async def load(self, key: ShareKey, topic: Topic, config: GroupConfig) -> Loaded:
+    async def load(
+        self, key: ShareKey, topic: Topic, config: GroupConfig, *, living: Callable[[], Container[str]]
+    ) -> Loaded:
         """Load a share-partition; one without state, or with an unresolved start, is initialised first.
+
+        living: asked when the state is read: the members that keep what they had acquired.
 
         Raises: StateCorrupt, LogError
         """
@@ -51,6 +57,7 @@ class Loader:
             start_offset=stored.state.start_offset,
             limits=config.limits(),
             runs=stored.state.runs,
+            living=living(),
             now_ms=self._clock.now_ms(),
         )
         log_start = self._storage.offsets(topic.name, key.partition).log_start

@@ -20,7 +20,7 @@ from flowshare.share.errors import ShareError, StateCorrupt, UnknownTopicId, Unk
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Container, Generator, Iterable
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
@@ -37,7 +37,11 @@ RETRY_S: Final = 1.0
 
 
 class Partitions:
-    """The registry. `config_of` gives a group's config as it acts now."""
+    """The registry.
+
+    config_of: a group's config as it acts now. living: a group's members that keep what they hold when a
+    share-partition is loaded.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Partitions:
         durable_acquire: bool,
         on_archiving: Callable[[Owner], None],
         damage: Damage,
+        living: Callable[[str], Container[str]],
     ) -> None:
         self._storage = storage
         self._topics = topics
@@ -61,6 +66,7 @@ class Partitions:
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
         self._damage = damage
+        self._living = living
         self._owners: dict[ShareKey, Owner] = {}
         self._by_log: dict[tuple[str, int], list[Owner]] = {}
         self._by_group: dict[str, set[ShareKey]] = {}
@@ -232,7 +238,7 @@ class Partitions:
         if topic is None:
             raise UnknownTopicId(f"no topic has the id {key.topic_id}")
         config = self._config_of(key.group_id)
-        loaded = await self._loader.load(key, topic, config)
+        loaded = await self._loader.load(key, topic, config, living=lambda: self._living(key.group_id))
         self._stats.loads += 1
         owner = Owner(
             key,

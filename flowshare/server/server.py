@@ -56,6 +56,7 @@ class Server:
             durable_acquire=config.acquire_durable,
             on_archiving=self._dead_letters.start,
             damage=damage,
+            living=lambda group_id: self._coordinator.living(group_id),
         )
         initializer = Initializer(store=storage, topics=self._topics, partitions=self._partitions, loader=loader)
         self._coordinator = Coordinator(
@@ -66,7 +67,10 @@ class Server:
             clock=clock,
             config_of=self._configs.acting,
             damage=damage,
+            return_grace_ms=config.return_grace_ms,
         )
+        self._keep_on_close = config.return_grace_ms > 0
+        self._closing = False
         self._sessions = Sessions(self._partitions, sessions_max=config.share_sessions_max)
         self._handlers = self._table(storage, clock, initializer)
         self._connections: set[InProcess] = set()
@@ -78,7 +82,11 @@ class Server:
         await self._coordinator.start()
 
     async def close(self) -> None:
-        """Close all connections, write what is queued, stop all tasks."""
+        """Close all connections, write what is queued, stop all tasks.
+
+        Members of other processes keep their records, durably, if they may come back (group.share.return.grace.ms).
+        """
+        self._closing = True
         for connection in tuple(self._connections):
             await connection.close()
         await self._coordinator.close()
@@ -153,4 +161,7 @@ class Server:
 
     async def _disconnected(self, connection: InProcess) -> None:
         self._connections.discard(connection)
+        self._coordinator.lost(connection)
+        if self._closing and self._keep_on_close and connection.host != IN_PROCESS:
+            return
         self._sessions.disconnected(connection)

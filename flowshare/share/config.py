@@ -62,6 +62,8 @@ class ServerConfig:
     dead_letter_prefix: str = "dlq."
     dead_letter_auto_create: bool = False
     acquire_durable: bool = True
+    return_grace_ms: int = 0
+    """0: as Kafka, nobody's locks outlive the leader."""
 
     @classmethod
     def parse(cls, values: Mapping[str, str], *, table: Mapping[str, Setting] = SERVER_CONFIGS) -> ServerConfig:

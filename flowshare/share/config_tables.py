@@ -1,7 +1,7 @@
 """The tables of settings: Kafka's names, defaults and bounds (KIP-932, KIP-1191, KIP-1240), and flowshare's own few.
 
 `config.py` reads values through them. Flowshare's own: `share.partition.max.window`, `share.dead.letter.on`,
-`share.retention.ms`, `share.acquire.durable`.
+`share.retention.ms`, `share.acquire.durable`, `group.share.return.grace.ms`.
 """
 
 from __future__ import annotations
@@ -183,6 +183,15 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
         "true",
         "Whether an acquire is written before its records leave, so that a crash never loses a delivery count.",
     ),
+    _number(
+        "group.share.return.grace.ms",
+        "return_grace_ms",
+        0,
+        0,
+        60_000,
+        "How long members may take to come back to a server that was started anew; until then they keep their records. "
+        "As long members of flowshare's own whose connection broke stay in their group. 0: as Kafka's brokers.",
+    ),
 )
 """Name -> setting of Kafka's brokers, with Kafka's own defaults and bounds."""
 
@@ -207,6 +216,7 @@ EMBEDDED_CONFIGS: Final[Mapping[str, Setting]] = {
         _wide("group.share.partition.max.record.locks", 2_000, 1, 1_000_000),
         _wide("group.share.min.partition.max.record.locks", 1, 1, 1_000_000),
         _wide("group.share.max.partition.max.record.locks", 1_000_000, 1, 1_000_000),
+        replace(SERVER_CONFIGS["group.share.return.grace.ms"], default="3000"),
         replace(SERVER_CONFIGS["errors.deadletterqueue.topic.name.prefix"], default=""),
         replace(SERVER_CONFIGS["errors.deadletterqueue.auto.create.topics.enable"], default="true"),
     ),

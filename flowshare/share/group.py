@@ -164,6 +164,13 @@ class ShareGroup:
         self._remove(gone, now_ms)
         return gone
 
+    def expect_by(self, member_ids: Iterable[str], due_ms: int) -> None:
+        """Members whose connection is gone: they time out at `due_ms` already unless a heartbeat comes before."""
+        for member_id in member_ids:
+            member = self._state.members.get(member_id)
+            if member is not None:
+                member.deadline_ms = min(member.deadline_ms, due_ms)
+
     def next_deadline_ms(self) -> int | None:
         """When the next session times out; None without members."""
         return min((member.deadline_ms for member in self._state.members.values()), default=None)

@@ -27,7 +27,7 @@ TOPIC_NAMES: Final = {"max_bytes": "max.message.bytes"}
 
 def server_config(text: str) -> ServerConfig:
     """Settings of a scenario's server. The window is Kafka's: it follows the lock limit."""
-    values = {"group.share.partition.max.window": "locks"}
+    values = {"group.share.partition.max.window": "locks", "group.share.return.grace.ms": "0"}
     for word in text.split():
         name, _, value = word.partition("=")
         values[SERVER_NAMES[name]] = value

@@ -138,7 +138,7 @@ async def test_state_that_cannot_be_read_is_refused_and_tried_again() -> None:
 
 
 async def test_unfinished_offsets_are_described_after_a_restart() -> None:
-    async with world() as w:
+    async with world(config=ServerConfig.embedded({"group.share.return.grace.ms": "0"})) as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
         m = w.member("m1")
