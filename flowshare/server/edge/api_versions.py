@@ -1,0 +1,72 @@
+"""ApiVersions: which APIs are served with which versions, and who the client is (KIP-35, KIP-511, KIP-584)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import OWN_SOFTWARE, ApiKey, module, write_response
+from flowshare.server.edge.base import Api, Call
+
+LOWEST: Final = 0
+HIGHEST: Final = 4
+
+SHARE_VERSION: Final = ("share.version", 1, 1)
+"""Feature name, lowest and highest level: clients look for it before they join a share group (KIP-1022)."""
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
+_NAME: Final = "api_versions"
+
+
+class ApiVersionsApi:
+    """Advertises exactly the given APIs, and itself."""
+
+    def __init__(self, others: Iterable[Api]) -> None:
+        own = Api(key=ApiKey.API_VERSIONS, lowest=LOWEST, highest=HIGHEST, answer=self._answer)
+        self._apis = (own,)
+        self._ranges = tuple(sorted((int(api.key), api.lowest, api.highest) for api in (own, *others)))
+
+    def apis(self) -> Sequence[Api]:
+        """The one API."""
+        return self._apis
+
+    async def _answer(self, call: Call) -> Any:
+        if call.version >= 3:
+            name, version = call.request.client_software_name, call.request.client_software_version
+            if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
+                return _response(call.version, ErrorCode.INVALID_REQUEST, ())
+            call.peer.software = name
+            call.peer.connection.own = name == OWN_SOFTWARE
+        return _response(call.version, ErrorCode.NONE, self._ranges)
+
+
+def refusal(correlation_id: int) -> bytes:
+    """The frame that answers a version of ApiVersions that is not served: in the form of v0, naming what is."""
+    served = ((int(ApiKey.API_VERSIONS), LOWEST, HIGHEST),)
+    return write_response(correlation_id, _response(0, ErrorCode.UNSUPPORTED_VERSION, served))
+
+
+def _response(version: int, error: ErrorCode, ranges: Iterable[tuple[int, int, int]]) -> Any:
+    from kio.schema.errors import ErrorCode as KafkaError
+
+    made: Any = module(_NAME, version, "response")
+    fields: dict[str, Any] = {
+        "error_code": KafkaError(int(error)),
+        "api_keys": tuple(
+            made.ApiVersion(api_key=key, min_version=lowest, max_version=highest) for key, lowest, highest in ranges
+        ),
+    }
+    if version >= 1:
+        fields["throttle_time"] = timedelta()
+    if version >= 3 and error is ErrorCode.NONE:
+        name, lowest, highest = SHARE_VERSION
+        # Before v4 a lowest level of 0 could not be told (KAFKA-17011); ours is 1.
+        fields["supported_features"] = (made.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest),)
+        fields["finalized_features_epoch"] = 0
+        fields["finalized_features"] = (
+            made.FinalizedFeatureKey(name=name, max_version_level=highest, min_version_level=lowest),
+        )
+    return made.ApiVersionsResponse(**fields)

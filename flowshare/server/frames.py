@@ -1,0 +1,125 @@
+"""Cuts what comes off a socket into frames: an int32 length and that many bytes (Kafka protocol guide).
+
+A frame is refused as soon as its length, or the API key behind it, is known: nothing of what is too large is kept.
+A chunk that holds whole frames is sliced; a frame that comes in many chunks is joined once, when it is complete.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Final
+
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_AND_KEY: Final = struct.Struct(">ih")
+_START: Final = 8
+"""Bytes of key, version and correlation id: what every request has."""
+_SMALL: Final = 4_096
+"""Chunks below this are collected in one buffer: a chunk object costs more than a peer's single byte."""
+
+
+class FrameError(Exception):
+    """The bytes cannot be frames; the text says why, the connection is of no use any more."""
+
+
+class Frames:
+    """The frames of one connection, taken one at a time with `next`."""
+
+    __slots__ = ("_bulk_keys", "_bulk_max", "_bytes_max", "_chunks", "_need", "_position", "buffered")
+
+    def __init__(self, bytes_max: int, *, bulk_max: int | None = None, bulk_keys: frozenset[int] = frozenset()) -> None:
+        """`bytes_max`: longest frame allowed; `bulk_max`: the same for requests with an API key of `bulk_keys`."""
+        self._bytes_max = bytes_max
+        self._bulk_max = bytes_max if bulk_max is None else bulk_max
+        self._bulk_keys = bulk_keys
+        self._chunks: deque[bytes | bytearray] = deque()
+        self._position = 0  # of what is next in the first chunk
+        self._need = 0  # bytes of the next frame with its length; 0: not known yet
+        self.buffered = 0
+        """Bytes fed and not yet taken."""
+
+    def feed(self, data: bytes) -> None:
+        """Take over what came off the socket."""
+        self.buffered += len(data)
+        chunks = self._chunks
+        if len(data) < _SMALL and chunks:
+            last = chunks[-1]
+            if isinstance(last, bytearray):
+                last += data
+                return
+            data = bytearray(data)  # type: ignore[assignment]
+        chunks.append(data)
+
+    def next(self) -> bytes | None:
+        """The next frame without its length; None when it is not complete. Raises: FrameError."""
+        need = self._need or self._measure()
+        if not need or self.buffered < need:
+            return None
+        self._need = 0
+        first = self._chunks[0]
+        start = self._position + 4
+        end = self._position + need
+        if end <= len(first):
+            frame = first[start:end]
+            self._skip(need)
+            return frame if isinstance(frame, bytes) else bytes(frame)
+        self._skip(4)
+        return self._join(need - 4)
+
+    def clear(self) -> None:
+        """Forget what is there."""
+        self._chunks.clear()
+        self._position = self._need = self.buffered = 0
+
+    def _measure(self) -> int:
+        """Length of the next frame with the length itself, once that may be known. Raises: FrameError."""
+        if self.buffered < 4:
+            return 0
+        (length,) = _LENGTH.unpack(self._peek(4))
+        if length < _START:
+            raise FrameError(f"a frame says that it has {length} bytes; a request has at least {_START}")
+        if length > self._bytes_max:
+            if length > self._bulk_max:
+                raise FrameError(f"a frame says that it has {length} bytes; {self._bulk_max} are allowed")
+            if self.buffered < 6:
+                return 0
+            _, key = _LENGTH_AND_KEY.unpack(self._peek(6))
+            if key not in self._bulk_keys:
+                raise FrameError(
+                    f"a frame says that it has {length} bytes; {self._bytes_max} are allowed for API key {key}"
+                )
+        self._need = length + 4
+        return self._need
+
+    def _peek(self, count: int) -> bytes | bytearray:
+        first = self._chunks[0]
+        if len(first) - self._position >= count:
+            return first[self._position : self._position + count]
+        found = bytearray(first[self._position :])
+        for chunk in list(self._chunks)[1:count]:
+            found += chunk[:count]
+        return found[:count]
+
+    def _join(self, count: int) -> bytes:
+        """Take `count` bytes that lie in several chunks."""
+        pieces: list[memoryview] = []
+        missing = count
+        for chunk in self._chunks:
+            view = memoryview(chunk)
+            piece = view[self._position :] if not pieces else view
+            pieces.append(piece[:missing])
+            missing -= len(pieces[-1])
+            if not missing:
+                break
+        frame = b"".join(pieces)
+        for piece in pieces:
+            piece.release()
+        self._skip(count)
+        return frame
+
+    def _skip(self, count: int) -> None:
+        self.buffered -= count
+        count += self._position
+        while self._chunks and count >= len(self._chunks[0]):
+            count -= len(self._chunks.popleft())
+        self._position = count

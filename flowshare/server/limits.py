@@ -1,0 +1,123 @@
+"""What a listener allows its clients: bytes, connections, requests under way, time. Kafka's names where Kafka has them.
+
+Every limit has a default and is enforced by `listener_socket.py` and `budget.py`; a client that goes over one loses
+its connection or is not read from for a while, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowshare.share.settings import Setting, read_number, unknown
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+INT_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerLimits:
+    """Limits of one listener; `LISTENER_CONFIGS` says what each is called in a server.properties."""
+
+    connections_max: int = 2_000
+    connections_per_address_max: int = INT_MAX
+    backlog: int = 50
+    request_bytes_max: int = 100 * MIB
+    plain_request_bytes_max: int = MIB
+    queued_request_bytes_max: int = 256 * MIB
+    connection_request_bytes_max: int = 64 * MIB
+    connection_requests_max: int = 32
+    own_connection_requests_max: int = 100
+    connection_answer_bytes_max: int = 4 * MIB
+    queued_answer_bytes_max: int = 256 * MIB
+    idle_max_ms: int = 600_000
+    setup_max_ms: int = 30_000
+    arrival_max_ms: int = 60_000
+    unread_max_ms: int = 60_000
+
+    @classmethod
+    def parse(cls, values: Mapping[str, str]) -> ListenerLimits:
+        """Read limits by their names; what is not given has its default.
+
+        Raises: InvalidConfig for an unknown name or a value out of bounds.
+        """
+        for name in values:
+            if name not in LISTENER_CONFIGS:
+                raise unknown(name, LISTENER_CONFIGS)
+        read: dict[str, Any] = {
+            setting.field: setting.parse(values.get(name, setting.default))
+            for name, setting in LISTENER_CONFIGS.items()
+        }
+        return cls(**read)
+
+
+def _number(name: str, field: str, low: int, doc: str) -> Setting:
+    default = str(getattr(_DEFAULTS, field))
+    return Setting(name=name, field=field, default=default, low=low, high=INT_MAX, doc=doc, read=read_number)
+
+
+_DEFAULTS: Final = ListenerLimits()
+
+LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
+    setting.name: setting
+    for setting in (
+        _number("max.connections", "connections_max", 1, "Connections at once; further ones are closed."),
+        _number("max.connections.per.ip", "connections_per_address_max", 1, "Connections at once from one address."),
+        _number("socket.listen.backlog.size", "backlog", 1, "Connections that wait to be accepted."),
+        _number("socket.request.max.bytes", "request_bytes_max", 1 * KIB, "Longest Produce request."),
+        _number(
+            "socket.plain.request.max.bytes",
+            "plain_request_bytes_max",
+            1 * KIB,
+            "Longest request that carries no records: its parts become objects, which take many times their bytes.",
+        ),
+        _number(
+            "queued.max.request.bytes",
+            "queued_request_bytes_max",
+            1 * KIB,
+            "Bytes of requests of all connections, received and not answered; beyond it nothing is read.",
+        ),
+        _number(
+            "connection.queued.max.request.bytes",
+            "connection_request_bytes_max",
+            1 * KIB,
+            "The same for one connection; one longer request is taken alone.",
+        ),
+        _number(
+            "connection.max.requests", "connection_requests_max", 1, "Requests of one connection under way at once."
+        ),
+        _number(
+            "connection.max.requests.flowshare",
+            "own_connection_requests_max",
+            1,
+            "The same for flowshare's own clients, whose answers need not keep the order of the requests.",
+        ),
+        _number(
+            "connection.queued.max.response.bytes",
+            "connection_answer_bytes_max",
+            1 * KIB,
+            "Bytes of answers that a client has not read; beyond it no more of its requests are accepted.",
+        ),
+        _number(
+            "queued.max.response.bytes",
+            "queued_answer_bytes_max",
+            1 * KIB,
+            "The same for all connections that are over their own limit; beyond it the worst of them is closed.",
+        ),
+        _number("connections.max.idle.ms", "idle_max_ms", 1, "A connection without requests is closed after this."),
+        _number(
+            "connection.setup.max.ms", "setup_max_ms", 1, "Time for the TLS handshake and the SASL login of a client."
+        ),
+        _number("request.arrival.max.ms", "arrival_max_ms", 1, "Time for a begun request to arrive as a whole."),
+        _number(
+            "response.unread.max.ms",
+            "unread_max_ms",
+            1,
+            "A client that reads nothing of what waits for it is closed after this.",
+        ),
+    )
+}
+"""Name -> limit. `connection.…`, `socket.plain.…`, `request.…` and `response.…`, `queued.max.response.bytes` are
+flowshare's own."""

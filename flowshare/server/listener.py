@@ -1,0 +1,190 @@
+"""The TCP listener: accepts sockets, watches their time, closes them in order.
+
+One `ListenerSocket` a connection does the reading and writing. All waiting that is no more than "has this taken too
+long" is one timer for all connections, so that an idle connection costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.server.budget import Budget
+from flowshare.server.edge.base import AllowAll, Node
+from flowshare.server.edge.table import families, table
+from flowshare.server.limits import ListenerLimits
+from flowshare.server.listener_socket import ListenerSocket, Route
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.server.edge.base import Api, Authorizer
+    from flowshare.server.server import Server
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S: Final = 2.0
+"""Time that sockets get to take their last answers, and requests to end, when the listener closes."""
+WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+"""Addresses that no client can be told to connect to."""
+
+
+class ListenerError(Exception):
+    """The listener cannot start; the text says what to do."""
+
+
+class Listener:
+    """Serves a `Server` to sockets. `start` and `close` on the server's loop; the server is the caller's to close."""
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        node: Node | None = None,
+        clock: Clock,
+        limits: ListenerLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        sasl: Any = None,
+        authorizer: Authorizer | None = None,
+        apis: Mapping[int, Api] | None = None,
+    ) -> None:
+        """node: what clients are told; None: the address listened at (its port, too, when the node's is 0).
+
+        tls: wraps every socket. sasl: who may log in; None: nobody has to. apis: instead of the whole table.
+        """
+        self.server = server
+        self.clock = clock
+        self.limits = limits or ListenerLimits()
+        self.tls = tls
+        self.sasl = sasl
+        self.authorizer: Authorizer = authorizer or AllowAll()
+        self.budget = Budget(self.limits.queued_request_bytes_max)
+        self.routes = {key: Route.of(api) for key, api in (apis or table(families(server))).items()}
+        self.unread: set[ListenerSocket] = set()
+        """Sockets whose clients have more to read than they may."""
+        self._node = node
+        self._sockets: set[ListenerSocket] = set()
+        self._addresses: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Server | None = None
+        self._timer: TimerHandle | None = None
+        self._emptied: asyncio.Event = asyncio.Event()
+
+    @property
+    def node(self) -> Node:
+        """The broker that clients are told of. Raises: ListenerError before `start` when none was given."""
+        if self._node is None:
+            raise ListenerError("the listener does not listen yet; start it first")
+        return self._node
+
+    @property
+    def connections(self) -> int:
+        """Open sockets."""
+        return len(self._sockets)
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; port 0: a free one. Returns where. Raises: ListenerError when the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(
+                lambda: ListenerSocket(self), host or None, port, backlog=self.limits.backlog
+            )
+        except OSError as error:
+            raise ListenerError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 for a "
+                "free one"
+            ) from error
+        bound_host, bound_port = self._listening.sockets[0].getsockname()[:2]
+        if self._node is None:
+            self._node = Node(host=bound_host, port=bound_port)
+        elif self._node.port == 0:
+            self._node = replace(self._node, port=bound_port)
+        self._watch()
+        return bound_host, bound_port
+
+    async def close(self) -> None:
+        """Listen no more, close all connections, end what is under way; harmless when it is not open."""
+        listening, self._listening = self._listening, None
+        if listening is None:
+            return
+        listening.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for socket in tuple(self._sockets):
+            socket.stop()
+        if self._sockets or self._tasks:
+            try:
+                await self.clock.wait_for(self._emptied.wait(), CLOSE_S)
+            except TimeoutError:
+                logger.warning("%d connections did not close in %g s and are cut", len(self._sockets), CLOSE_S)
+        for socket in tuple(self._sockets):
+            socket.abort()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What sockets ask and tell.
+
+    def admit(self, socket: ListenerSocket, address: str) -> str | None:
+        """Count a new socket; why it is not wanted, if it is not."""
+        self._sockets.add(socket)
+        self._addresses[address] += 1
+        if self._listening is None:
+            return "the server stops"
+        if len(self._sockets) > self.limits.connections_max:
+            return f"there are {self.limits.connections_max} connections already (max.connections)"
+        if self._addresses[address] > self.limits.connections_per_address_max:
+            return (
+                f"there are {self.limits.connections_per_address_max} connections from {address} already "
+                "(max.connections.per.ip)"
+            )
+        return None
+
+    def forget(self, socket: ListenerSocket, address: str) -> None:
+        """A socket is gone."""
+        self._sockets.discard(socket)
+        self.unread.discard(socket)
+        self._addresses[address] -= 1
+        if not self._addresses[address]:
+            del self._addresses[address]
+        self._look_whether_empty()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work of a socket, to its end even when the socket goes."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def too_much_unread(self) -> None:
+        """A client has more to read than it may; when all of them together have, the worst loses its socket."""
+        total = sum(socket.unread_bytes for socket in self.unread)
+        if total > self.limits.queued_answer_bytes_max:
+            worst = max(self.unread, key=lambda socket: socket.unread_bytes)
+            worst.end(
+                f"{worst.unread_bytes} bytes of answers wait for it, and {total} for all slow readers "
+                "(queued.max.response.bytes)",
+                at_once=True,
+            )
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._look_whether_empty()
+
+    def _look_whether_empty(self) -> None:
+        if self._listening is None and not self._sockets and not self._tasks:
+            self._emptied.set()
+
+    def _watch(self) -> None:
+        """Look at the time of all sockets, now and again later."""
+        now = self.clock.monotonic()
+        for socket in tuple(self._sockets):
+            socket.check(now)
+        limits = self.limits
+        shortest_ms = min(limits.idle_max_ms, limits.setup_max_ms, limits.arrival_max_ms, limits.unread_max_ms)
+        self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)

@@ -1,0 +1,412 @@
+"""One socket: bytes to frames, frames to calls, answers back in the order of their requests.
+
+Requests are accepted in the order in which they came. A client that says it is `flowshare` gets each answer as soon as
+it is there (its requests are told apart by correlation id); all others get them in the order of their requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from flowshare.protocol.kafka import ApiKey, RequestStart, read_request, request_body, request_start, write_response
+from flowshare.server.edge.api_versions import refusal
+from flowshare.server.edge.base import ANONYMOUS, Api, Call, Peer
+from flowshare.server.frames import FrameError, Frames
+
+if TYPE_CHECKING:
+    from flowshare.server.edge.base import Answer
+    from flowshare.server.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+OWN_SOFTWARE: Final = "flowshare"
+BULK: Final = frozenset({int(ApiKey.PRODUCE)})
+"""APIs whose requests carry records and may be as long as `socket.request.max.bytes`."""
+READ_AHEAD: Final = 64 * 1024
+"""Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
+LINGER_S: Final = 5.0
+"""A socket that was closed and does not go is cut after this."""
+_LENGTH: Final = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An API as a socket needs it."""
+
+    name: str
+    lowest: int
+    highest: int
+    answer: Answer
+    decode: Callable[[RequestStart, bytes], tuple[str | None, Any]]
+    encode: Callable[[int, int, Any], bytes]
+
+    @classmethod
+    def of(cls, api: Api) -> Route:
+        """With kio's reader and writer where the API has none of its own."""
+        name = api.key.name.lower()
+        own_decode = api.decode
+
+        def decode(start: RequestStart, frame: bytes) -> tuple[str | None, Any]:
+            if own_decode is None:
+                header, body = read_request(name, start, frame)
+            else:
+                header, position = request_body(name, start, frame)
+                body = own_decode(frame, position, start.version)
+            return header.client_id, body
+
+        return cls(name, api.lowest, api.highest, api.answer, decode, api.encode or _encode)
+
+
+def _encode(correlation_id: int, _version: int, answer: Any) -> bytes:
+    return write_response(correlation_id, answer)
+
+
+class _Slot:
+    """One request under way and, when its turn has not come, its answer."""
+
+    __slots__ = ("frame", "ordered", "size")
+
+    def __init__(self, size: int, *, ordered: bool) -> None:
+        self.size = size
+        self.ordered = ordered
+        self.frame: bytes | None = None
+
+
+class ListenerSocket(asyncio.Protocol):
+    """The protocol of one accepted socket."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._limits = limits = listener.limits
+        self._frames = Frames(limits.plain_request_bytes_max, bulk_max=limits.request_bytes_max, bulk_keys=BULK)
+        self._transport: asyncio.Transport
+        self._peer: Peer | None = None  # none before a TLS handshake is over
+        self._address = ""
+        self._port = 0
+        self._made = self._progress = listener.clock.monotonic()
+        self._queue: deque[_Slot] = deque()  # requests whose answers keep their order
+        self._under_way = 0
+        self._under_way_bytes = 0
+        self._held = 0  # bytes of answers whose turn has not come
+        self._reading = True
+        self._pumping = False
+        self._may_read = True  # as far as the budget is concerned
+        self._writing = True
+        self._unread_then = 0
+        self._unread_since = 0.0
+        self._ending_since: float | None = None
+        self._lost = False
+
+    # Called by the loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        name = transport.get_extra_info("peername") or ("", 0)
+        self._address, self._port = name[0], name[1]
+        refused = self._listener.admit(self, self._address)
+        if refused is not None:
+            self.end(refused, at_once=True)
+        elif self._listener.tls is not None:
+            self._transport.pause_reading()  # not a byte may come before the handshake's protocol is in place
+            self._listener.spawn(self._upgrade())
+        else:
+            self._open(ANONYMOUS)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._ending_since is not None:
+            return
+        if not self._frames.buffered:
+            self._progress = self._listener.clock.monotonic()
+        self._frames.feed(data)
+        self._may_read = self._listener.budget.received(self, len(data))
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone; the server takes back at once what its share sessions held."""
+        del exc
+        if self._lost:
+            return
+        self._lost = True
+        if self._ending_since is None:
+            self._ending_since = self._listener.clock.monotonic()
+        self._listener.budget.left(self, self._frames.buffered)
+        self._frames.clear()
+        self._queue.clear()
+        self._listener.forget(self, self._address)
+        if self._peer is not None:
+            self._listener.spawn(self._peer.connection.close())
+
+    def pause_writing(self) -> None:
+        """The client does not read what was written."""
+        self._writing = False
+        self._unread_then = self._transport.get_write_buffer_size()
+        self._unread_since = self._listener.clock.monotonic()
+        self._listener.unread.add(self)
+        self._listener.too_much_unread()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._writing = True
+        self._listener.unread.discard(self)
+        self._pump()
+
+    # Called by the listener.
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the client has not read."""
+        return self._held + (0 if self._lost else self._transport.get_write_buffer_size())
+
+    def resume(self) -> None:
+        """The budget has room again."""
+        self._may_read = True
+        self._progress = self._listener.clock.monotonic()
+        self._pump()
+
+    def check(self, now: float) -> None:
+        """Close a socket that has taken too long for something."""
+        limits = self._limits
+        if self._ending_since is not None:
+            if now - self._ending_since > LINGER_S:
+                self._transport.abort()
+        elif self._peer is None or self._peer.principal is None:
+            if now - self._made > limits.setup_max_ms / 1000:
+                self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
+        elif not self._writing:
+            self._check_reader(now)
+        elif self._frames.buffered:
+            if self._reading and self._has_room and now - self._progress > limits.arrival_max_ms / 1000:
+                self.end("a request did not arrive in time (request.arrival.max.ms)")
+        elif not self._under_way and now - self._progress > limits.idle_max_ms / 1000:
+            self.end("no request for too long (connections.max.idle.ms)", level=logging.INFO)
+
+    def end(self, reason: str, *, at_once: bool = False, level: int = logging.WARNING) -> None:
+        """Read no more, and close when what is under way has been answered, at the latest after `LINGER_S`."""
+        if self._ending_since is not None:
+            return
+        client = self._peer.connection.client_id if self._peer is not None else ""
+        logger.log(level, "closed peer=%s:%d client=%r: %s", self._address, self._port, client, reason)
+        self._ending_since = self._listener.clock.monotonic()
+        self._listener.budget.left(self, self._frames.buffered)
+        self._frames.clear()
+        if at_once:
+            self._transport.abort()
+        else:
+            self._transport.pause_reading()
+            self._close_when_done()
+
+    def stop(self) -> None:
+        """The listener closes: no further request, no answer to what is under way."""
+        if self._ending_since is None:
+            self._ending_since = self._listener.clock.monotonic()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the socket."""
+        self._transport.abort()
+
+    # Setting up.
+
+    async def _upgrade(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert self._listener.tls is not None
+        seconds = self._limits.setup_max_ms / 1000
+        try:
+            transport = await loop.start_tls(
+                self._transport, self, self._listener.tls, server_side=True, ssl_handshake_timeout=seconds
+            )
+        except OSError as error:  # ssl.SSLError and time-outs among them
+            self.end(f"TLS handshake failed: {error}", at_once=True)
+            self.connection_lost(None)  # the loop does not call it: this protocol was not connected yet
+            return
+        assert transport is not None
+        self._transport = transport
+        self._open(ANONYMOUS)
+        self._pump()
+
+    def _open(self, principal: str) -> None:
+        listener = self._listener
+        self._peer = Peer(
+            connection=listener.server.connect(client_id="", host=self._address),
+            node=listener.node,
+            host=self._address,
+            authorizer=listener.authorizer,
+            principal=None if listener.sasl is not None else principal,
+        )
+        high = self._limits.connection_answer_bytes_max
+        self._transport.set_write_buffer_limits(high=high, low=high // 2)
+
+    # Requests.
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another request may be accepted."""
+        peer = self._peer
+        if peer is None or self._ending_since is not None or not self._writing:
+            return False
+        if peer.principal is None:
+            return not self._under_way  # a login decides about what follows it
+        limits = self._limits
+        own = peer.software == OWN_SOFTWARE
+        return (
+            self._under_way < (limits.own_connection_requests_max if own else limits.connection_requests_max)
+            and self._under_way_bytes < limits.connection_request_bytes_max
+            and self._held < limits.connection_answer_bytes_max
+        )
+
+    def _pump(self) -> None:
+        """Accept what is there and may be accepted, then read on or not."""
+        if self._pumping:
+            return  # a request that was answered on the spot; the loop below goes on
+        self._pumping = True
+        try:
+            while self._has_room and (frame := self._frames.next()) is not None:
+                self._progress = self._listener.clock.monotonic()
+                self._accept(frame)
+        except FrameError as error:
+            self.end(str(error))
+        finally:
+            self._pumping = False
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self._lost or self._ending_since is not None or self._peer is None:
+            return
+        wanted = self._may_read and (self._has_room or (self._writing and self._frames.buffered < READ_AHEAD))
+        if wanted and not self._reading:
+            self._reading = True
+            self._progress = self._listener.clock.monotonic()
+            self._transport.resume_reading()
+        elif self._reading and not wanted:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _accept(self, frame: bytes) -> None:
+        """Take one request's place in the order of all, and start it."""
+        peer = self._peer
+        assert peer is not None
+        slot = _Slot(len(frame) + 4, ordered=peer.software != OWN_SOFTWARE)
+        self._begin(slot)
+        if peer.raw is not None:
+            self._listener.spawn(self._answer_raw(peer.raw(frame), slot))
+            return
+        start = request_start(frame)  # a frame has at least these bytes
+        route = self._listener.routes.get(start.key)
+        problem = self._problem(peer, route, start)
+        if problem is not None:
+            self._drop(slot, problem)
+            return
+        assert route is not None
+        if not route.lowest <= start.version <= route.highest:
+            self._finish(slot, refusal(start.correlation_id))
+            return
+        try:
+            client_id, request = route.decode(start, frame)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
+            self._drop(slot, f"its bytes are no {route.name} v{start.version} request: {_text(error)}")
+            return
+        call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
+        self._listener.spawn(self._answer(route, call, start.correlation_id, slot))
+
+    def _problem(self, peer: Peer, route: Route | None, start: RequestStart) -> str | None:
+        """Why a request is not answered at all."""
+        if route is None:
+            return f"it asked for API key {start.key}, which is not served"
+        if not peer.answers(start.key):
+            return f"it asked for {route.name} before it logged in"
+        if not route.lowest <= start.version <= route.highest and start.key != ApiKey.API_VERSIONS:
+            return f"it asked for {route.name} v{start.version}; served are v{route.lowest} to v{route.highest}"
+        return None
+
+    async def _answer(self, route: Route, call: Call, correlation_id: int, slot: _Slot) -> None:
+        frame = b""
+        call.peer.connection.client_id = call.client_id or ""
+        try:
+            answer = await route.answer(call)
+            if answer is not None and not self._lost:
+                frame = route.encode(correlation_id, call.version, answer)
+        except ConnectionError as error:
+            self._drop(slot, f"{route.name} v{call.version} could not be answered: {_text(error)}")
+            return
+        except Exception as error:
+            logger.exception("request failed: %s v%d client=%s", route.name, call.version, call.client_id)
+            self._drop(slot, f"{route.name} v{call.version} failed: {_text(error)}")
+            return
+        self._finish(slot, frame)
+
+    async def _answer_raw(self, work: Any, slot: _Slot) -> None:
+        try:
+            answer: bytes = await work
+        except Exception as error:  # noqa: BLE001 - bytes from outside
+            self._drop(slot, f"its login failed: {_text(error)}")
+            return
+        self._finish(slot, _LENGTH.pack(len(answer)) + answer)
+
+    # Answers.
+
+    def _begin(self, slot: _Slot) -> None:
+        self._under_way += 1
+        self._under_way_bytes += slot.size
+        self._listener.budget.accepted(self, slot.size)
+        if slot.ordered:
+            self._queue.append(slot)
+
+    def _drop(self, slot: _Slot, reason: str) -> None:
+        """There is no answer: the connection ends."""
+        self.end(reason)
+        self._finish(slot, b"")
+
+    def _finish(self, slot: _Slot, frame: bytes) -> None:
+        """A request is over; its answer is written when its turn has come."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._progress = self._listener.clock.monotonic()  # idle from now on
+        self._under_way_bytes -= slot.size
+        self._listener.budget.finished(slot.size)
+        if self._lost:
+            return
+        if slot.ordered:
+            slot.frame = frame
+            self._held += len(frame)
+            self._write_due()
+        elif frame:
+            self._transport.write(frame)
+        assert self._peer is not None
+        if self._ending_since is not None:
+            self._close_when_done()
+        elif self._peer.closing:
+            self.end("its login failed", level=logging.INFO)
+        elif self._frames.buffered or not self._reading:
+            self._pump()
+
+    def _write_due(self) -> None:
+        queue = self._queue
+        while queue and (frame := queue[0].frame) is not None:
+            queue.popleft()
+            self._held -= len(frame)
+            if frame:
+                self._transport.write(frame)
+
+    def _close_when_done(self) -> None:
+        if not self._under_way:
+            self._transport.close()
+
+    def _check_reader(self, now: float) -> None:
+        unread = self._transport.get_write_buffer_size()
+        if unread < self._unread_then:
+            self._unread_then, self._unread_since = unread, now
+        elif now - self._unread_since > self._limits.unread_max_ms / 1000:
+            self.end(f"it does not read: {unread} bytes of answers wait for it (response.unread.max.ms)", at_once=True)
+
+
+def _text(error: BaseException) -> str:
+    """An error in a few words of one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
