@@ -19,6 +19,7 @@ from flowshare.optimized import refusal
 COMMANDS: Final = {
     "check": ("flowshare.cli.check", "check", "Say what would go wrong if the app was started."),
     "demo": ("flowshare.cli.demo", "demo", "Run 336,776 real flights through share agents, kill -9 included."),
+    "dev": ("flowshare.cli.dev", "dev", "Start and end a throw-away real Kafka on this machine."),
     "dlq": ("flowshare.cli.dlq", "dlq", "List, show and replay dead letters."),
     "groups": ("flowshare.cli.groups", "groups", "List, describe, configure, reset and delete share groups."),
     "inflight": ("flowshare.cli.inflight", "inflight", "Show the records that a running worker is working on."),

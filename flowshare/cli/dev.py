@@ -1,0 +1,96 @@
+"""`flowshare dev`: a throw-away real Kafka on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from flowshare.cli.options import debug_option, json_option
+
+if TYPE_CHECKING:
+    from flowshare.dev.broker import Broker
+
+NOT_RUNNING: Final = 3
+"""Exit code of `status` when no broker runs, as of `systemctl status`."""
+NO_ANSWER: Final = 1
+"""Exit code of `status` when the broker's process is there and does not answer."""
+
+
+@click.group("dev")
+def dev() -> None:
+    """Start and end a throw-away real Kafka.
+
+    It has one node with the settings that share groups need there. It is started by a Docker engine if one runs, else
+    from Kafka's jars (fetched once by Maven) with Java 17 or newer.
+    """
+
+
+@dev.command("up")
+@click.option("--port", type=click.IntRange(0, 65535), help="Where to listen; 0 takes a free port.  [default: 9092]")
+@click.option("--data", type=click.Path(path_type=Path), help="Keep the data here.  [default: gone with the broker]")
+@click.option("--version", metavar="X.Y.Z", help="The Kafka to start; before 4.2 there are no share groups.")
+@click.option("--by", type=click.Choice(["docker", "jars"]), help="Do not choose by what is there.")
+@debug_option
+def up(port: int | None, data: Path | None, version: str | None, by: Literal["docker", "jars"] | None) -> None:
+    """Start the broker, and print its URL when it is ready. When it runs already, only its URL is printed."""
+    from flowshare.dev.up import current
+    from flowshare.dev.up import up as start
+
+    there = current()
+    if there is None or not there.runs:
+        click.echo("starting Kafka (the first time its jars, or its image, are fetched) …", err=True)
+    broker, started = start(version=version, port=port, data=data, how=by)
+    click.echo(
+        f"{'started' if started else 'it runs already'}: {_where(broker)}; end it with: flowshare dev down", err=True
+    )
+    click.echo(broker.url)
+
+
+@dev.command("down")
+@debug_option
+def down() -> None:
+    """End the broker. Its data goes with it, unless `up` was given --data."""
+    from flowshare.dev.up import down as end
+
+    ended = end()
+    if ended is None:
+        click.echo("no broker runs that `flowshare dev up` started", err=True)
+    else:
+        kept = f"; its data is in {ended.data}" if ended.keep else ""
+        click.echo(f"ended Kafka {ended.version} at {ended.url}{kept}", err=True)
+
+
+@dev.command("status")
+@json_option
+@debug_option
+def status(as_json: bool) -> int:
+    """Say whether the broker runs. Exit code 0: it runs and answers, 3: it does not run, 1: it does not answer."""
+    from flowshare.cli.output import emit_json
+    from flowshare.dev.up import current
+
+    broker = current()
+    code = NOT_RUNNING if broker is None or not broker.runs else 0 if broker.answers else NO_ANSWER
+    state = {0: "running", NOT_RUNNING: "stopped", NO_ANSWER: "silent"}[code]
+    facts: dict[str, Any] = {"state": state, "url": None, "version": None, "data": None, "pids": [], "container": None}
+    if broker is not None and code != NOT_RUNNING:
+        facts |= {"url": broker.url, "version": broker.version, "data": broker.data, "container": broker.container}
+        facts["pids"] = [one.pid for one in broker.processes]
+    if as_json:
+        emit_json(facts)
+    elif broker is None or code == NOT_RUNNING:
+        died = " (the last one died)" if broker is not None else ""
+        click.echo(f"no broker runs{died}; start one with: flowshare dev up")
+    elif code == NO_ANSWER:
+        click.echo(f"Kafka {broker.version} at {broker.url} does not answer; {_where(broker)}")
+    else:
+        click.echo(f"Kafka {broker.version} runs at {broker.url}; {_where(broker)}")
+    return code
+
+
+def _where(broker: Broker) -> str:
+    if broker.container is not None:
+        return f"container {broker.container[:12]}"
+    pids = ", ".join(str(one.pid) for one in broker.processes)
+    return f"process {pids}, logs in {broker.data}"

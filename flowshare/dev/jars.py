@@ -1,0 +1,120 @@
+"""Kafka's jars from Maven's repository, kept in the user's cache directory: all of them or none.
+
+They are fetched into a directory beside the final one, which is renamed when Maven is done; a lock file makes a second
+process wait instead of fetching them too. About 55 MB a version.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from flowshare.dev.failure import DevFailure
+from flowshare.dev.java import maven
+
+VERSION: Final = "4.3.1"
+"""The Kafka that is started when none is named: the newest whose jars are complete, with share groups on."""
+
+FETCH_LIMIT_S: Final = 900.0
+_POLL_S: Final = 0.1
+
+
+def cache_dir() -> Path:
+    """flowshare's directory under XDG_CACHE_HOME (default ~/.cache); made when it is not there. Raises: DevFailure."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "flowshare"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DevFailure(
+            f"{folder} cannot be made ({error.strerror}): set XDG_CACHE_HOME to a place to write to"
+        ) from error
+    return folder
+
+
+def jars(version: str = VERSION) -> Path:
+    """The directory with the jars of this Kafka, fetched when it is not there. Raises: DevFailure."""
+    numbers(version)
+    pom = resources.files("flowshare.dev").joinpath("pom.xml").read_bytes()
+    place = cache_dir() / "kafka"
+    place.mkdir(exist_ok=True)
+    target = place / f"{version}-{hashlib.sha256(pom).hexdigest()[:8]}"
+    if target.is_dir():
+        return target
+    with locked(place / f"{version}.lock", FETCH_LIMIT_S):
+        if not target.is_dir():
+            _fetch(version, pom, target)
+    return target
+
+
+def class_path(folder: Path) -> str:
+    """What Java's -cp wants for the jars in `folder`."""
+    return f"{folder}{os.sep}*"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(4, 3, 1) for "4.3.1". Raises: DevFailure for anything else than three numbers."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise DevFailure(f"{version!r} is not a version of Kafka; name one like {VERSION}")
+    return tuple(int(part) for part in version.split("."))
+
+
+@contextmanager
+def locked(file: Path, limit_s: float) -> Iterator[None]:
+    """Hold the lock on `file`; the system drops it with the process. Raises: DevFailure after `limit_s` seconds."""
+    deadline = time.monotonic() + limit_s
+    with file.open("ab") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise DevFailure(
+                        f"another process has held {file} for {limit_s:.0f} s: end it and try again"
+                    ) from None
+                time.sleep(_POLL_S)
+        yield
+
+
+def _fetch(version: str, pom: bytes, target: Path) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=target.parent))
+    try:
+        (draft / "pom.xml").write_bytes(pom)
+        command = [str(maven()), "-q", "-B", "-f", "pom.xml", f"-Dkafka.version={version}"]
+        # From 3.0 on the command-line tools come apart from the broker, bit by bit; 2.8 has them all in its core.
+        command += ["-P", "tools"] if numbers(version) >= (3, 0, 0) else []
+        command += ["dependency:copy-dependencies", "-DoutputDirectory=libs", "-DincludeScope=runtime"]
+        done = subprocess.run(
+            command,
+            cwd=draft,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=FETCH_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode != 0:
+            said = "\n".join(f"  {line}" for line in (done.stdout + done.stderr).splitlines()[:12])
+            raise DevFailure(
+                f"Maven could not fetch the jars of Kafka {version}: check the version and the way to Maven's "
+                f"repository (~/.m2/settings.xml names a mirror or a proxy). Maven says:\n{said}"
+            )
+        (draft / "libs").rename(target)
+    except subprocess.TimeoutExpired as error:
+        raise DevFailure(
+            f"Maven did not fetch the jars within {FETCH_LIMIT_S:.0f} s: check the network and try again"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
