@@ -21,6 +21,7 @@ from flowshare.agents import inflight
 from flowshare.agents.host import Host, HostSettings, PartFactory
 from flowshare.agents.service import new_loop
 from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
+from flowshare.agents.supervisor import orphaned, supervised
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _STOP_GRACE_S: Final = 5.0
 """How long the end waits for the app's own stop (its `on_drain` functions, timers, web)."""
 _EXIT_GRACE_S: Final = 0.2
 """How long the interpreter may take to end (threads that never return, atexit functions)."""
+_ORPHAN_LOOK_S: Final = 0.5
+"""How often a worker looks whether its supervisor still runs."""
 _LAST_CALL_S: Final = 4.0
 """How long after the drain deadline the process ends even when no Python code can run."""
 
@@ -132,6 +135,17 @@ class _Worker:
             at,
             os.getpid(),
         )
+        if supervised():
+            self._host.service.submit(self._end_when_orphaned)
+
+    async def _end_when_orphaned(self) -> None:
+        """Drain when the supervisor is gone: whoever starts it again would have this worker twice."""
+        while not self._ended.is_set():
+            if orphaned():
+                logger.warning("the supervisor is gone")
+                self._on_stop(signal.SIGTERM)
+                return
+            await self._clock.sleep(_ORPHAN_LOOK_S)
 
     async def _until_stopped(self, stopped: asyncio.Task[bool]) -> BaseException | None:
         """Wait for the order to stop, or for the app to crash; the crash, if any."""

@@ -31,6 +31,9 @@ logger = logging.getLogger("flowshare.worker")
 )
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--procs", type=click.IntRange(1, 256), help="Worker processes, under a supervisor that starts them again."
+)
 @click.option("--reload", is_flag=True, help="Restart, draining first, when a .py file below this folder changes.")
 @debug_option
 def worker(
@@ -41,12 +44,16 @@ def worker(
     drain_timeout: float | None,
     log_level: str,
     log_format: str,
+    procs: int | None,
     reload: bool,
 ) -> int:
     """Run an app's share agents.
 
     Ctrl-C or SIGTERM: handlers finish for --drain-timeout seconds, what is left is given back. A second Ctrl-C ends
     at once. SIGUSR1 prints what is in flight. Exit code 0: drained; 3: handlers were cut off; 1: a failure.
+
+    One process uses one core; with --procs N the supervisor runs no handler, leads the share-partitions of an
+    embedded path, starts a worker again that ended, and kills one that does not drain.
     """
     if reload:
         return _reloading(drain_timeout)
@@ -60,6 +67,10 @@ def worker(
         from flowshare.web.server import WebServer
 
     introduce(app, concurrency)
+    if procs is not None:
+        if web_port:
+            raise click.UsageError("--procs goes with free ports for the health pages only; leave --web-port out")
+        return _supervising(app, procs, drain_timeout)
     options = WorkerOptions(
         drain_timeout_s=drain_timeout, parts=(lambda host: WebServer(host, port=web_port or 0, bind=web_bind),)
     )
@@ -80,6 +91,26 @@ def introduce(app: App, concurrency: int | None) -> None:
         logger.info("%s", summary.line(agent))
     for text in summary.surprises(agents):
         logger.warning("%s", text)
+
+
+def _supervising(app: App, procs: int, drain_timeout: float | None) -> int:
+    from flowshare.agents.supervisor import SupervisorOptions, run_supervisor, worker_command
+    from flowshare.backend import open_backend
+    from flowshare.backend.url import parse_broker
+
+    longest = max(agent.options.drain_timeout for agent in app.share_agents.values())
+    options = SupervisorOptions(
+        command=worker_command(sys.argv[1:]),
+        procs=procs,
+        drain_timeout_s=longest if drain_timeout is None else drain_timeout,
+    )
+    match parse_broker(app.broker_url).kind:
+        case "memory":
+            raise click.UsageError("memory:// is one process's own; use embedded:///path with --procs")
+        case "embedded":
+            return run_supervisor(open_backend(app.broker_url), options)
+        case _:
+            return run_supervisor(None, options)
 
 
 def _reloading(drain_timeout: float | None) -> int:

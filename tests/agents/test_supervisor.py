@@ -1,0 +1,154 @@
+"""The supervisor of `flowshare worker --procs N`, with small scripts in the place of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from flowshare.agents.supervisor import Supervisor, SupervisorOptions, worker_command
+from flowshare.clock import LoopClock
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+LIMIT_S = 30.0
+
+NOTE = """
+import os, pathlib, signal, sys, time
+place = pathlib.Path(sys.argv[1])
+number = os.environ["FLOWSHARE_WORKER_NUMBER"]
+def note(word):
+    with (place / "journal").open("a") as file:
+        file.write(f"{word} {number} {os.getpid()}\\n")
+"""
+DRAINS = (
+    NOTE
+    + """
+def end(*_):
+    note("drained")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+note("up")
+while True:
+    time.sleep(0.05)
+"""
+)
+STUBBORN = (
+    NOTE
+    + """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+note("up")
+while True:
+    time.sleep(0.05)
+"""
+)
+FAILS = (
+    NOTE
+    + """
+note("up")
+sys.exit(7)
+"""
+)
+
+
+class Fleet:
+    """A supervisor in this process and what its workers wrote."""
+
+    def __init__(self, place: Path, script: str, *, procs: int = 2, drain_timeout_s: float = 5.0) -> None:
+        self.place = place
+        command = [sys.executable, "-c", textwrap.dedent(script), str(place)]
+        options = SupervisorOptions(command=command, procs=procs, drain_timeout_s=drain_timeout_s)
+        self.supervisor = Supervisor(options, LoopClock())
+        self.task = asyncio.create_task(self.supervisor.run())
+
+    def journal(self, word: str) -> list[tuple[str, int]]:
+        """Number and process of each entry."""
+        file = self.place / "journal"
+        lines = file.read_text().splitlines() if file.exists() else []
+        entries = [line.split() for line in lines]
+        return [(number, int(pid)) for said, number, pid in entries if said == word]
+
+    async def until(self, word: str, count: int) -> list[tuple[str, int]]:
+        """Wait for entries."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(found := self.journal(word)) < count:
+                await asyncio.sleep(0.02)
+        return found
+
+    async def end(self) -> int:
+        """Wait for the end; the exit code."""
+        return await asyncio.wait_for(self.task, LIMIT_S)
+
+
+@contextlib.asynccontextmanager
+async def fleet(place: Path, script: str, **options):
+    """A fleet whose processes are gone afterwards, whatever happened."""
+    made = Fleet(place, script, **options)
+    try:
+        yield made
+    finally:
+        pids = list(made.supervisor.running.values())
+        made.task.cancel()
+        await asyncio.gather(made.task, return_exceptions=True)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_all_workers_drain_when_the_supervisor_is_told_to_stop(tmp_path: Path) -> None:
+    async with fleet(tmp_path, DRAINS, procs=3) as f:
+        up = await f.until("up", 3)
+
+        f.supervisor.stop()
+
+        assert await f.end() == 0
+        assert sorted(f.journal("drained")) == sorted(up)
+        assert sorted(number for number, _ in up) == ["1", "2", "3"]
+
+
+async def test_a_worker_that_was_killed_is_started_again_and_the_other_goes_on(tmp_path: Path) -> None:
+    async with fleet(tmp_path, DRAINS) as f:
+        before = dict(await f.until("up", 2))
+
+        os.kill(before["1"], signal.SIGKILL)
+        await f.until("up", 3)
+
+        assert f.supervisor.running[2] == before["2"]
+        assert f.supervisor.running[1] != before["1"]
+
+
+async def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("flowshare.agents.supervisor.KILL_AFTER_S", 0.1)
+    async with fleet(tmp_path, STUBBORN, drain_timeout_s=0.1) as f:
+        await f.until("up", 2)
+
+        f.supervisor.stop()
+
+        assert await f.end() == 3
+
+
+async def test_a_second_interrupt_ends_the_workers_at_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path, STUBBORN, drain_timeout_s=1000) as f:
+        await f.until("up", 2)
+
+        f.supervisor.stop(signal.SIGINT)
+        f.supervisor.stop(signal.SIGINT)
+
+        assert await f.end() == 130
+
+
+async def test_an_app_that_cannot_start_ends_the_supervisor_with_the_workers_code(tmp_path: Path) -> None:
+    async with fleet(tmp_path, FAILS) as f:
+        assert await f.end() == 7
+
+
+async def test_a_worker_is_given_the_supervisors_arguments_without_procs() -> None:
+    arguments = ["worker", "shop:app", "--procs", "4", "-c", "8", "--procs=2"]
+
+    assert worker_command(arguments)[3:] == ["worker", "shop:app", "-c", "8"]
