@@ -96,7 +96,8 @@ class Peer:
     """The listener closes the socket once the answer to the request under way is written (a failed login)."""
     raw: Callable[[bytes], Awaitable[bytes]] | None = None
     """Takes the next frames whole in place of requests and gives the answers' bytes (both without their length):
-    SASL tokens after a SaslHandshake of version 0. The listener asks it, one frame after the other, while it is set."""
+    SASL tokens after a SaslHandshake of version 0. The listener asks it, one frame after the other, while it is set.
+    Raises ConnectionError: the socket is to be closed without an answer."""
 
     def answers(self, key: int) -> bool:
         """Whether a request of this API is answered: before the login only those of `BEFORE_LOGIN`.

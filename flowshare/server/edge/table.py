@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from flowshare.server.edge.acls import AclApis
 from flowshare.server.edge.api_versions import ApiVersionsApi
 from flowshare.server.edge.base import Api, Family
+from flowshare.server.edge.sasl import SaslApis
+from flowshare.server.edge.scram import ScramApis
+from flowshare.server.security.authorizer import AclStore
 
 if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.server.edge.base import Authorizer
+    from flowshare.server.security.sasl import Sasl
     from flowshare.server.server import Server
 
 
-def families(server: Server) -> tuple[Family, ...]:
-    """The families of APIs of a server, ApiVersions excepted."""
+def families(
+    server: Server, *, clock: Clock, sasl: Sasl | None = None, authorizer: Authorizer | None = None
+) -> tuple[Family, ...]:
+    """The families of APIs of a server, ApiVersions excepted.
+
+    sasl: who may log in, None: nobody has to. authorizer: who may do what, None: everybody everything.
+    """
     del server
-    return ()
+    acls = AclApis(authorizer if isinstance(authorizer, AclStore) else None)
+    logins = (SaslApis(sasl, clock), ScramApis(sasl.users)) if sasl is not None else ()
+    return (acls, *logins)
 
 
 def table(families: Iterable[Family]) -> Mapping[int, Api]:

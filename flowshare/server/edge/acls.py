@@ -1,0 +1,256 @@
+"""DescribeAcls, CreateAcls and DeleteAcls (KIP-140, KIP-290), for principals who may describe or alter the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import Any, Final
+
+from flowshare.log.base import LogError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey, module
+from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, ResourceType
+from flowshare.server.failures import Refused, failure
+from flowshare.server.security.acls import Acl, AclFilter, Pattern
+from flowshare.server.security.authorizer import AclStore, TooManyAcls
+
+LOWEST: Final = 1
+HIGHEST: Final = 3
+
+ANY: Final = 1
+"""Kafka's code of "any" for kinds, operations and permissions."""
+DENY: Final = 2
+ALLOW: Final = 3
+TEXT_MAX: Final = 1_024
+"""Longest name, principal or host of a binding, in characters."""
+CREATED_MAX: Final = 10_000
+"""Most bindings or filters in one request."""
+
+
+class AclApis:
+    """The three APIs; `store` None: the listener has no authorizer."""
+
+    def __init__(self, store: AclStore | None) -> None:
+        self._store = store
+
+    def apis(self) -> Sequence[Api]:
+        """DescribeAcls, CreateAcls and DeleteAcls, v1-3 each."""
+        answers = {
+            ApiKey.DESCRIBE_ACLS: self._describe,
+            ApiKey.CREATE_ACLS: self._create,
+            ApiKey.DELETE_ACLS: self._delete,
+        }
+        return tuple(Api(key=key, lowest=LOWEST, highest=HIGHEST, answer=answer) for key, answer in answers.items())
+
+    async def _describe(self, call: Call) -> Any:
+        made: Any = module("describe_acls", call.version, "response")
+        try:
+            acls = self._checked(call, Operation.DESCRIBE).matching(_filter(call.request))
+        except Refused as error:
+            return _described(made, failure(error), ())
+        resources = tuple(
+            made.DescribeAclsResource(
+                resource_type=int(resource),
+                resource_name=name,
+                pattern_type=int(pattern),
+                acls=tuple(made.AclDescription(**_rights(acl)) for acl in together),
+            )
+            for (resource, name, pattern), together in groupby(
+                acls, key=lambda acl: (acl.resource, acl.name, acl.pattern)
+            )
+        )
+        return _described(made, (ErrorCode.NONE, None), resources)
+
+    async def _create(self, call: Call) -> Any:
+        made: Any = module("create_acls", call.version, "response")
+        outcomes: list[tuple[ErrorCode, str | None]] = [(ErrorCode.NONE, None)] * len(call.request.creations)
+        good: dict[int, Acl] = {}
+        try:
+            store = self._checked(call, Operation.ALTER)
+            _check_count(call.request.creations)
+            for position, creation in enumerate(call.request.creations):
+                try:
+                    good[position] = _binding(creation)
+                except Refused as error:
+                    outcomes[position] = failure(error)
+            await store.create(tuple(good.values()))
+        except TooManyAcls as error:
+            outcomes = _all_failed(outcomes, good, (ErrorCode.POLICY_VIOLATION, str(error)))
+        except LogError as error:
+            outcomes = _all_failed(outcomes, good, failure(error))
+        except Refused as error:
+            outcomes = [failure(error)] * len(outcomes)
+        return made.CreateAclsResponse(
+            throttle_time=timedelta(),
+            results=tuple(
+                made.AclCreationResult(error_code=_kafka(code), error_message=text) for code, text in outcomes
+            ),
+        )
+
+    async def _delete(self, call: Call) -> Any:
+        made: Any = module("delete_acls", call.version, "response")
+        filters = call.request.filters
+        try:
+            store = self._checked(call, Operation.ALTER)
+            _check_count(filters)
+            results = await _deleted(made, store, filters)
+        except (Refused, LogError) as error:
+            results = [_filter_result(made, failure(error), ()) for _ in filters]
+        return made.DeleteAclsResponse(throttle_time=timedelta(), filter_results=tuple(results))
+
+    def _checked(self, call: Call, operation: Operation) -> AclStore:
+        """The bindings, if the caller may. Raises: Refused."""
+        if self._store is None:
+            raise Refused(ErrorCode.SECURITY_DISABLED, "this listener has no ACLs; start it with a file of ACLs")
+        if not call.peer.may(operation, ResourceType.CLUSTER, CLUSTER_NAME):
+            raise Refused(
+                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+                f"{call.peer.principal} has no right to {operation.name.lower()} the cluster",
+            )
+        return self._store
+
+
+async def _deleted(made: Any, store: AclStore, filters: Sequence[Any]) -> list[Any]:
+    """Results of all filters; the bindings that any of them means are removed together. Raises: LogError."""
+    meant: list[list[Acl] | Refused] = []
+    for wanted in filters:
+        try:
+            meant.append(store.matching(_filter(wanted)))
+        except Refused as error:
+            meant.append(error)
+    await store.delete({acl for acls in meant if isinstance(acls, list) for acl in acls})
+    return [
+        _filter_result(made, failure(acls), ())
+        if isinstance(acls, Refused)
+        else _filter_result(made, (ErrorCode.NONE, None), (_matched(made, store, acl) for acl in acls))
+        for acls in meant
+    ]
+
+
+def _matched(made: Any, store: AclStore, acl: Acl) -> Any:
+    kept = store.from_file(acl)
+    return made.DeleteAclsMatchingAcl(
+        error_code=_kafka(ErrorCode.POLICY_VIOLATION if kept else ErrorCode.NONE),
+        error_message="it stands in the server's file of ACLs; change that" if kept else None,
+        resource_type=int(acl.resource),
+        resource_name=acl.name,
+        pattern_type=int(acl.pattern),
+        **_rights(acl),
+    )
+
+
+def _filter_result(made: Any, outcome: tuple[ErrorCode, str | None], matching: Iterable[Any]) -> Any:
+    code, text = outcome
+    return made.DeleteAclsFilterResult(error_code=_kafka(code), error_message=text, matching_acls=tuple(matching))
+
+
+def _described(made: Any, outcome: tuple[ErrorCode, str | None], resources: tuple[Any, ...]) -> Any:
+    code, text = outcome
+    return made.DescribeAclsResponse(
+        throttle_time=timedelta(), error_code=_kafka(code), error_message=text, resources=resources
+    )
+
+
+def _all_failed(
+    outcomes: Sequence[tuple[ErrorCode, str | None]], positions: Iterable[int], outcome: tuple[ErrorCode, str]
+) -> list[tuple[ErrorCode, str | None]]:
+    changed = list(outcomes)
+    for position in positions:
+        changed[position] = outcome
+    return changed
+
+
+def _rights(acl: Acl) -> dict[str, Any]:
+    return {
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": int(acl.operation),
+        "permission_type": ALLOW if acl.allow else DENY,
+    }
+
+
+def _binding(creation: Any) -> Acl:
+    """What is to be created. Raises: Refused."""
+    resource, operation = _resource(creation.resource_type), _operation(creation.operation)
+    allow = _permission(creation.permission_type)
+    if resource is None or operation is None or allow is None:
+        raise _invalid("an ACL names one kind of thing, one operation and one permission, not 'any'")
+    if creation.resource_pattern_type not in (Pattern.LITERAL, Pattern.PREFIXED):
+        raise _invalid("an ACL's pattern is LITERAL or PREFIXED")
+    if not creation.resource_name:
+        raise _invalid("an ACL names a thing; * is all of them")
+    if resource is ResourceType.CLUSTER and creation.resource_name != CLUSTER_NAME:
+        raise _invalid(f"the only name of a cluster is {CLUSTER_NAME}")
+    kind, separator, name = creation.principal.partition(":")
+    if not (kind and separator and name):
+        raise _invalid("a principal is written as User:name; User:* is everybody")
+    if not creation.host:
+        raise _invalid("an ACL has a host; * is any")
+    if max(len(text) for text in (creation.resource_name, creation.principal, creation.host)) > TEXT_MAX:
+        raise _invalid(f"an ACL's name, principal and host have at most {TEXT_MAX} characters")
+    return Acl(
+        principal=creation.principal,
+        operation=operation,
+        resource=resource,
+        name=creation.resource_name,
+        prefixed=creation.resource_pattern_type == Pattern.PREFIXED,
+        host=creation.host,
+        allow=allow,
+    )
+
+
+def _filter(wanted: Any) -> AclFilter:
+    """The filter of DescribeAcls or DeleteAcls. Raises: Refused."""
+    try:
+        pattern = Pattern(wanted.pattern_type_filter)
+    except ValueError:
+        raise _invalid(f"there is no pattern type {wanted.pattern_type_filter}") from None
+    return AclFilter(
+        principal=wanted.principal_filter,
+        operation=_operation(wanted.operation),
+        resource=_resource(wanted.resource_type_filter),
+        name=wanted.resource_name_filter,
+        pattern=pattern,
+        host=wanted.host_filter,
+        allow=_permission(wanted.permission_type),
+    )
+
+
+def _resource(code: int) -> ResourceType | None:
+    if code == ANY:
+        return None
+    try:
+        return ResourceType(code)
+    except ValueError:
+        raise _invalid(f"ACLs for resource type {code} are not kept here") from None
+
+
+def _operation(code: int) -> Operation | None:
+    if code == ANY:
+        return None
+    try:
+        return Operation(code)
+    except ValueError:
+        raise _invalid(f"ACLs for operation {code} are not kept here") from None
+
+
+def _permission(code: int) -> bool | None:
+    if code not in (ANY, DENY, ALLOW):
+        raise _invalid(f"there is no permission type {code}")
+    return None if code == ANY else code == ALLOW
+
+
+def _check_count(parts: Sequence[Any]) -> None:
+    if len(parts) > CREATED_MAX:
+        raise _invalid(f"a request has at most {CREATED_MAX} parts; send several")
+
+
+def _invalid(text: str) -> Refused:
+    return Refused(ErrorCode.INVALID_REQUEST, text)
+
+
+def _kafka(code: ErrorCode) -> Any:
+    from kio.schema.errors import ErrorCode as KafkaError
+
+    return KafkaError(int(code))

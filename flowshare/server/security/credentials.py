@@ -1,0 +1,111 @@
+"""What a server keeps of a password: enough to check a login by SCRAM or PLAIN, not enough to log in."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowshare.protocol.scram import (
+    DIGESTS,
+    ITERATIONS_MIN,
+    ScramError,
+    base64_of,
+    keyed,
+    salted_password,
+    server_key,
+    stored_key,
+    unbase64,
+)
+
+ITERATIONS: Final = ITERATIONS_MIN
+"""Rounds of hashing for passwords that a file has in plain."""
+ITERATIONS_MAX: Final = 16_384
+"""Most rounds taken (Kafka's limit): a login by PLAIN costs them."""
+SALT_BYTES_MAX: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """One user's hashed password for one mechanism (`SCRAM-SHA-256` or `SCRAM-SHA-512`)."""
+
+    mechanism: str
+    salt: bytes = field(repr=False)
+    iterations: int
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """hashlib's name of the hash."""
+        return DIGESTS[self.mechanism]
+
+    def matches(self, password: str) -> bool:
+        """Whether this is the password; takes some milliseconds, and as long for a wrong one."""
+        salted = salted_password(self.digest, password.encode(), self.salt, self.iterations)
+        return hmac.compare_digest(stored_key(self.digest, salted), self.stored_key)
+
+    def __str__(self) -> str:
+        """`SCRAM-SHA-256=salt,iterations,storedkey,serverkey`: what stands behind a name in a file of users."""
+        parts = (base64_of(self.salt), str(self.iterations), base64_of(self.stored_key), base64_of(self.server_key))
+        return f"{self.mechanism}={','.join(parts)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Credential:
+        """Read what `str` writes. Raises: ScramError."""
+        mechanism, _, rest = text.partition("=")
+        if mechanism not in DIGESTS:
+            raise ScramError(f"the mechanism is none of {', '.join(DIGESTS)}")
+        parts = rest.split(",")
+        if len(parts) != 4 or not parts[1].isascii() or not parts[1].isdigit():
+            raise ScramError(f"behind {mechanism}= stand salt,iterations,storedkey,serverkey")
+        salt, stored, server = (unbase64(part) for part in (parts[0], parts[2], parts[3]))
+        return cls(mechanism=mechanism, salt=salt, iterations=int(parts[1]), stored_key=stored, server_key=server)
+
+    def __post_init__(self) -> None:
+        size = 32 if self.mechanism == "SCRAM-SHA-256" else 64
+        if not ITERATIONS_MIN <= self.iterations <= ITERATIONS_MAX:
+            raise ScramError(f"the iterations are not from {ITERATIONS_MIN} to {ITERATIONS_MAX}")
+        if not 1 <= len(self.salt) <= SALT_BYTES_MAX:
+            raise ScramError(f"the salt does not have 1 to {SALT_BYTES_MAX} bytes")
+        if len(self.stored_key) != size or len(self.server_key) != size:
+            raise ScramError(f"the keys do not have the {size} bytes of {self.mechanism}")
+
+
+def hashed(mechanism: str, password: str, *, salt: bytes, iterations: int = ITERATIONS) -> Credential:
+    """The credential of a password; takes some milliseconds. Raises: ScramError (bad iterations or salt)."""
+    return from_salted(
+        mechanism,
+        salted_password(DIGESTS[mechanism], password.encode(), salt, iterations),
+        salt=salt,
+        iterations=iterations,
+    )
+
+
+def from_salted(mechanism: str, salted: bytes, *, salt: bytes, iterations: int) -> Credential:
+    """The credential of a password that was salted and hashed elsewhere. Raises: as `hashed`."""
+    digest = DIGESTS[mechanism]
+    return Credential(
+        mechanism=mechanism,
+        salt=salt,
+        iterations=iterations,
+        stored_key=stored_key(digest, salted),
+        server_key=server_key(digest, salted),
+    )
+
+
+def salt_for(secret: bytes, mechanism: str, name: str) -> bytes:
+    """The salt of a user whose file has none; the same each time, and for names that no user has just as well."""
+    return keyed("sha256", secret, f"salt {mechanism} {name}".encode())[:16]
+
+
+def decoy(secret: bytes, mechanism: str, name: str) -> Credential:
+    """What a name that no user has is checked against: looks like a real one to the other end, and fits no password."""
+    size = 32 if mechanism == "SCRAM-SHA-256" else 64
+    return Credential(
+        mechanism=mechanism,
+        salt=salt_for(secret, mechanism, name),
+        iterations=ITERATIONS,
+        stored_key=keyed("sha512", secret, f"stored {mechanism} {name}".encode())[:size],
+        server_key=keyed("sha512", secret, f"server {mechanism} {name}".encode())[:size],
+    )

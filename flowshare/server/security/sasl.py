@@ -1,0 +1,69 @@
+"""The server's side of SASL: which mechanisms are on, and the steps of one login."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from flowshare.server.security.users import Users
+
+MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
+"""All that are spoken, best first."""
+
+
+class LoginFailed(Exception):
+    """The login is over; the text goes to the other end, and says nothing about which users there are."""
+
+
+class UnknownMechanism(ValueError):
+    """A mechanism that is not spoken here, or not on."""
+
+
+WRONG: Final = "the user name or the password is wrong"
+"""The one text for an unknown user and for a wrong password."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a message of the client leads to: bytes to send back, and who it is once that is proven."""
+
+    reply: bytes
+    user: str | None = None
+
+
+class Login(Protocol):
+    """One login under way: a state machine without I/O."""
+
+    slow: bool
+    """Whether a step computes for milliseconds and belongs on a thread."""
+
+    def step(self, message: bytes) -> Step:
+        """Take the client's next message. Raises: LoginFailed (nothing may be asked of this login again)."""
+        ...
+
+
+class Sasl:
+    """Mechanisms and users of a listener. Raises at making: UnknownMechanism."""
+
+    def __init__(self, users: Users, *, random: Callable[[int], bytes], mechanisms: Sequence[str] = MECHANISMS) -> None:
+        for mechanism in mechanisms:
+            if mechanism not in MECHANISMS:
+                raise UnknownMechanism(f"the SASL mechanism {mechanism!r} is none of {', '.join(MECHANISMS)}")
+        if not mechanisms:
+            raise UnknownMechanism(f"no SASL mechanism is on; name at least one of {', '.join(MECHANISMS)}")
+        self.mechanisms = tuple(mechanisms)
+        self.users = users
+        self._random = random
+
+    def login(self, mechanism: str) -> Login:
+        """Begin a login. Raises: UnknownMechanism."""
+        from flowshare.server.security.plain import PlainLogin
+        from flowshare.server.security.scram import ScramLogin
+
+        if mechanism not in self.mechanisms:
+            raise UnknownMechanism(f"this listener speaks {', '.join(self.mechanisms)}")
+        if mechanism == "PLAIN":
+            return PlainLogin(self.users)
+        return ScramLogin(self.users, mechanism, nonce=self._random(24))
