@@ -4,6 +4,7 @@
       ServerError               the server refused: `code`, `retriable`
       NotConnected              no connection could be had in time; the request was never sent
       ConnectionLost            the connection ended before the answer; the request may have been carried out
+      Unsupported               the broker does not have the API, or only in versions that cannot say this
       IllegalState              the calls contradict each other (an unacknowledged record, two polls at once, …)
         Closed                  the object was closed
       Wakeup                    `wakeup()` was called
@@ -101,6 +102,10 @@ class NotConnected(ClientError, ConnectionError):
 
 class ConnectionLost(ClientError, ConnectionError):
     """The connection ended before the answer came; the request may have been carried out."""
+
+
+class Unsupported(ClientError):
+    """The broker does not have the API, or only in versions that cannot say this."""
 
 
 class IllegalState(ClientError):

@@ -1,0 +1,105 @@
+"""The first words on a connection: which APIs the broker has (ApiVersions, KIP-511), and who we are (SASL, KIP-152)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import flowshare
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.wire.base import code
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey, entity, read_response, write_request
+
+if TYPE_CHECKING:
+    import ssl
+
+    from flowshare.client.pipeline import Pipeline
+
+Versions = Mapping[int, tuple[int, int]]
+"""API key -> lowest and highest version."""
+SOFTWARE: Final = "flowshare"
+"""Our name in ApiVersions; flowshare's own servers answer it out of order."""
+API_VERSIONS_HIGHEST: Final = 4
+NAMED_FROM: Final = 3
+"""The version from which ApiVersions says who asks."""
+_ERROR: Final = struct.Struct(">ih")
+
+
+class Security(Protocol):
+    """How a connection is secured; see `client.security`."""
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """TLS with these settings; None: plain text."""
+        ...
+
+    async def authenticate(self, exchange: SaslExchange) -> None:
+        """Say who we are. Raises: ClientError with what is wrong."""
+        ...
+
+
+class SaslExchange:
+    """SASL's frames on one connection: SaslHandshake once, then SaslAuthenticate as often as the mechanism needs."""
+
+    def __init__(self, pipeline: Pipeline, client_id: str, versions: Versions) -> None:
+        self._pipeline = pipeline
+        self._client_id = client_id
+        self._versions = versions
+
+    async def handshake(self, mechanism: str) -> None:
+        """Choose a mechanism. Raises: ClientError naming those that the broker has, ConnectionError."""
+        request = entity("sasl_handshake", 1, "request")(mechanism=mechanism)
+        answer = await self._call("sasl_handshake", ApiKey.SASL_HANDSHAKE, 1, request)
+        if code(answer.error_code) is not ErrorCode.NONE:
+            offered = ", ".join(answer.mechanisms) or "none"
+            raise ClientError(
+                f"{self._pipeline.about} does not take SASL {mechanism} (it takes: {offered}); choose one it has"
+            )
+
+    async def send(self, token: bytes) -> bytes:
+        """One step of the mechanism: our bytes, the broker's bytes. Raises: ServerError, ConnectionError."""
+        highest = min(2, self._versions.get(ApiKey.SASL_AUTHENTICATE, (0, 0))[1])
+        request = entity("sasl_authenticate", highest, "request")(auth_bytes=token)
+        answer = await self._call("sasl_authenticate", ApiKey.SASL_AUTHENTICATE, highest, request)
+        if code(answer.error_code) is not ErrorCode.NONE:
+            about = f"{self._pipeline.about}: authentication failed; check user name and password"
+            raise ServerError(code(answer.error_code), answer.error_message, about=about)
+        return bytes(answer.auth_bytes)
+
+    async def _call(self, name: str, key: ApiKey, version: int, request: Any) -> Any:
+        if key not in self._versions:
+            raise ClientError(
+                f"{self._pipeline.about} does not ask for authentication; connect to it without, or use its SASL port"
+            )
+        return await self._pipeline.call(
+            lambda number: write_request(number, self._client_id, request),
+            lambda frame: read_response(name, version, frame)[1],
+            name=name,
+        )
+
+
+async def api_versions(pipeline: Pipeline, client_id: str) -> Versions:
+    """What the broker offers. Raises: ClientError, ConnectionError."""
+    error, versions = await _ask_versions(pipeline, client_id, API_VERSIONS_HIGHEST)
+    if error is ErrorCode.UNSUPPORTED_VERSION:
+        # A broker that does not know our version answers in version 0 and says which versions it does know.
+        known = versions.get(ApiKey.API_VERSIONS, (0, 0))[1]
+        error, versions = await _ask_versions(pipeline, client_id, max(0, min(known, API_VERSIONS_HIGHEST)))
+    if error is not ErrorCode.NONE:
+        raise ClientError(f"{pipeline.about} does not say which APIs it has: {error.name}; is it a Kafka broker?")
+    return versions
+
+
+async def _ask_versions(pipeline: Pipeline, client_id: str, version: int) -> tuple[ErrorCode, Versions]:
+    named = {"client_software_name": SOFTWARE, "client_software_version": flowshare.__version__}
+    request = entity("api_versions", version, "request")(**(named if version >= NAMED_FROM else {}))
+
+    def read(frame: bytes) -> tuple[ErrorCode, Versions]:
+        _, error = _ERROR.unpack_from(frame)
+        unknown = error == ErrorCode.UNSUPPORTED_VERSION
+        _, answer = read_response("api_versions", 0 if unknown else version, frame)
+        offered = {int(one.api_key): (int(one.min_version), int(one.max_version)) for one in answer.api_keys}
+        return code(error), offered
+
+    return await pipeline.call(lambda number: write_request(number, client_id, request), read, name="ApiVersions")

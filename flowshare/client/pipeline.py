@@ -1,0 +1,215 @@
+"""Requests and answers of one socket: correlation ids, bounds, deadlines. What they mean is the callers' business.
+
+Requests go out in the order of the calls, up to two bounds (requests and their bytes that have no answer yet); the
+rest waits its turn. Answers are matched by correlation id, in whatever order they come. The connection ends, once and
+with one reason that every caller gets, when the peer closes it, when an answer cannot be read, belongs to nothing or
+does not come in time, and by `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
+from flowshare.client.frames import FrameError, Frames
+
+if TYPE_CHECKING:
+    from flowshare.client.settings import LinkSettings
+    from flowshare.clock import Clock, TimerHandle
+
+T = TypeVar("T")
+
+WAITING_MAX: Final = 10_000
+"""Requests that may wait for their turn; each belongs to a task that waits for its answer."""
+BUFFER_BYTES: Final = 1 << 20
+"""Bytes that may wait in the socket's own buffer before the next request is held back."""
+ID_MAX: Final = 0x7FFFFFFF
+_ID: Final = struct.Struct(">i")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Call(Generic[T]):
+    """One request: how to write it, how to read its answer, who waits for it."""
+
+    write: Callable[[int], bytes]
+    read: Callable[[bytes], T]
+    name: str
+    limit_s: float
+    future: asyncio.Future[T]
+    size: int = 0
+    deadline_s: float = 0.0
+
+
+class Pipeline(asyncio.Protocol):
+    """One connection. `about` names the broker in every message."""
+
+    def __init__(self, *, about: str, clock: Clock, settings: LinkSettings) -> None:
+        self.about = about
+        self._clock = clock
+        self._settings = settings
+        self._frames = Frames(settings.response_bytes_max)
+        self._under_way: dict[int, _Call[Any]] = {}
+        self._bytes = 0
+        self._waiting: deque[_Call[Any]] = deque()
+        self._next_id = 0
+        self._paused = False
+        self._watch: TimerHandle | None = None
+        self._watch_at_s = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.get_running_loop().create_future()
+        self.ended: str | None = None
+        """Why the connection is over; None while it is not."""
+
+    def call(
+        self, write: Callable[[int], bytes], read: Callable[[bytes], T], *, name: str, wait_s: float = 0.0
+    ) -> asyncio.Future[T]:
+        """The answer to come. `write` makes the frame for a correlation id, `read` takes the answer's frame.
+
+        The request takes its place in the order of the requests before this returns. The connection is given up when
+        there is no answer within request_timeout_s + `wait_s` after the request left.
+        Raises (at once or through the future): NotConnected (never sent), ConnectionLost, ClientError (cannot be
+        written; too many requests wait).
+        """
+        if self.ended is not None:
+            raise NotConnected(f"{self.about}: {self.ended}")
+        if len(self._waiting) >= WAITING_MAX:
+            raise ClientError(f"{self.about}: {WAITING_MAX} requests wait already; send fewer at a time")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        limit_s = self._settings.request_timeout_s + wait_s
+        self._waiting.append(_Call(write=write, read=read, name=name, limit_s=limit_s, future=future))
+        self._go_on()
+        return future
+
+    async def close(self) -> None:
+        """End the connection; who waits for an answer gets ConnectionLost at once. Harmless when it is over."""
+        self.end("the connection was closed")
+        await self._gone
+
+    def end(self, reason: str) -> None:
+        """End the connection for a reason that all callers are told."""
+        if self.ended is not None:
+            return
+        self.ended = reason
+        if self._watch is not None:
+            self._watch.cancel()
+        text = f"{self.about}: {reason}"
+        for call in self._under_way.values():
+            _fail(call, ConnectionLost(text))
+        for call in self._waiting:
+            _fail(call, NotConnected(text))
+        self._under_way.clear()
+        self._waiting.clear()
+        if self._transport is None:
+            self._gone.set_result(None)
+        else:
+            self._transport.abort()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed, by whomever."""
+        self.end("the broker closed the connection" if exc is None else f"the connection broke: {exc}")
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Some of an answer, or several."""
+        try:
+            for frame in self._frames.feed(data):
+                self._answered(frame)
+                if self.ended is not None:
+                    return
+        except FrameError as error:
+            self.end(f"this is not Kafka's protocol: {error}; check the port, and whether it expects TLS")
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than we write."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The peer took what was there."""
+        self._paused = False
+        self._go_on()
+
+    # --- parts --------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Send what may go."""
+        while (
+            self._waiting
+            and not self._paused
+            and len(self._under_way) < self._settings.in_flight_max
+            and self._bytes < self._settings.in_flight_bytes_max
+            and self.ended is None
+        ):
+            call = self._waiting.popleft()
+            if not call.future.done():
+                self._send(call)
+
+    def _send(self, call: _Call[Any]) -> None:
+        self._next_id = (self._next_id + 1) & ID_MAX
+        try:
+            frame = call.write(self._next_id)
+        except Exception as error:  # noqa: BLE001 - of kio's many kinds none is the connection's fault
+            call.future.set_exception(ClientError(f"{call.name} cannot be written: {error or type(error).__name__}"))
+            return
+        assert self._transport is not None, "requests come after connection_made"
+        call.size = len(frame)
+        call.deadline_s = self._clock.monotonic() + call.limit_s
+        self._under_way[self._next_id] = call
+        self._bytes += call.size
+        self._transport.write(frame)
+        if self._watch is None or call.deadline_s < self._watch_at_s:
+            self._watch_until(call.deadline_s)
+
+    def _answered(self, frame: bytes) -> None:
+        (number,) = _ID.unpack_from(frame)
+        call = self._under_way.pop(number, None)
+        if call is None:
+            self.end(f"an answer came that nobody asked for (correlation id {number})")
+            return
+        self._bytes -= call.size
+        if call.future.done():
+            return  # whoever asked has gone
+        try:
+            answer = call.read(frame)
+        except Exception as error:  # noqa: BLE001 - whatever is raised, these bytes are no such answer
+            text = f"the answer to {call.name} cannot be read: {error or type(error).__name__}"
+            _fail(call, ConnectionLost(f"{self.about}: {text}"))
+            self.end(text)
+        else:
+            call.future.set_result(answer)
+
+    def _watch_until(self, when_s: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch_at_s = when_s
+        self._watch = self._clock.call_later(when_s - self._clock.monotonic(), self._late)
+
+    def _late(self) -> None:
+        """Time to look for requests whose answer is overdue."""
+        self._watch = None
+        if not self._under_way:
+            return
+        first = min(self._under_way.values(), key=lambda call: call.deadline_s)
+        if first.deadline_s <= self._clock.monotonic():
+            self.end(f"no answer to {first.name} within {first.limit_s:g} s")
+        else:
+            self._watch_until(first.deadline_s)
+
+
+def _fail(call: _Call[Any], error: Exception) -> None:
+    if not call.future.done():
+        call.future.set_exception(error)
+        call.future.exception()  # a caller that has gone must not make the loop complain

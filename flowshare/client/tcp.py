@@ -1,0 +1,164 @@
+"""A connection over TCP: the same `Connection` as in process, to Kafka's brokers and flowshare's servers."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from flowshare.client.errors import ClientError, NotConnected, Unsupported
+from flowshare.client.handshake import SaslExchange, Security, Versions, api_versions
+from flowshare.client.pipeline import Pipeline
+from flowshare.client.wire import Codec, codec_of
+from flowshare.protocol.kafka import ApiKey, read_response, write_request
+
+if TYPE_CHECKING:
+    import ssl
+
+    from flowshare.client.settings import LinkSettings
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import Request
+
+R = TypeVar("R")
+
+SHARE_KEYS: Final = frozenset({76, 77, 78, 79, 90, 91, 92})
+"""APIs that a broker has only when its share groups are on."""
+
+
+class TcpConnection:
+    """One connection to one broker; made by `open_tcp`. `protocol.messages.Connection` says what it promises.
+
+    api_versions: what the broker offers, key -> lowest and highest version. is_flowshare: whether it is one of
+    flowshare's own servers, which take flowshare's own fields and answer out of order.
+    """
+
+    def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str) -> None:
+        self._pipeline = pipeline
+        self._client_id = client_id
+        self._chosen: dict[type[Any], tuple[int, int]] = {}
+        self.api_versions = versions
+        self.is_flowshare = ApiKey.FLOWSHARE in versions
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over, from whichever end."""
+        return self._pipeline.ended is not None
+
+    async def send(self, request: Request[R]) -> R:
+        """Answer of the broker, asked in the highest version that both ends know.
+
+        Raises: Unsupported (the broker does not have the API, or not in a version that can say this), ClientError
+        (the request cannot be written), NotConnected and ConnectionLost (ConnectionErrors both).
+        """
+        codec = codec_of(request)
+        version = self._version(codec, request)
+        answer: R = await self._pipeline.call(
+            partial(_write, codec, self._client_id, request, version),
+            partial(_read, codec, request, version),
+            name=api_name(codec),
+            wait_s=codec.wait_ms(request) / 1000,
+        )
+        return answer
+
+    async def close(self) -> None:
+        """Close; requests under way fail at once, and the server releases what this connection's sessions hold."""
+        await self._pipeline.close()
+
+    def _version(self, codec: Codec, request: Any) -> int:
+        """The highest common version. Raises: Unsupported."""
+        kind: type[Any] = request.__class__
+        common = self._chosen.get(kind)
+        if common is None:
+            lowest, highest = self.api_versions.get(codec.key, (0, -1))
+            common = self._chosen[kind] = max(lowest, codec.lowest), min(highest, codec.highest)
+        needs = max(common[0], codec.needs(request))
+        if needs > common[1]:
+            raise Unsupported(self._refusal(codec, needs))
+        return common[1]
+
+    def _refusal(self, codec: Codec, needs: int) -> str:
+        has = self.api_versions.get(codec.key)
+        if has is not None:
+            versions = f"{has[0]}" if has[0] == has[1] else f"{has[0]} to {has[1]}"
+            return (
+                f"{self._pipeline.about} has {api_name(codec)} in version {versions}, this needs "
+                f"{max(needs, codec.lowest)}: upgrade the broker, or leave out what is new"
+            )
+        advice = "use a newer broker"
+        if codec.key in SHARE_KEYS:
+            advice = (
+                "share groups need Kafka 4.2 or newer and the feature share.version=1 "
+                "(kafka-features.sh upgrade --feature share.version=1)"
+            )
+        return f"{self._pipeline.about} does not offer {api_name(codec)}: {advice}"
+
+
+async def open_tcp(
+    host: str, port: int, *, client_id: str, clock: Clock, settings: LinkSettings, security: Security | None = None
+) -> TcpConnection:
+    """Connect, agree on versions, authenticate; all within connect_timeout_s.
+
+    Raises: NotConnected (an OSError: trying again may help), ClientError (it will not: the wrong password, something
+    that is no Kafka broker).
+    """
+    about = f"{host}:{port}"
+    opening = _open(host, port, about, client_id, clock, settings, security)
+    try:
+        return await clock.wait_for(opening, settings.connect_timeout_s)
+    except TimeoutError:
+        raise NotConnected(f"{about}: no connection within {settings.connect_timeout_s:g} s") from None
+
+
+async def _open(
+    host: str,
+    port: int,
+    about: str,
+    client_id: str,
+    clock: Clock,
+    settings: LinkSettings,
+    security: Security | None,
+) -> TcpConnection:
+    context = None if security is None else security.ssl_context()
+    pipeline = await _connect(host, port, about, clock, settings, context)
+    try:
+        versions = await api_versions(pipeline, client_id)
+        if security is not None:
+            await security.authenticate(SaslExchange(pipeline, client_id, versions))
+    except BaseException as error:
+        pipeline.end(str(error) or "the connection was given up")
+        raise
+    return TcpConnection(pipeline, versions, client_id)
+
+
+async def _connect(
+    host: str, port: int, about: str, clock: Clock, settings: LinkSettings, context: ssl.SSLContext | None
+) -> Pipeline:
+    def protocol() -> Pipeline:
+        return Pipeline(about=about, clock=clock, settings=settings)
+
+    try:
+        _, pipeline = await asyncio.get_running_loop().create_connection(protocol, host, port, ssl=context)
+    except OSError as error:
+        if context is not None and type(error).__module__ == "ssl":
+            raise ClientError(
+                f"{about}: TLS failed: {error}; check the port, the certificate authority and the host name"
+            ) from error
+        raise NotConnected(
+            f"{about} cannot be reached: {error}; check the address, and that the broker runs"
+        ) from error
+    return pipeline
+
+
+def api_name(codec: Codec) -> str:
+    """The API's name as Kafka writes it."""
+    return "".join(word.capitalize() for word in codec.name.split("_"))
+
+
+def _write(codec: Codec, client_id: str, request: Any, version: int, number: int) -> bytes:
+    if codec.write is not None:
+        return codec.write(number, client_id, request, version)
+    return write_request(number, client_id, codec.encode(request, version))
+
+
+def _read(codec: Codec, request: Any, version: int, frame: bytes) -> Any:
+    return codec.decode(read_response(codec.name, version, frame)[1], request)

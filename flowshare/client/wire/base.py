@@ -1,0 +1,92 @@
+"""How one API crosses the wire: which versions, and the way between its plain messages and bytes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flowshare.protocol.kafka import ApiKey
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def no_needs(request: Any) -> int:
+    """Every version will do."""
+    del request
+    return 0
+
+
+def no_wait(request: Any) -> int:
+    """The server answers as soon as it can."""
+    del request
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """One API; the functions get and give kio's entities.
+
+    name: kio's module. lowest, highest: versions that work. encode: (plain request, version) -> request entity.
+    decode: (response entity, plain request) -> plain response. needs: the lowest version that can say what this
+    request says. wait_ms: how long the server may sit on this request by its own wish. write: (correlation id,
+    client id, plain request, version) -> frame with its length, instead of `encode` and kio's writer.
+    """
+
+    key: ApiKey
+    name: str
+    lowest: int
+    highest: int
+    encode: Callable[[Any, int], Any]
+    decode: Callable[[Any, Any], Any]
+    needs: Callable[[Any], int] = no_needs
+    wait_ms: Callable[[Any], int] = no_wait
+    write: Callable[[int, str, Any, int], bytes] | None = None
+
+
+def code(number: Any) -> ErrorCode:
+    """The error of a response field; a number that is not known yet becomes UNKNOWN_SERVER_ERROR."""
+    try:
+        return ErrorCode(int(number))
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def text(message: str | None) -> str | None:
+    """A message, None when there is nothing in it."""
+    return message or None
+
+
+def timedelta_ms(milliseconds: int) -> datetime.timedelta:
+    """What kio's writers take for an int32 of milliseconds."""
+    return datetime.timedelta(milliseconds=milliseconds)
+
+
+def whole_ms(duration: datetime.timedelta) -> int:
+    """Milliseconds of what kio's readers gave."""
+    return duration // datetime.timedelta(milliseconds=1)
+
+
+def epoch_ms(when: datetime.datetime) -> int:
+    """Milliseconds since 1970 of a time that kio read."""
+    return whole_ms(when - datetime.datetime.fromtimestamp(0, datetime.UTC))
+
+
+def endpoints(nodes: Iterable[Any]) -> dict[int, tuple[str, int]]:
+    """Node id -> host and port, of kio's brokers or node endpoints."""
+    return {int(node.node_id): (str(node.host), int(node.port)) for node in nodes}
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Values by key, in the order of their first coming: Kafka lists partitions below their topic."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -1,0 +1,211 @@
+"""Heartbeats, fetches and acknowledgements of a share group's members."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.wire.base import Codec, code, endpoints, grouped, text, timedelta_ms, whole_ms
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey, module
+from flowshare.protocol.messages import (
+    AcknowledgedPartition,
+    FetchedPartition,
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    ShareFetchRequest,
+    ShareFetchResponse,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+    TopicPartition,
+)
+from flowshare.protocol.messages.share import NO_LEADER
+from flowshare.share.types import AcknowledgeType, AcquiredRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flowshare.protocol.messages import SharePartitionRequest
+
+V2: Final = 2
+MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+"""Errors that come with the current leader."""
+
+
+def _heartbeat(request: ShareGroupHeartbeatRequest, version: int) -> Any:
+    m = module("share_group_heartbeat", version, "request")
+    return m.ShareGroupHeartbeatRequest(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        rack_id=request.rack_id,
+        subscribed_topic_names=request.subscribed_topics,
+    )
+
+
+def _heartbeat_answer(answer: Any, _: ShareGroupHeartbeatRequest) -> ShareGroupHeartbeatResponse:
+    assignment = None
+    if answer.assignment is not None:
+        assignment = tuple(
+            TopicPartition(topic.topic_id, int(partition))
+            for topic in answer.assignment.topic_partitions
+            for partition in topic.partitions
+        )
+    return ShareGroupHeartbeatResponse(
+        error=code(answer.error_code),
+        message=text(answer.error_message),
+        member_id=answer.member_id,
+        member_epoch=int(answer.member_epoch),
+        heartbeat_interval_ms=whole_ms(answer.heartbeat_interval),
+        assignment=assignment,
+    )
+
+
+def _ack_batches(m: Any, part: SharePartitionRequest) -> tuple[Any, ...]:
+    return tuple(
+        m.AcknowledgementBatch(first_offset=ack.first, last_offset=ack.last, acknowledge_types=tuple(ack.types))
+        for ack in part.acks
+    )
+
+
+def _topics(parts: Iterable[SharePartitionRequest], m: Any, topic_class: Any, partition_class: Any) -> tuple[Any, ...]:
+    return tuple(
+        topic_class(
+            topic_id=topic_id,
+            partitions=tuple(
+                partition_class(partition_index=part.partition, acknowledgement_batches=_ack_batches(m, part))
+                for part in found
+            ),
+        )
+        for topic_id, found in grouped((part.topic_id, part) for part in parts).items()
+    )
+
+
+def _fetch(request: ShareFetchRequest, version: int) -> Any:
+    m = module("share_fetch", version, "request")
+    newer = {"share_acquire_mode": request.acquire_mode, "is_renew_ack": request.is_renew_ack}
+    return m.ShareFetchRequest(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        share_session_epoch=request.session_epoch,
+        max_wait=timedelta_ms(request.max_wait_ms),
+        min_bytes=request.min_bytes,
+        max_bytes=request.max_bytes,
+        max_records=request.max_records,
+        batch_size=request.batch_size,
+        topics=_topics(request.partitions, m, m.FetchTopic, m.FetchPartition),
+        forgotten_topics_data=tuple(
+            m.ForgottenTopic(topic_id=topic_id, partitions=tuple(partitions))
+            for topic_id, partitions in grouped(request.forgotten).items()
+        ),
+        **(newer if version >= V2 else {}),
+    )
+
+
+def _fetch_answer(answer: Any, _: ShareFetchRequest) -> ShareFetchResponse:
+    return ShareFetchResponse(
+        error=code(answer.error_code),
+        message=text(answer.error_message),
+        lock_timeout_ms=whole_ms(answer.acquisition_lock_timeout),
+        partitions=tuple(_fetched(topic.topic_id, part) for topic in answer.responses for part in topic.partitions),
+        node_endpoints=endpoints(answer.node_endpoints),
+    )
+
+
+def _fetched(topic_id: Any, part: Any) -> FetchedPartition:
+    error, ack_error = code(part.error_code), code(part.acknowledge_error_code)
+    return FetchedPartition(
+        topic_id=topic_id,
+        partition=int(part.partition_index),
+        error=error,
+        message=text(part.error_message),
+        ack_error=ack_error,
+        ack_message=text(part.acknowledge_error_message),
+        records=b"" if part.records is None else bytes(part.records),
+        acquired=tuple(
+            AcquiredRange(int(a.first_offset), int(a.last_offset), int(a.delivery_count)) for a in part.acquired_records
+        ),
+        current_leader=_leader(part, error, ack_error),
+    )
+
+
+def _leader(part: Any, *errors: ErrorCode) -> tuple[int, int]:
+    """Who leads instead. Brokers send 0/0 when they do not mean it, so that only these errors give it a meaning."""
+    if not MOVED.intersection(errors):
+        return NO_LEADER
+    return int(part.current_leader.leader_id), int(part.current_leader.leader_epoch)
+
+
+def _acknowledge(request: ShareAcknowledgeRequest, version: int) -> Any:
+    m = module("share_acknowledge", version, "request")
+    return m.ShareAcknowledgeRequest(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        share_session_epoch=request.session_epoch,
+        topics=_topics(request.partitions, m, m.AcknowledgeTopic, m.AcknowledgePartition),
+        **({"is_renew_ack": request.is_renew_ack} if version >= V2 else {}),
+    )
+
+
+def _acknowledge_answer(answer: Any, _: ShareAcknowledgeRequest) -> ShareAcknowledgeResponse:
+    lock_timeout = getattr(answer, "acquisition_lock_timeout", None)
+    return ShareAcknowledgeResponse(
+        error=code(answer.error_code),
+        message=text(answer.error_message),
+        lock_timeout_ms=0 if lock_timeout is None else whole_ms(lock_timeout),
+        partitions=tuple(
+            AcknowledgedPartition(
+                topic_id=topic.topic_id,
+                partition=int(part.partition_index),
+                error=code(part.error_code),
+                message=text(part.error_message),
+                current_leader=_leader(part, code(part.error_code)),
+            )
+            for topic in answer.responses
+            for part in topic.partitions
+        ),
+        node_endpoints=endpoints(answer.node_endpoints),
+    )
+
+
+def _fetch_needs(request: ShareFetchRequest) -> int:
+    newer = request.acquire_mode != 0 or request.is_renew_ack or _renews(request.partitions)
+    return V2 if newer else 1
+
+
+def _acknowledge_needs(request: ShareAcknowledgeRequest) -> int:
+    return V2 if request.is_renew_ack or _renews(request.partitions) else 1
+
+
+def _renews(parts: Iterable[SharePartitionRequest]) -> bool:
+    return any(AcknowledgeType.RENEW in ack.types for part in parts for ack in part.acks)
+
+
+CODECS: Final[dict[type[Any], Codec]] = {
+    ShareGroupHeartbeatRequest: Codec(
+        key=ApiKey.SHARE_GROUP_HEARTBEAT,
+        name="share_group_heartbeat",
+        lowest=1,
+        highest=1,
+        encode=_heartbeat,
+        decode=_heartbeat_answer,
+    ),
+    ShareFetchRequest: Codec(
+        key=ApiKey.SHARE_FETCH,
+        name="share_fetch",
+        lowest=1,
+        highest=2,
+        encode=_fetch,
+        decode=_fetch_answer,
+        needs=_fetch_needs,
+        wait_ms=lambda request: request.max_wait_ms,
+    ),
+    ShareAcknowledgeRequest: Codec(
+        key=ApiKey.SHARE_ACKNOWLEDGE,
+        name="share_acknowledge",
+        lowest=1,
+        highest=2,
+        encode=_acknowledge,
+        decode=_acknowledge_answer,
+        needs=_acknowledge_needs,
+    ),
+}
