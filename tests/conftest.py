@@ -1,0 +1,35 @@
+"""What all tests share: the real broker, and what happens to tests that need Java on a machine without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kafka import fixtures
+from tests.kafka.fixtures import kafka, kafka_pair, unique
+
+__all__ = ["kafka", "kafka_pair", "unique"]
+
+_run = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = fixtures.begin_run()
+    if folder is not None:
+        config.stash[_run] = folder
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _run in config.stash:
+        fixtures.end_run(config.stash[_run])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    fixtures.mark(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("java"):
+        fixtures.require_java()

@@ -1,0 +1,152 @@
+"""The fixtures `kafka` and `kafka_pair`: one real broker (or two) for the whole run, shared by all workers of xdist.
+
+`kafka` is the broker that FLOWSHARE_TEST_KAFKA names (host:port,…), else one in a container if a Docker engine runs,
+else one from jars. It is started by the first test that asks for it. Where it cannot be had (no Java, no Maven), the
+tests are skipped; in CI (the variable CI is "true") they fail.
+
+Topics and groups of all tests meet on it: take names from `unique`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowshare.dev import by_docker
+from flowshare.dev.broker import Broker
+from flowshare.dev.failure import DevFailure
+from flowshare.dev.jars import locked
+from flowshare.dev.java import java, javac, maven
+from flowshare.dev.processes import Process, process
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN, NAMED = "FLOWSHARE_TEST_RUN", "FLOWSHARE_TEST_KAFKA"
+START_LIMIT_S = 900.0
+BROKERS = ("kafka", "kafka_pair")
+
+_children: list[subprocess.Popen[bytes]] = []
+
+
+# --- which tests run ----------------------------------------------------------------------------------------------
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Tests that start a broker are slow; the time that it takes to start is bounded by its own limit."""
+    for item in items:
+        if set(BROKERS) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(func_only=True))
+
+
+def require_java() -> None:
+    """Skip without Java, its compiler and Maven; fail in CI."""
+    try:
+        java(), javac(), maven()
+    except DevFailure as error:
+        _refuse(str(error))
+
+
+def _refuse(why: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{why} (in CI nothing is skipped)", pytrace=False)
+    pytest.skip(why)
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+def begin_run() -> Path | None:
+    """Name a directory for what the processes of this run share, unless another process of it has. None then."""
+    if RUN in os.environ:
+        return None
+    folder = Path(tempfile.gettempdir()) / f"flowshare-tests-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    os.environ[RUN] = str(folder)
+    return folder
+
+
+def end_run(folder: Path) -> None:
+    """End the brokers of this run; for the process that began it."""
+    del os.environ[RUN]
+    for state in folder.glob("*.keeper"):
+        pid, birth = state.read_text().split(maxsplit=1)
+        Process(int(pid), birth).end(30)
+    for child in _children:
+        child.poll()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def shared(nodes: int) -> Broker:
+    """The run's broker with so many nodes, started by whoever comes first. Skips or fails the test without it."""
+    folder = Path(os.environ[RUN])
+    folder.mkdir(exist_ok=True)
+    state = folder / f"kafka-{nodes}.json"
+    with locked(folder / f"kafka-{nodes}.lock", START_LIMIT_S):
+        failed = state.with_suffix(".failed")
+        if failed.exists():
+            pytest.fail(failed.read_text(), pytrace=False)
+        if not state.exists():
+            try:
+                _start(nodes, state)
+            except DevFailure as error:
+                failed.write_text(str(error))
+                pytest.fail(str(error), pytrace=False)
+    return Broker.from_json(json.loads(state.read_text()))
+
+
+def _start(nodes: int, state: Path) -> None:
+    owner = int(Path(os.environ[RUN]).name.split("-")[2])
+    command = [sys.executable, "-m", "tests.kafka.keeper", f"--owner={owner}", f"--nodes={nodes}", f"--state={state}"]
+    log = state.with_suffix(".log")
+    with log.open("wb") as file:
+        child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    _children.append(child)
+    keeper = process(child.pid)
+    if keeper is not None:
+        state.with_suffix(".keeper").write_text(f"{keeper.pid} {keeper.birth}")
+    deadline = time.monotonic() + START_LIMIT_S
+    while not state.exists():
+        if child.poll() is not None:
+            raise DevFailure(f"no broker for the tests: {log.read_text()}")
+        if time.monotonic() > deadline:
+            child.terminate()
+            raise DevFailure(f"the broker for the tests was not ready within {START_LIMIT_S:.0f} s: {log.read_text()}")
+        time.sleep(0.05)
+
+
+# --- fixtures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Broker:
+    """A real Kafka with share groups, one node (or what FLOWSHARE_TEST_KAFKA names)."""
+    named = os.environ.get(NAMED)
+    if named:
+        return Broker(version="named", addresses=tuple(named.split(",")))
+    if not by_docker.engine_runs():
+        require_java()
+    return shared(1)
+
+
+@pytest.fixture(scope="session")
+def kafka_pair() -> Broker:
+    """A real Kafka of two nodes, for what one node cannot show; always from jars."""
+    require_java()
+    return shared(2)
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """Names that no other test has: `unique("orders")` is the same name throughout one test."""
+    mark_of_test = uuid.uuid4().hex[:8]
+    return lambda name: f"{name}-{mark_of_test}"
