@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "inflight": ("flowshare.cli.inflight", "inflight", "Show the records that a running worker is working on."),
     "lag": ("flowshare.cli.lag", "lag", "Show backlog, in flight, oldest age, redeliveries and rate a group."),
     "send": ("flowshare.cli.send", "send", "Send records to a topic."),
+    "serve": ("flowshare.cli.serve", "serve", "Serve a log to Kafka clients: a broker for development."),
     "topics": ("flowshare.cli.topics", "topics", "List, create, describe and delete topics."),
     "worker": ("flowshare.cli.worker", "worker", "Run an app's share agents."),
 }

@@ -27,16 +27,20 @@ class Frames:
 
     __slots__ = ("_bulk_keys", "_bulk_max", "_bytes_max", "_chunks", "_need", "_position", "buffered")
 
-    def __init__(self, bytes_max: int, *, bulk_max: int | None = None, bulk_keys: frozenset[int] = frozenset()) -> None:
-        """`bytes_max`: longest frame allowed; `bulk_max`: the same for requests with an API key of `bulk_keys`."""
-        self._bytes_max = bytes_max
-        self._bulk_max = bytes_max if bulk_max is None else bulk_max
-        self._bulk_keys = bulk_keys
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: longest frame allowed."""
+        self._bytes_max = self._bulk_max = bytes_max
+        self._bulk_keys: frozenset[int] = frozenset()
         self._chunks: deque[bytes | bytearray] = deque()
         self._position = 0  # of what is next in the first chunk
         self._need = 0  # bytes of the next frame with its length; 0: not known yet
         self.buffered = 0
         """Bytes fed and not yet taken."""
+
+    def allow_bulk(self, bytes_max: int, keys: frozenset[int]) -> None:
+        """From now on requests with one of these API keys may have up to `bytes_max` bytes, if that is more."""
+        self._bulk_max = max(bytes_max, self._bytes_max)
+        self._bulk_keys = keys
 
     def feed(self, data: bytes) -> None:
         """Take over what came off the socket."""

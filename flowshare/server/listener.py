@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket as sockets
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -25,14 +27,13 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock, TimerHandle
     from flowshare.server.edge.base import Api, Authorizer
+    from flowshare.server.security.sasl import Sasl
     from flowshare.server.server import Server
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S: Final = 2.0
 """Time that sockets get to take their last answers, and requests to end, when the listener closes."""
-WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
-"""Addresses that no client can be told to connect to."""
 
 
 class ListenerError(Exception):
@@ -50,7 +51,7 @@ class Listener:
         clock: Clock,
         limits: ListenerLimits | None = None,
         tls: ssl.SSLContext | None = None,
-        sasl: Any = None,
+        sasl: Sasl | None = None,
         authorizer: Authorizer | None = None,
         apis: Mapping[int, Api] | None = None,
     ) -> None:
@@ -58,6 +59,8 @@ class Listener:
 
         tls: wraps every socket. sasl: who may log in; None: nobody has to. apis: instead of the whole table.
         """
+        if apis is None:
+            apis = table(families(server, clock=clock, sasl=sasl, authorizer=authorizer))
         self.server = server
         self.clock = clock
         self.limits = limits or ListenerLimits()
@@ -65,7 +68,7 @@ class Listener:
         self.sasl = sasl
         self.authorizer: Authorizer = authorizer or AllowAll()
         self.budget = Budget(self.limits.queued_request_bytes_max)
-        self.routes = {key: Route.of(api) for key, api in (apis or table(families(server))).items()}
+        self.routes = {key: Route.of(api) for key, api in apis.items()}
         self.unread: set[ListenerSocket] = set()
         """Sockets whose clients have more to read than they may."""
         self._node = node
@@ -97,8 +100,7 @@ class Listener:
             )
         except OSError as error:
             raise ListenerError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 for a "
-                "free one"
+                f"cannot listen on {host}:{port}: {_reason(error)}; choose another address, or port 0 for a free one"
             ) from error
         bound_host, bound_port = self._listening.sockets[0].getsockname()[:2]
         if self._node is None:
@@ -188,3 +190,10 @@ class Listener:
         limits = self.limits
         shortest_ms = min(limits.idle_max_ms, limits.setup_max_ms, limits.arrival_max_ms, limits.unread_max_ms)
         self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)
+
+
+def _reason(error: OSError) -> str:
+    """What the system says, without the loop's own words around it."""
+    if isinstance(error, sockets.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowshare.protocol.kafka import ApiKey, RequestStart, read_request, request_body, request_start, write_response
 from flowshare.server.edge.api_versions import refusal
-from flowshare.server.edge.base import ANONYMOUS, Api, Call, Peer
+from flowshare.server.edge.base import Api, Call, Peer
 from flowshare.server.frames import FrameError, Frames
+from flowshare.server.security.tls import principal_of
 
 if TYPE_CHECKING:
     from flowshare.server.edge.base import Answer
@@ -84,9 +85,10 @@ class ListenerSocket(asyncio.Protocol):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._limits = limits = listener.limits
-        self._frames = Frames(limits.plain_request_bytes_max, bulk_max=limits.request_bytes_max, bulk_keys=BULK)
+        self._frames = Frames(limits.plain_request_bytes_max)
         self._transport: asyncio.Transport
         self._peer: Peer | None = None  # none before a TLS handshake is over
+        self._logged_in = False
         self._address = ""
         self._port = 0
         self._made = self._progress = listener.clock.monotonic()
@@ -117,7 +119,7 @@ class ListenerSocket(asyncio.Protocol):
             self._transport.pause_reading()  # not a byte may come before the handshake's protocol is in place
             self._listener.spawn(self._upgrade())
         else:
-            self._open(ANONYMOUS)
+            self._open()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -177,7 +179,7 @@ class ListenerSocket(asyncio.Protocol):
         if self._ending_since is not None:
             if now - self._ending_since > LINGER_S:
                 self._transport.abort()
-        elif self._peer is None or self._peer.principal is None:
+        elif not self._logged_in:
             if now - self._made > limits.setup_max_ms / 1000:
                 self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
         elif not self._writing:
@@ -229,20 +231,28 @@ class ListenerSocket(asyncio.Protocol):
             return
         assert transport is not None
         self._transport = transport
-        self._open(ANONYMOUS)
+        self._open()
         self._pump()
 
-    def _open(self, principal: str) -> None:
+    def _open(self) -> None:
         listener = self._listener
+        tls = self._transport.get_extra_info("ssl_object")
         self._peer = Peer(
             connection=listener.server.connect(client_id="", host=self._address),
             node=listener.node,
             host=self._address,
             authorizer=listener.authorizer,
-            principal=None if listener.sasl is not None else principal,
+            principal=None if listener.sasl is not None else principal_of(tls),
         )
+        self._see_login(self._peer)
         high = self._limits.connection_answer_bytes_max
         self._transport.set_write_buffer_limits(high=high, low=high // 2)
+
+    def _see_login(self, peer: Peer) -> None:
+        """Only who is known may send requests that carry records."""
+        if not self._logged_in and peer.principal is not None:
+            self._logged_in = True
+            self._frames.allow_bulk(self._limits.request_bytes_max, BULK)
 
     # Requests.
 
@@ -252,7 +262,7 @@ class ListenerSocket(asyncio.Protocol):
         peer = self._peer
         if peer is None or self._ending_since is not None or not self._writing:
             return False
-        if peer.principal is None:
+        if not self._logged_in:
             return not self._under_way  # a login decides about what follows it
         limits = self._limits
         own = peer.software == OWN_SOFTWARE
@@ -380,6 +390,7 @@ class ListenerSocket(asyncio.Protocol):
         elif frame:
             self._transport.write(frame)
         assert self._peer is not None
+        self._see_login(self._peer)
         if self._ending_since is not None:
             self._close_when_done()
         elif self._peer.closing:

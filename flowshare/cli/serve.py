@@ -1,0 +1,164 @@
+"""`flowshare serve`: a broker for development, over an embedded log, for clients of any language."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from flowshare.cli import logs
+from flowshare.cli.options import debug_option
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from flowshare.server.security.tls import ClientCertificates, ServerTls
+    from flowshare.server.standalone import StandaloneOptions
+
+logger = logging.getLogger("flowshare.serve")
+
+MEMORY: Final = frozenset({":memory:", "memory://"})
+EXIT_INTERRUPTED: Final = 130
+FILES_BESIDE: Final = 256
+"""Open files that the process needs beside its connections."""
+
+existing = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("serve")
+@click.option("--data", required=True, metavar="PATH", help="Where the log is kept; :memory: keeps nothing.")
+@click.option("--listen", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
+@click.option("--advertise", metavar="HOST:PORT", help="Where clients are told to connect.  [default: --listen]")
+@click.option("--config", type=existing, help="Settings by Kafka's names, as in a server.properties.")
+@click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="A setting; goes before --config's.")
+@click.option("--tls-cert", type=existing, help="The server's certificate (PEM); turns TLS on.")
+@click.option("--tls-key", type=existing, help="Its key, when it is not in the same file.")
+@click.option("--tls-ca", type=existing, help="Whose client certificates are trusted.")
+@click.option(
+    "--tls-client-auth",
+    type=click.Choice(["none", "requested", "required"]),
+    help="Whether clients show a certificate.  [default: requested with --tls-ca, else none]",
+)
+@click.option("--sasl-users", type=existing, help="File of users (name=password); clients have to log in.")
+@click.option("--acls", type=existing, help="File of ACLs; what none allows is refused.")
+@click.option("--super-user", "super_users", multiple=True, metavar="User:NAME", help="May do everything.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS, logins or ACLs.")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@debug_option
+def serve(log_level: str, log_format: str, **given: Any) -> int:
+    """Serve a log to Kafka clients: a broker for development, alone on its data.
+
+    Prints `listening on HOST:PORT` when it is ready. Ctrl-C or SIGTERM: connections are closed, what was confirmed is
+    on disk, exit code 0; a second Ctrl-C ends at once with 130. Exit code 1: a failure.
+    """
+    logs.set_up(log_level, log_format)
+    options = _options(**given)
+    _run(_serve(options))
+    return 0
+
+
+def _options(
+    *,
+    data: str,
+    listen: str,
+    advertise: str | None,
+    config: Path | None,
+    words: tuple[str, ...],
+    sasl_users: Path | None,
+    acls: Path | None,
+    super_users: tuple[str, ...],
+    insecure: bool,
+    **tls: Any,
+) -> StandaloneOptions:
+    from flowshare.server.settings import parse_words, read_properties
+    from flowshare.server.standalone import Address, StandaloneOptions
+
+    settings = read_properties(config) if config is not None else {}
+    return StandaloneOptions(
+        data=None if data in MEMORY else Path(data),
+        listen=Address.parse(listen),
+        advertise=Address.parse(advertise) if advertise else None,
+        settings={**settings, **parse_words(words)},
+        tls=_tls(**tls),
+        users_file=sasl_users,
+        acl_file=acls,
+        super_users=super_users,
+        insecure=insecure,
+    )
+
+
+def _tls(*, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, tls_client_auth: Any) -> ServerTls | None:
+    if tls_cert is None:
+        if tls_key or tls_ca or tls_client_auth:
+            raise click.UsageError(
+                "--tls-key, --tls-ca and --tls-client-auth need the server's certificate: --tls-cert"
+            )
+        return None
+    from flowshare.server.security.tls import ServerTls
+
+    asked: ClientCertificates = tls_client_auth or ("requested" if tls_ca else "none")
+    return ServerTls(certificate=tls_cert, key=tls_key, ca=tls_ca, client_certificates=asked)
+
+
+async def _serve(options: StandaloneOptions) -> None:
+    from flowshare.clock import LoopClock
+    from flowshare.server.settings import Settings
+    from flowshare.server.standalone import Standalone
+
+    stop = _stop_signals()
+    _allow_files(Settings.parse(options.settings).limits.connections_max)
+    broker = Standalone(options, clock=LoopClock())
+    await broker.start()
+    try:
+        if options.insecure and not options.listen.loopback:
+            logger.warning("%s can be reached from other machines, and some protection is off", options.listen)
+        click.echo(f"listening on {broker.address}")
+        await stop.wait()
+        logger.info("closing")
+    finally:
+        await broker.close()
+
+
+def _stop_signals() -> asyncio.Event:
+    """Set at the first SIGTERM or SIGINT; a second SIGINT ends the process."""
+    stop = asyncio.Event()
+
+    def interrupted() -> None:
+        if stop.is_set():
+            logs.flush()
+            os._exit(EXIT_INTERRUPTED)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    return stop
+
+
+def _allow_files(connections: int) -> None:
+    """Let the process have as many files open as it may have connections, as far as the system allows."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + FILES_BESIDE
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:  # not there on Windows
+        asyncio.run(work)
+        return
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(work)

@@ -1,0 +1,224 @@
+"""A broker by itself: storage, server, listener and who may use it, opened and closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from flowshare.server.edge.base import Node
+from flowshare.server.settings import Settings
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.log.base import Storage
+    from flowshare.server.listener import Listener
+    from flowshare.server.security.authorizer import AclStore
+    from flowshare.server.security.sasl import Sasl
+    from flowshare.server.security.tls import ServerTls
+    from flowshare.server.server import Server
+
+logger = logging.getLogger(__name__)
+
+WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+"""Addresses to listen on that no client can connect to."""
+
+
+class StandaloneError(Exception):
+    """A broker cannot be opened as it was asked for; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where to listen, or where clients are to connect to."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port`, an IPv6 host in brackets. Raises: StandaloneError."""
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise StandaloneError(f"{text!r} is no address; write host:port, for example 127.0.0.1:9092 or [::1]:9092")
+        return cls(host=host, port=int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandaloneOptions:
+    """What to open.
+
+    data: directory of the log and all state; None: memory, nothing is kept.
+    listen: where; advertise: what clients are told, None: the same.
+    settings: names and values of a server.properties, see `Settings`.
+    insecure: listen beyond this machine without TLS, logins and ACLs.
+    """
+
+    data: Path | None
+    listen: Address
+    advertise: Address | None = None
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    tls: ServerTls | None = None
+    users_file: Path | None = None
+    acl_file: Path | None = None
+    super_users: Collection[str] = ()
+    insecure: bool = False
+
+    def check(self) -> None:
+        """Refuse what is open to others by mistake. Raises: StandaloneError."""
+        if self.listen.host in WILDCARDS and self.advertise is None:
+            raise StandaloneError(
+                f"clients cannot connect to {self.listen}: name the address they are to use with --advertise host:port"
+            )
+        if self.super_users and self.acl_file is None:
+            raise StandaloneError("--super-user goes with --acls: without ACLs everybody may do everything")
+        missing = self._missing()
+        if missing and not self.insecure and not self.listen.loopback:
+            raise StandaloneError(
+                f"{self.listen} can be reached from other machines: add {', '.join(missing)}, or listen on 127.0.0.1, "
+                "or say --insecure"
+            )
+
+    def _missing(self) -> list[str]:
+        certain = self.tls is not None and self.tls.client_certificates == "required"
+        return [
+            option
+            for option, given in (
+                ("TLS (--tls-cert)", self.tls is not None),
+                ("logins (--sasl-users)", self.users_file is not None or certain),
+                ("ACLs (--acls)", self.acl_file is not None),
+            )
+            if not given
+        ]
+
+
+class Standalone:
+    """One broker, from `start` to `close`."""
+
+    def __init__(self, options: StandaloneOptions, *, clock: Clock) -> None:
+        """Raises: StandaloneError, InvalidConfig."""
+        options.check()
+        self._options = options
+        self._settings = Settings.parse(options.settings)
+        self._clock = clock
+        self._storage: Storage | None = None
+        self._server: Server | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def address(self) -> Address:
+        """What clients are told. Only after `start`."""
+        assert self._listener is not None
+        node = self._listener.node
+        return Address(host=node.host, port=node.port)
+
+    async def start(self) -> None:
+        """Open everything, the socket last.
+
+        Raises: LogError (StorageHeld names the holder), ListenerError, BadTls, BadUsersFile, BadAclFile.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    async def close(self) -> None:
+        """Close the socket first, the storage last; harmless when it is not open."""
+        listener, self._listener = self._listener, None
+        server, self._server = self._server, None
+        storage, self._storage = self._storage, None
+        try:
+            if listener is not None:
+                await listener.close()
+            if server is not None:
+                await server.close()
+        finally:
+            if storage is not None:
+                await storage.close()
+
+    async def _start(self) -> None:
+        from flowshare.server.listener import Listener
+        from flowshare.server.server import Server
+
+        options = self._options
+        tls = options.tls.context() if options.tls is not None else None
+        self._storage = storage = await self._open()
+        server = Server(storage=storage, config=self._settings.server, clock=self._clock)
+        await server.start()
+        self._server = server
+        listener = Listener(
+            server,
+            node=self._node(),
+            clock=self._clock,
+            limits=self._settings.limits,
+            tls=tls,
+            sasl=await self._sasl(storage),
+            authorizer=await self._authorizer(storage),
+        )
+        await listener.start(options.listen.host, options.listen.port)
+        self._listener = listener
+        await self._tell(str(self.address))
+
+    async def _open(self) -> Storage:
+        if self._options.data is None:
+            from flowshare.log.memory import MemoryStorage
+
+            return MemoryStorage(self._clock)
+        from flowshare.log.embedded import EmbeddedStorage
+
+        return await EmbeddedStorage.open(self._options.data, clock=self._clock)
+
+    async def _tell(self, address: str) -> None:
+        from flowshare.log.embedded import EmbeddedStorage
+
+        if isinstance(self._storage, EmbeddedStorage):
+            await self._storage.set_listener(address)
+
+    def _node(self) -> Node:
+        told = self._options.advertise or self._options.listen
+        return Node(host=told.host, port=told.port)
+
+    async def _sasl(self, storage: Storage) -> Sasl | None:
+        if self._options.users_file is None:
+            return None
+        from flowshare.server.security.sasl import Sasl
+        from flowshare.server.security.users import Users
+        from flowshare.server.security.users_file import read_users
+
+        users = Users(storage, read_users(self._options.users_file))
+        await users.start(os.urandom)
+        return Sasl(users, random=os.urandom)
+
+    async def _authorizer(self, storage: Storage) -> AclStore | None:
+        if self._options.acl_file is None:
+            return None
+        from flowshare.server.security.acl_file import read_acls
+        from flowshare.server.security.authorizer import AclStore
+
+        file = read_acls(self._options.acl_file)
+        store = AclStore(storage, file=file, super_users=self._options.super_users)
+        await store.start()
+        return store
