@@ -126,8 +126,17 @@ class EmbeddedStorage:
         return self._lock.owner
 
     async def set_address(self, address: str | None) -> None:
-        """Say in `owner.json` where this process serves. Raises: OSError."""
+        """Say in `owner.json` where this process's health pages answer. Raises: OSError."""
         await self._blocking(lambda: self._lock.set_address(address))
+
+    @property
+    def owner_before(self) -> Owner | None:
+        """Who held the path before and did not let go of it in order: a process that was killed."""
+        return self._lock.before
+
+    async def set_listener(self, listener: str | None) -> None:
+        """Say in `owner.json` where this process listens. Raises: OSError."""
+        await self._blocking(lambda: self._lock.set_listener(listener))
 
     # --- topics ---------------------------------------------------------------------------------------------
 

@@ -26,16 +26,21 @@ OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, "store", "confirmed"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The holder: process, when it opened the path (ms since 1970), machine, and where it serves, if it does."""
+    """The holder: process, when it opened the path (ms since 1970), machine.
+
+    address: `host:port` of its health pages. listener: `host:port` where it speaks Kafka's protocol, for the other
+    processes on this path.
+    """
 
     pid: int
     since_ms: int
     host: str
     address: str | None = None
+    listener: str | None = None
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
-        where = f", serving at {self.address}" if self.address else ""
+        where = f", listening on {self.listener}" if self.listener else ""
         return f"process {self.pid} on {self.host} since {since}{where}"
 
 
@@ -45,6 +50,8 @@ class OwnerLock:
     def __init__(self, path: Path, *, now_ms: int, address: str | None = None) -> None:
         """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError."""
         self._path = path
+        self.before: Owner | None = None
+        """Who held the path before and did not let go of it in order."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(path)
@@ -56,9 +63,10 @@ class OwnerLock:
         except BlockingIOError:
             os.close(self._file)
             raise StorageHeld(
-                f"{path} is held by {read_owner(path) or 'another process'}. One process at a time uses a path: stop "
-                "that one first; while a worker runs, `flowshare lag` and `flowshare inflight` ask it"
+                f"{path} is held by {read_owner(path) or 'another process'}, which lets nobody join it: stop that one "
+                "first, or wait until it ends"
             ) from None
+        self.before = read_owner(path)
         self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), address=address)
         try:
             self._write()
@@ -67,8 +75,13 @@ class OwnerLock:
             raise StorageError(_unusable(path, error)) from error
 
     def set_address(self, address: str | None) -> None:
-        """Change where the holder serves. Raises: OSError."""
+        """Change where the holder's health pages answer. Raises: OSError."""
         self.owner = replace(self.owner, address=address)
+        self._write()
+
+    def set_listener(self, listener: str | None) -> None:
+        """Change where the holder listens. Raises: OSError."""
+        self.owner = replace(self.owner, listener=listener)
         self._write()
 
     def release(self) -> None:

@@ -20,9 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_second_opening_in_the_same_process_names_the_holder(tmp_path):
-    lock = OwnerLock(tmp_path, now_ms=1_700_000_000_000, address="unix:/x")
+    lock = OwnerLock(tmp_path, now_ms=1_700_000_000_000)
+    lock.set_listener("here:9")
 
-    with pytest.raises(StorageHeld, match=r"process \d+ on .* since 2023-11-14T22:13:20\+00:00, serving at unix:/x"):
+    with pytest.raises(StorageHeld, match=r"process \d+ on .* since 2023-11-14T22:13:20\+00:00, listening on here:9"):
         OwnerLock(tmp_path, now_ms=0)
 
     assert read_owner(tmp_path) == lock.owner
@@ -34,7 +35,9 @@ def test_a_second_opening_in_the_same_process_names_the_holder(tmp_path):
 def test_a_stale_owner_file_is_no_obstacle_and_garbage_in_it_neither(tmp_path):
     tmp_path.joinpath(OWNER_FILE).write_bytes(orjson.dumps({"pid": 1, "since_ms": 5, "host": "gone", "address": None}))
     assert read_owner(tmp_path) == Owner(pid=1, since_ms=5, host="gone")
-    OwnerLock(tmp_path, now_ms=0).release()
+    lock = OwnerLock(tmp_path, now_ms=0)
+    assert lock.before == Owner(pid=1, since_ms=5, host="gone")
+    lock.release()
     tmp_path.joinpath(OWNER_FILE).write_bytes(b"{")
     assert read_owner(tmp_path) is None
     OwnerLock(tmp_path, now_ms=0).release()
@@ -50,14 +53,14 @@ asyncio.run(EmbeddedStorage.open(sys.argv[1], clock=LoopClock()))
 
     async def body() -> str:
         storage = await EmbeddedStorage.open(tmp_path, clock=LoopClock())
-        await storage.set_address("127.0.0.1:9")
+        await storage.set_listener("127.0.0.1:9")
         command = [sys.executable, "-c", program, str(tmp_path)]
         run = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
         owner = storage.owner
         await storage.close()
         return f"StorageHeld: {tmp_path} is held by {owner}" if run.returncode and str(owner) in run.stderr else ""
 
-    assert "serving at 127.0.0.1:9" in asyncio.run(body())
+    assert "listening on 127.0.0.1:9" in asyncio.run(body())
 
 
 def test_a_path_that_is_a_file_is_refused_with_its_name(tmp_path):
