@@ -25,8 +25,9 @@ from flowshare.protocol.messages import (
     DeleteTopicRequest,
     DescribeConfigsRequest,
     DescribeShareGroupOffsetsRequest,
+    FetchedLog,
+    FetchPartition,
     FetchRequest,
-    FetchResponse,
     GroupDescription,
     IncrementalAlterConfigsRequest,
     ListedGroup,
@@ -279,8 +280,12 @@ class ShareAdmin:
         check(answer.error, None, f"offsets of {topic}-{partition}")
         return answer.offset
 
-    async def _fetch(self, topic: str, partition: int, offset: int) -> FetchResponse:
-        return await self._ask(FetchRequest(topic=topic, partition=partition, offset=offset, max_bytes=4 * MIB))
+    async def _fetch(self, topic: str, partition: int, offset: int) -> FetchedLog:
+        asked = FetchPartition(topic, partition, offset, 4 * MIB)
+        answer = await self._ask(FetchRequest(partitions=(asked,), max_bytes=4 * MIB))
+        check(answer.error, answer.message, f"records of {topic}-{partition}")
+        (found,) = answer.partitions
+        return found
 
     async def _target(self, topic: str, partition: int, to: ResetTarget, bounds: PartitionBounds) -> int:
         match to:

@@ -6,23 +6,22 @@ record must not copy megabytes, and what is acquired is whole batches' bytes any
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from flowshare.log.base import ReadResult
 from flowshare.share.errors import UnknownTopicId
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Sequence
 
-    from flowshare.log.base import Log, LogOffsets
+    from flowshare.log.base import Log, LogOffsets, ReadResult
     from flowshare.share.types import AcquiredRange, LogBatch
 
 READ_BYTES_MIN: Final = 64 << 10
 """Least that is asked of the log at once, so that a first guess about sizes is never too small to matter."""
 READ_BYTES_MAX: Final = 64 << 20
 """Most that is asked of the log at once, whatever a fetch allows."""
-_BATCH_LENGTH: Final = slice(8, 12)
 _BATCH_OVERHEAD: Final = 12
 
 
@@ -55,8 +54,8 @@ class PartitionLog:
         batches = result.batches
         if batches:
             self._offset_bytes = len(result.records) / (batches[-1].last - batches[0].first + 1)
-            if committed and batches[-1].last >= result.offsets.last_stable:
-                return _stable_part(result)
+            if committed:
+                return stable_part(result)
         return result
 
     def _check(self) -> None:
@@ -84,9 +83,12 @@ def overlapping(records: bytes, batches: Sequence[LogBatch], ranges: Sequence[Ac
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _stable_part(result: ReadResult) -> ReadResult:
+def stable_part(result: ReadResult) -> ReadResult:
+    """What was read up to the last stable offset, for readers of committed records."""
+    if not result.batches or result.batches[-1].last < result.offsets.last_stable:
+        return result
     kept = [batch for batch in result.batches if batch.last < result.offsets.last_stable]
     size = 0
     for _ in kept:
-        size += int.from_bytes(result.records[size:][_BATCH_LENGTH]) + _BATCH_OVERHEAD
-    return ReadResult(records=result.records[:size], batches=tuple(kept), offsets=result.offsets)
+        size += int.from_bytes(result.records[size + 8 : size + 12]) + _BATCH_OVERHEAD
+    return replace(result, records=result.records[:size], batches=tuple(kept))

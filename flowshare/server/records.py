@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import LogError
 from flowshare.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     FetchRequest,
@@ -16,22 +19,27 @@ from flowshare.protocol.messages import (
     ProduceResponse,
 )
 from flowshare.server.failures import failure
+from flowshare.server.log_reading import LogWatch, Reading
+from flowshare.server.parking import Ended, Waiter, WaitLimit
 
 if TYPE_CHECKING:
+    from flowshare.clock import Clock
     from flowshare.log.base import Log
     from flowshare.server.connection import Handlers, InProcess
 
-LATEST: Final = -1
-EARLIEST: Final = -2
-FETCH_BYTES_MAX: Final = 64 << 20
-"""Most that one plain fetch is given."""
+WAIT_MAX_MS: Final = 10 * 60 * 1000
+"""Longest wait that is granted, whatever max_wait_ms says."""
+BEFORE_ALL: Final = -(1 << 62)
+"""A time before that of any record."""
 
 
 class RecordApis:
     """Answers the record APIs."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
+        self._clock = clock
+        self._watch = LogWatch(log)
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -51,32 +59,40 @@ class RecordApis:
             return ProduceResponse(error=code, message=message)
         return ProduceResponse(base_offset=appended.base_offset, log_start=appended.log_start)
 
-    async def fetch(self, request: FetchRequest, _: InProcess) -> FetchResponse:
-        """Read batches from an offset on, at least one if there is one."""
-        max_bytes = min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
+    async def fetch(self, request: FetchRequest, connection: InProcess) -> FetchResponse:
+        """Read batches of partitions; with a wait limit, wait until there are enough or something fails."""
+        reading = Reading(self._log, request)
+        waiter = Waiter()
+        places = reading.places()
+        wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)
+        if wait_ms <= 0 or request.min_bytes <= 0:
+            await reading.look()
+            return FetchResponse(partitions=reading.answer())
+        connection.watch(waiter)
+        limit = WaitLimit(self._clock, waiter, wait_ms)
+        self._watch.park(waiter, places)  # before looking, so that nothing that comes meanwhile is missed
         try:
-            result = await self._log.read(request.topic, request.partition, request.offset, max_bytes=max_bytes)
-        except LogError as error:
-            code, message = failure(error)
-            return FetchResponse(error=code, message=message)
-        return FetchResponse(
-            records=result.records,
-            log_start=result.offsets.log_start,
-            high_watermark=result.offsets.high_watermark,
-        )
+            await reading.look()
+            while not (reading.failed or reading.full or reading.size >= request.min_bytes):
+                await waiter.wait()
+                if waiter.abandoned:
+                    break
+                await reading.look()
+                if waiter.ended is not Ended.NO:
+                    break
+        finally:
+            self._watch.leave(waiter, places)
+            limit.cancel()
+            connection.unwatch(waiter)
+        return FetchResponse(partitions=reading.answer())
 
     async def list_offsets(self, request: ListOffsetsRequest, _: InProcess) -> ListOffsetsResponse:
         """First, last or first offset from a time on; offset −1 when no record is that young."""
         try:
-            bounds = self._log.offsets(request.topic, request.partition)
-            if request.timestamp_ms == LATEST:
-                return ListOffsetsResponse(offset=bounds.high_watermark)
-            if request.timestamp_ms == EARLIEST:
-                return ListOffsetsResponse(offset=bounds.log_start)
-            found = await self._log.offset_for_timestamp(request.topic, request.partition, request.timestamp_ms)
+            offset, timestamp_ms = await self._offset(request)
         except LogError as error:
-            return ListOffsetsResponse(error=failure(error)[0])
-        offset, timestamp_ms = found or (-1, -1)
+            code, message = failure(error)
+            return ListOffsetsResponse(error=code, message=message)
         return ListOffsetsResponse(offset=offset, timestamp_ms=timestamp_ms)
 
     async def delete_records(self, request: DeleteRecordsRequest, _: InProcess) -> DeleteRecordsResponse:
@@ -90,3 +106,28 @@ class RecordApis:
             code, message = failure(error)
             return DeleteRecordsResponse(error=code, message=message)
         return DeleteRecordsResponse(log_start=log_start)
+
+    async def _offset(self, request: ListOffsetsRequest) -> tuple[int, int]:
+        """Offset and timestamp. Raises: LogError."""
+        topic, partition = request.topic, request.partition
+        bounds = self._log.offsets(topic, partition)
+        end = bounds.last_stable if request.committed else bounds.high_watermark
+        if request.timestamp_ms == LATEST:
+            return end, -1
+        if request.timestamp_ms == EARLIEST:
+            return bounds.log_start, -1
+        if request.timestamp_ms == MAX_TIMESTAMP:
+            found = await self._newest(topic, partition)
+        else:
+            found = await self._log.offset_for_timestamp(topic, partition, request.timestamp_ms)
+        return found if found is not None and found[0] < end else (-1, -1)
+
+    async def _newest(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """First record with the highest timestamp: steps in time, doubled until they lead too far, then halved."""
+        newest = await self._log.offset_for_timestamp(topic, partition, BEFORE_ALL)
+        step, growing = 1, True
+        while newest is not None and step:
+            later = await self._log.offset_for_timestamp(topic, partition, newest[1] + step)
+            newest, growing = later or newest, growing and later is not None
+            step = step * 2 if growing else step // 2
+        return newest

@@ -155,7 +155,7 @@ class Server:
             ),
             ConfigApis(log=storage, configs=self._configs, coordinator=self._coordinator),
             TopicApis(log=storage, topics=self._topics, coordinator=self._coordinator),
-            RecordApis(storage),
+            RecordApis(storage, clock),
         )
         return {request: handler for family in families for request, handler in family.handlers().items()}
 

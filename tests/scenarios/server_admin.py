@@ -12,6 +12,7 @@ from flowshare.protocol.messages import (
     DeleteGroupsRequest,
     DeleteShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
+    FetchPartition,
     FetchRequest,
     ListGroupsRequest,
     ShareGroupDescribeRequest,
@@ -137,7 +138,8 @@ class AdminSteps:
 
     async def _all(self, topic: str, partition: int) -> list[DecodedRecord]:
         """Every record of a partition."""
-        answer = await self.subject.ask(FetchRequest(topic=topic, partition=partition, offset=0, max_bytes=1 << 30))
+        asked = FetchRequest(partitions=(FetchPartition(topic, partition, 0, 1 << 30),), max_bytes=1 << 30)
+        (answer,) = (await self.subject.ask(asked)).partitions
         assert answer.error is ErrorCode.NONE, answer
         return list(decode_all(answer.records))
 

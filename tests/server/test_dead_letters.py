@@ -9,6 +9,7 @@ from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import (
     CreateTopicRequest,
     DescribeShareGroupOffsetsRequest,
+    FetchPartition,
     FetchRequest,
     TopicPartition,
 )
@@ -21,7 +22,8 @@ DLQ = {**EARLIEST, "errors.deadletterqueue.topic.name": "dlq.t", "share.delivery
 
 
 async def letters(w, partition: int = 0):
-    answer = await w.admin.send(FetchRequest(topic="dlq.t", partition=partition, offset=0))
+    asked = FetchRequest(partitions=(FetchPartition("dlq.t", partition, 0),))
+    (answer,) = (await w.admin.send(asked)).partitions
     return list(decode_all(answer.records))
 
 

@@ -28,8 +28,14 @@ from flowshare.protocol.messages.groups import (
     ListGroupsResponse,
 )
 from flowshare.protocol.messages.records import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    AbortedTransaction,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
+    FetchedLog,
+    FetchPartition,
     FetchRequest,
     FetchResponse,
     ListOffsetsRequest,
@@ -72,6 +78,7 @@ from flowshare.protocol.messages.topics import (
 )
 
 __all__ = [
+    "AbortedTransaction",
     "AckBatch",
     "AcknowledgedPartition",
     "AlterShareGroupOffsetsRequest",
@@ -91,8 +98,11 @@ __all__ = [
     "DescribeConfigsResponse",
     "DescribeShareGroupOffsetsRequest",
     "DescribeShareGroupOffsetsResponse",
+    "EARLIEST",
+    "FetchPartition",
     "FetchRequest",
     "FetchResponse",
+    "FetchedLog",
     "FetchedPartition",
     "FindCoordinatorRequest",
     "FindCoordinatorResponse",
@@ -100,11 +110,13 @@ __all__ = [
     "GroupResult",
     "IncrementalAlterConfigsRequest",
     "IncrementalAlterConfigsResponse",
+    "LATEST",
     "ListGroupsRequest",
     "ListGroupsResponse",
     "ListOffsetsRequest",
     "ListOffsetsResponse",
     "ListedGroup",
+    "MAX_TIMESTAMP",
     "MemberDescription",
     "MetadataRequest",
     "MetadataResponse",
