@@ -1,0 +1,54 @@
+"""Which committed offsets expire, and when a group goes with them (KIP-211).
+
+    group                                                  offsets looked at          age counts from
+    had members, Empty                                     all                        when it became Empty; if that is
+                                                                                      not known, the commit
+    consumers, Stable, it is known what they read          of topics nobody reads     the commit
+    other, with members (rebalancing, Connect, unknown)    none
+    never had members (simple consumers)                   all                        the commit
+
+An offset expires when its age reaches the retention, or, if it was committed with a time of its own, at that time. One
+that an open transaction is about to replace is kept. The group goes when it is Empty, nothing is left of its offsets,
+and no transaction is open.
+"""
+
+from __future__ import annotations
+
+from flowshare.groups.group import ClassicGroup
+from flowshare.groups.offsets import Committed, Offsets, Partition
+from flowshare.groups.states import State
+
+
+def expired(group: ClassicGroup, offsets: Offsets, *, now_ms: int, retention_ms: int) -> tuple[Partition, ...]:
+    """The partitions whose offsets are to be removed now."""
+    return tuple(
+        partition
+        for partition, value in offsets.committed.items()
+        if _looked_at(group, partition.topic)
+        and _is_old(value, _base_ms(group, value), now_ms, retention_ms)
+        and not offsets.unstable(partition)
+    )
+
+
+def group_expires(group: ClassicGroup, offsets: Offsets) -> bool:
+    """Whether the group goes too, its expired offsets being removed."""
+    return group.state is State.EMPTY and not offsets and not group.awaited
+
+
+def _looked_at(group: ClassicGroup, topic: str) -> bool:
+    if group.state is State.EMPTY:
+        return True
+    return group.state is State.STABLE and group.subscribed is not None and topic not in group.subscribed
+
+
+def _base_ms(group: ClassicGroup, value: Committed) -> int:
+    had_members = group.protocol_type is not None
+    if group.state is State.EMPTY and had_members and group.state_since_ms is not None:
+        return group.state_since_ms
+    return value.commit_ms
+
+
+def _is_old(value: Committed, base_ms: int, now_ms: int, retention_ms: int) -> bool:
+    if value.expire_ms is not None:
+        return now_ms >= value.expire_ms
+    return now_ms - base_ms >= retention_ms

@@ -1,0 +1,366 @@
+"""One classic consumer group: what members ask for, checked and answered (Kafka protocol, KIP-62, KIP-345, KIP-394).
+
+Calls are applied at once. What they lead to comes back as a `Step`: answers, also to requests that waited, and what
+is to be stored before those answers go out. A request that is refused raises a `GroupError` and changes nothing; what
+ends a waiting request comes as the `error` of its answer. Requests that may wait bring a ticket, a number of the
+caller's. Deadlines are data: `next_deadline_ms`, `expire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flowshare.groups.admission import check_join, has_room
+from flowshare.groups.errors import (
+    CoordinatorNotAvailable,
+    GroupMaxSizeReached,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    MemberIdRequired,
+    NonEmptyGroup,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from flowshare.groups.members import Member
+from flowshare.groups.phases import Phases
+from flowshare.groups.states import State, Trigger, step
+from flowshare.groups.stored import GroupState, encode_group
+from flowshare.groups.types import ClassicConfig, ClassicView, Join, MemberView, Step
+
+
+class ClassicGroup:
+    """A classic group. `state` is what was stored of it: its members have a whole session timeout again."""
+
+    def __init__(
+        self, group_id: str, *, config: ClassicConfig, state: GroupState | None = None, now_ms: int = 0
+    ) -> None:
+        self.group_id = group_id
+        self._config = config
+        self._phases = Phases(config)
+        if state is not None:
+            self._phases.load(state, now_ms)
+
+    @property
+    def state(self) -> State:
+        """The state it is in."""
+        return self._phases.state
+
+    @property
+    def state_since_ms(self) -> int | None:
+        """Since when; None: not known."""
+        return self._phases.state_since_ms
+
+    @property
+    def generation(self) -> int:
+        """Rises with each completed join phase."""
+        return self._phases.generation
+
+    @property
+    def protocol_type(self) -> str | None:
+        """What kind of members it had last; None: it never had any (a simple consumer only commits offsets)."""
+        return self._phases.protocol_type
+
+    @property
+    def leader(self) -> str | None:
+        """The member that computes assignments."""
+        return self._phases.members.leader
+
+    @property
+    def member_count(self) -> int:
+        """Number of members."""
+        return len(self._phases.members)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a member that was told its id may come back with it."""
+        return bool(self._phases.pending)
+
+    @property
+    def subscribed(self) -> frozenset[str] | None:
+        """The topics that the members read; None: not known."""
+        return self._phases.subscribed
+
+    def reads(self, topic: str) -> bool:
+        """Whether members read a topic, or may do so for all that is known of them."""
+        subscribed = self._phases.subscribed
+        return self._phases.consumers if subscribed is None else topic in subscribed
+
+    # --- joining ------------------------------------------------------------------------------------------------
+
+    def join(self, request: Join, *, ticket: int, new_id: str, now_ms: int) -> Step:
+        """Take a JoinGroup; it is answered when the join phase is over. `new_id` makes a new member's id unique.
+
+        Raises: InvalidSessionTimeout, InconsistentGroupProtocol, GroupMaxSizeReached, MemberIdRequired,
+        UnknownMemberId, FencedInstanceId, CoordinatorNotAvailable
+        """
+        phases = self._phases
+        if self.state is State.DEAD:
+            raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
+        check_join(self.group_id, phases, request)
+        if not has_room(phases, request.member_id):
+            return self._turn_away(request.member_id, now_ms)
+        known = None if request.instance_id is None else phases.members.of_instance(request.instance_id)
+        if not request.member_id and known is not None:
+            self._replace(known, request, ticket, new_id, now_ms)
+        elif not request.member_id or (request.member_id in phases.pending and known is None):
+            self._join_new(request, ticket, new_id, now_ms)
+        else:
+            member = phases.members.find(self.group_id, request.member_id, request.instance_id)
+            self._rejoin(member, request, ticket, now_ms)
+        return self._step()
+
+    def _turn_away(self, member_id: str, now_ms: int) -> Step:
+        """Refuse a member for which there is no room, and let it go if it was one."""
+        full = f"group {self.group_id} has {self._config.size_max} members already (group.max.size)"
+        member = self._phases.members.get(member_id)
+        gone = self._phases.pending.pop(member_id, None)
+        if member is None and gone is None:
+            raise GroupMaxSizeReached(full)
+        if member is not None:
+            self._phases.remove(member, now_ms)
+        made = self._step()
+        return made._replace(refusal=GroupMaxSizeReached(full))
+
+    def _join_new(self, request: Join, ticket: int, new_id: str, now_ms: int) -> None:
+        phases = self._phases
+        member_id = request.member_id or f"{request.instance_id or request.client_id}-{new_id}"
+        if not request.member_id and request.known_id_required and request.instance_id is None:
+            phases.pending[member_id] = now_ms + request.session_timeout_ms
+            raise MemberIdRequired(member_id)
+        phases.pending.pop(member_id, None)
+        if self.state is State.PREPARING:
+            phases.joined_in_delay()
+        member = Member(member_id=member_id, instance_id=request.instance_id, new=True)
+        self._take_over(member, request)
+        phases.protocol_type = request.protocol_type
+        phases.members.add(member)
+        phases.wait_join(member, ticket, now_ms)
+        phases.rebalance(now_ms)
+
+    def _rejoin(self, member: Member, request: Join, ticket: int, now_ms: int) -> None:
+        phases = self._phases
+        same = member.protocols == request.protocols
+        settled = same and (
+            self.state is State.COMPLETING or (self.state is State.STABLE and self.leader != member.member_id)
+        )
+        if settled:  # It has not got the answer that it was sent: once more.
+            self._take_over(member, request)
+            phases.touch(member, now_ms)
+            phases.answer(ticket, phases.join_answer(member))
+            return
+        self._take_over(member, request)
+        phases.wait_join(member, ticket, now_ms)
+        phases.rebalance(now_ms)
+
+    def _replace(self, former: Member, request: Join, ticket: int, new_id: str, now_ms: int) -> None:
+        """A static member came back, with a new id; the group goes on as it was if it can."""
+        phases = self._phases
+        led = self.leader
+        phases.fence(former)
+        member = phases.members.rename(former, f"{request.instance_id}-{new_id}")
+        self._take_over(member, request)
+        phases.touch(member, now_ms)
+        if self.state is not State.STABLE or phases.members.vote() != phases.protocol_name:
+            phases.wait_join(member, ticket, now_ms)
+            phases.rebalance(now_ms)
+            return
+        answer = phases.join_answer(member)
+        if not request.can_skip_assignment:
+            # Told that it leads, it would assign anew; told of the leader that it was, it takes its old assignment.
+            answer = replace(answer, leader=led or "", members=())
+        else:
+            answer = replace(answer, skip_assignment=self.leader == member.member_id)
+        phases.answer(ticket, answer)
+        phases.write()
+
+    def _take_over(self, member: Member, request: Join) -> None:
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.protocols = request.protocols
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = (
+            request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
+        )
+
+    # --- the other requests of members --------------------------------------------------------------------------
+
+    def sync(
+        self,
+        *,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol_type: str | None = None,
+        protocol_name: str | None = None,
+        assignments: Mapping[str, bytes],
+        ticket: int,
+        now_ms: int,
+    ) -> Step:
+        """Take a SyncGroup; it is answered when the leader's assignments are durable.
+
+        Raises: UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol, RebalanceInProgress
+        """
+        phases = self._phases
+        member = self._find(member_id, instance_id, generation)
+        if protocol_type not in (None, phases.protocol_type) or (
+            # A group in its join phase has the protocol of the former generation.
+            protocol_name not in (None, phases.protocol_name)
+        ):
+            raise InconsistentGroupProtocol(
+                f"group {self.group_id} uses {phases.protocol_type} {phases.protocol_name}, "
+                f"not {protocol_type} {protocol_name}"
+            )
+        if self.state is State.PREPARING:
+            raise RebalanceInProgress(f"group {self.group_id} rebalances; join again")
+        if self.state is State.STABLE:
+            phases.synced(member)
+            phases.touch(member, now_ms)
+            phases.answer(ticket, phases.sync_answer(member))
+            return self._step()
+        phases.wait_sync(member, ticket)
+        if self.leader == member_id:
+            phases.assign(assignments)
+        return self._step()
+
+    def assigned(self, generation: int, now_ms: int) -> Step:
+        """What `Step.assign` asked for is durable."""
+        self._phases.assigned(generation, now_ms)
+        return self._step()
+
+    def not_assigned(self, generation: int, now_ms: int) -> Step:
+        """What `Step.assign` asked for could not be written: the members are told to join again."""
+        self._phases.not_assigned(generation, now_ms)
+        return self._step()
+
+    def heartbeat(self, *, member_id: str, instance_id: str | None, generation: int, now_ms: int) -> None:
+        """Take a Heartbeat.
+
+        Raises: RebalanceInProgress (it counted all the same), UnknownMemberId, FencedInstanceId, IllegalGeneration
+        """
+        member = self._find(member_id, instance_id, generation)
+        self._phases.touch(member, now_ms)
+        if self.state is State.PREPARING:
+            raise RebalanceInProgress(f"group {self.group_id} rebalances; join again")
+
+    def leave(self, *, member_id: str, instance_id: str | None, now_ms: int) -> Step:
+        """Let a member go; one with a group.instance.id may be named by that alone.
+
+        Raises: UnknownMemberId, FencedInstanceId
+        """
+        phases = self._phases
+        if member_id in phases.pending:
+            self._forget_pending(member_id, now_ms)
+            return self._step()
+        if not member_id and instance_id is not None:
+            member = phases.members.of_instance(instance_id)
+            if member is None:
+                raise UnknownMemberId(f"group {self.group_id} has no member with group.instance.id {instance_id}")
+        else:
+            member = phases.members.find(self.group_id, member_id, instance_id)
+        phases.remove(member, now_ms)
+        return self._step()
+
+    def check_commit(
+        self,
+        *,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        transactional: bool = False,
+        now_ms: int,
+    ) -> None:
+        """Whether offsets may be committed in this name; a member's commit counts as a heartbeat.
+
+        Raises: UnknownMemberId, FencedInstanceId, IllegalGeneration, RebalanceInProgress, CoordinatorNotAvailable
+        """
+        if self.state is State.DEAD:
+            raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
+        if generation < 0 and not member_id and instance_id is None:
+            if not transactional and self.state is not State.EMPTY:
+                raise UnknownMemberId(
+                    f"group {self.group_id} has members; offsets are set from outside only while it has none"
+                )
+            return
+        if generation < 0 and self.state is State.EMPTY:
+            return
+        member = self._find(member_id, instance_id, generation)
+        self._phases.touch(member, now_ms)
+        if not transactional and self.state is State.COMPLETING:
+            raise RebalanceInProgress(f"group {self.group_id} rebalances; commit when the assignment has come")
+
+    # --- time and administration --------------------------------------------------------------------------------
+
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` is to be called; None: not as things stand."""
+        phases = self._phases
+        dues = [phases.join_due_ms, phases.sync_due_ms, *phases.pending.values()]
+        dues += [member.deadline_ms for member in phases.members]
+        return min((due for due in dues if due is not None), default=None)
+
+    def expire(self, now_ms: int) -> Step:
+        """Do what is due: members that were silent for too long go, phases that took too long end."""
+        phases = self._phases
+        for member_id in [one for one, due_ms in phases.pending.items() if due_ms <= now_ms]:
+            self._forget_pending(member_id, now_ms)
+        for member in phases.members:
+            due = member.deadline_ms is not None and member.deadline_ms <= now_ms
+            if due and phases.members.get(member.member_id) is member:
+                phases.remove(member, now_ms)
+        if phases.join_due_ms is not None and phases.join_due_ms <= now_ms:
+            phases.join_phase_due(now_ms)
+        if phases.sync_due_ms is not None and phases.sync_due_ms <= now_ms:
+            phases.sync_phase_due(now_ms)
+        return self._step()
+
+    def require_empty(self) -> None:
+        """Raises NonEmptyGroup while there are members."""
+        if self.state is not State.EMPTY:
+            raise NonEmptyGroup(
+                f"group {self.group_id} is {self.state.value} with {len(self._phases.members)} members; "
+                "stop them first, then try again"
+            )
+
+    def delete(self) -> None:
+        """Make an empty group Dead: nobody can join or commit any more. Raises NonEmptyGroup."""
+        self.require_empty()
+        self._phases.state = step(self.state, Trigger.DELETE)
+
+    def describe(self) -> ClassicView:
+        """The group as DescribeGroups shows it: protocol, metadata and assignments in Stable only."""
+        phases = self._phases
+        protocol = (phases.protocol_name or "") if self.state is State.STABLE else ""
+        return ClassicView(
+            self.group_id,
+            self.state.value,
+            phases.protocol_type or "",
+            protocol,
+            tuple(
+                MemberView(
+                    one.member_id,
+                    one.instance_id,
+                    one.client_id,
+                    one.client_host,
+                    one.metadata(protocol) if protocol else b"",
+                    one.assignment,
+                )
+                for one in phases.members
+            ),
+        )
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    def _find(self, member_id: str, instance_id: str | None, generation: int) -> Member:
+        if self.state is State.DEAD:
+            raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
+        member = self._phases.members.find(self.group_id, member_id, instance_id)
+        if generation != self.generation:
+            raise IllegalGeneration(f"group {self.group_id} is at generation {self.generation}, not {generation}")
+        return member
+
+    def _forget_pending(self, member_id: str, now_ms: int) -> None:
+        del self._phases.pending[member_id]
+        if self.state is State.PREPARING:
+            self._phases.rebalance(now_ms)
+
+    def _step(self) -> Step:
+        return self._phases.take(lambda: encode_group(self._phases.stored()))

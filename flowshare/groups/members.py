@@ -1,0 +1,141 @@
+"""The members of a classic group: who they are, what they support, who leads, and what wins a vote."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flowshare.groups.errors import FencedInstanceId, UnknownMemberId
+from flowshare.groups.types import Supported
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One member; `joining` and `syncing` are tickets of requests that wait for their answer."""
+
+    member_id: str
+    instance_id: str | None = None
+    """group.instance.id of a static member."""
+    client_id: str = ""
+    client_host: str = ""
+    protocols: tuple[Supported, ...] = ()
+    """In order of preference."""
+    session_timeout_ms: int = 0
+    rebalance_timeout_ms: int = 0
+    assignment: bytes = b""
+    deadline_ms: int | None = None
+    """When it is removed unless it is heard of; None while it waits for an answer."""
+    joining: int | None = None
+    syncing: int | None = None
+    sync_missing: bool = False
+    """It has not asked for its assignment of this generation yet."""
+    new: bool = False
+    """It has not seen a generation yet, so it sends no heartbeats."""
+
+    def metadata(self, protocol: str) -> bytes:
+        """What the member gave with a protocol; empty if it does not know it."""
+        return next((one.metadata for one in self.protocols if one.name == protocol), b"")
+
+
+class Members:
+    """Members by id, in order of joining; the first is the leader until it goes."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._instances: dict[str, str] = {}
+        self.leader: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self._members
+
+    def __getitem__(self, member_id: str) -> Member:
+        return self._members[member_id]
+
+    def get(self, member_id: str) -> Member | None:
+        """The member, if there is one of this id."""
+        return self._members.get(member_id)
+
+    def of_instance(self, instance_id: str) -> Member | None:
+        """The member that has this group.instance.id now."""
+        member_id = self._instances.get(instance_id)
+        return None if member_id is None else self._members[member_id]
+
+    def find(self, group_id: str, member_id: str, instance_id: str | None) -> Member:
+        """The member that a request names. Raises UnknownMemberId, FencedInstanceId."""
+        if instance_id is not None:
+            owner = self._instances.get(instance_id)
+            if owner is None:
+                raise UnknownMemberId(f"group {group_id} has no member with the group.instance.id {instance_id}")
+            if owner != member_id:
+                raise FencedInstanceId(
+                    f"another process joined group {group_id} with the group.instance.id {instance_id}; "
+                    "give each process its own"
+                )
+        member = self._members.get(member_id)
+        if member is None:
+            raise UnknownMemberId(f"group {group_id} has no member {member_id!r}; join again")
+        return member
+
+    def add(self, member: Member) -> None:
+        """Take in a member."""
+        assert member.member_id not in self._members
+        assert member.instance_id is None or member.instance_id not in self._instances
+        self._members[member.member_id] = member
+        if member.instance_id is not None:
+            self._instances[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+
+    def remove(self, member: Member) -> None:
+        """Let a member go; the next in order leads if it was the leader."""
+        del self._members[member.member_id]
+        if member.instance_id is not None:
+            del self._instances[member.instance_id]
+        if self.leader == member.member_id:
+            self.leader = next(iter(self._members), None)
+
+    def rename(self, member: Member, member_id: str) -> Member:
+        """Put a static member that came back in the place of its former self."""
+        renamed = replace(member, member_id=member_id)
+        self._members = {
+            (member_id if one is member else key): (renamed if one is member else one)
+            for key, one in self._members.items()
+        }
+        assert member.instance_id is not None
+        self._instances[member.instance_id] = member_id
+        if self.leader == member.member_id:
+            self.leader = member_id
+        return renamed
+
+    def elect_joined_leader(self) -> bool:
+        """Have a leader that has (re)joined; False if nobody has."""
+        if self.leader is not None and self._members[self.leader].joining is not None:
+            return True
+        joined = next((member.member_id for member in self if member.joining is not None), None)
+        if joined is None:
+            return False
+        self.leader = joined
+        return True
+
+    def candidates(self, without: Member | None = None) -> frozenset[str]:
+        """The protocols that all members (but `without`) support."""
+        others = [member for member in self if member is not without]
+        known = Counter(name for member in others for name in {one.name for one in member.protocols})
+        return frozenset(name for name, count in known.items() if count == len(others))
+
+    def vote(self) -> str:
+        """The protocol that most members prefer among those that all support; of equals the first that was named."""
+        candidates = self.candidates()
+        votes = Counter(next(one.name for one in member.protocols if one.name in candidates) for member in self)
+        return max(votes, key=lambda name: votes[name])
+
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of the members' rebalance timeouts."""
+        return max((member.rebalance_timeout_ms for member in self), default=0)

@@ -1,0 +1,336 @@
+"""How a classic group gets from one generation to the next: join phase, sync phase, and what ends each.
+
+`ClassicGroup` checks requests and calls this; the answers that become due are collected here until `take`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flowshare.groups.errors import (
+    CoordinatorNotAvailable,
+    FencedInstanceId,
+    GroupError,
+    GroupStateCorrupt,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from flowshare.groups.members import Member, Members
+from flowshare.groups.states import State, Trigger, step
+from flowshare.groups.stored import GroupState, StoredMember
+from flowshare.groups.subscription import CONSUMER, all_subscribed_topics
+from flowshare.groups.types import Answered, ClassicConfig, JoinAnswer, JoinedMember, Step, SyncAnswer
+
+
+class Phases:
+    """State, generation, members and deadlines of one group."""
+
+    def __init__(self, config: ClassicConfig) -> None:
+        self.config = config
+        self.state = State.EMPTY
+        self.state_since_ms: int | None = None
+        """Since when the group is in its state; None: not known (stored by an old release, or never written)."""
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.subscribed: frozenset[str] | None = None
+        """The topics that members of the current generation read; None: not known."""
+        self.members = Members()
+        self.pending: dict[str, int] = {}
+        """Ids that were given to members that have not come back with them -> until when they may."""
+        self.join_due_ms: int | None = None
+        self.sync_due_ms: int | None = None
+        self._initial_left_ms: int | None = None
+        """Time that the first rebalance of an empty group may still be extended by; None: no such rebalance."""
+        self._came_in_delay = False
+        self._assigning: Mapping[str, bytes] | None = None
+        """Assignments that are being written."""
+        self._answers: list[Answered] = []
+        self._write = False
+        self._assign: int | None = None
+
+    def take(self, encode: Callable[[], bytes]) -> Step:
+        """What has become due since the last call."""
+        made = Step(tuple(self._answers), encode() if self._write else None, self._assign)
+        self._answers, self._write, self._assign = [], False, None
+        return made
+
+    @property
+    def consumers(self) -> bool:
+        """Whether the members are consumers, whose metadata say what they read."""
+        return self.protocol_type == CONSUMER
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def answer_join(self, member: Member, answer: JoinAnswer) -> None:
+        """Answer the join that a member waits with, if it does."""
+        if member.joining is not None:
+            self._answers.append(Answered(member.joining, answer))
+            member.joining = None
+
+    def answer_sync(self, member: Member, *, error: GroupError | None = None) -> None:
+        """Answer the sync that a member waits with, if it does."""
+        if member.syncing is not None:
+            self._answers.append(Answered(member.syncing, self.sync_answer(member, error)))
+            member.syncing = None
+
+    def answer(self, ticket: int, answer: JoinAnswer | SyncAnswer) -> None:
+        """Answer a request at once."""
+        self._answers.append(Answered(ticket, answer))
+
+    def sync_answer(self, member: Member, error: GroupError | None = None) -> SyncAnswer:
+        """The member's assignment."""
+        if error is not None:
+            return SyncAnswer(error=error)
+        return SyncAnswer(
+            protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment
+        )
+
+    def join_answer(self, member: Member) -> JoinAnswer:
+        """The current generation, with all members for the leader."""
+        assert self.members.leader is not None
+        leads = self.members.leader == member.member_id
+        return JoinAnswer(
+            member_id=member.member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            leader=self.members.leader,
+            members=self.joined_members() if leads else (),
+        )
+
+    def joined_members(self) -> tuple[JoinedMember, ...]:
+        """All members with what they gave for the chosen protocol."""
+        name = self.protocol_name or ""
+        return tuple(JoinedMember(one.member_id, one.instance_id, one.metadata(name)) for one in self.members)
+
+    def fence(self, member: Member) -> None:
+        """Another process took over a static member: end what the former waits for."""
+        error = FencedInstanceId(f"another process joined with the group.instance.id {member.instance_id}")
+        self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
+        self.answer_sync(member, error=error)
+
+    # --- the store ----------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """The group as it is now is to be stored."""
+        self._write = True
+
+    def stored(self) -> GroupState:
+        """The group as it is to be stored now, with the assignments that are being written."""
+        assignments = self._assigning
+        return GroupState(
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            leader=self.members.leader,
+            state_since_ms=self.state_since_ms,
+            members=tuple(
+                StoredMember(
+                    one.member_id,
+                    one.instance_id,
+                    one.client_id,
+                    one.client_host,
+                    one.session_timeout_ms,
+                    one.rebalance_timeout_ms,
+                    one.protocols,
+                    one.assignment if assignments is None else assignments[one.member_id],
+                )
+                for one in self.members
+            ),
+        )
+
+    def load(self, state: GroupState, now_ms: int) -> None:
+        """Be as was stored. Raises GroupStateCorrupt."""
+        self.generation = state.generation
+        self.protocol_type, self.protocol_name = state.protocol_type, state.protocol_name
+        self.state_since_ms = state.state_since_ms
+        for one in state.members:
+            if one.member_id in self.members or state.protocol_name not in {name for name, _ in one.protocols}:
+                raise GroupStateCorrupt(f"stored group has a member {one.member_id!r} twice or without its protocol")
+            member = Member(
+                member_id=one.member_id,
+                instance_id=one.instance_id,
+                client_id=one.client_id,
+                client_host=one.client_host,
+                session_timeout_ms=one.session_timeout_ms,
+                rebalance_timeout_ms=one.rebalance_timeout_ms,
+                protocols=one.protocols,
+                assignment=one.assignment,
+            )
+            self.members.add(member)
+            self.touch(member, now_ms)
+        if len(self.members):
+            self.state = State.STABLE
+            if state.leader is not None and state.leader in self.members:
+                self.members.leader = state.leader
+        if state.protocol_type is not None:
+            self.see_subscriptions()
+
+    # --- join phase ---------------------------------------------------------------------------------------------
+
+    def touch(self, member: Member, now_ms: int) -> None:
+        """A member was heard of."""
+        if member.joining is None and member.syncing is None:
+            member.deadline_ms = now_ms + member.session_timeout_ms
+
+    def wait_join(self, member: Member, ticket: int, now_ms: int) -> None:
+        """Let a member's join wait; one that it waited with before is answered."""
+        self.answer_join(member, JoinAnswer(error=RebalanceInProgress("a later join replaced this one")))
+        member.joining = ticket
+        member.deadline_ms = now_ms + self.config.new_member_timeout_ms if member.new else None
+
+    def rebalance(self, now_ms: int) -> None:
+        """Begin a join phase, or see whether the one under way is over."""
+        if self.state is not State.PREPARING:
+            self._prepare(now_ms)
+        if self._initial_left_ms is None:
+            self._complete_if_joined(now_ms)
+        elif self.join_due_ms == now_ms:
+            self.join_phase_due(now_ms)
+
+    def remove(self, member: Member, now_ms: int) -> None:
+        """Let a member go and see to what follows from it."""
+        self.drop(member)
+        self.rebalance(now_ms)
+
+    def drop(self, member: Member) -> None:
+        """Let a member go; `rebalance` is to follow."""
+        error = UnknownMemberId(f"member {member.member_id} was removed from the group")
+        self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
+        self.answer_sync(member, error=error)
+        self.members.remove(member)
+
+    def joined_in_delay(self) -> None:
+        """A new member came while the first rebalance waits for such."""
+        self._came_in_delay = True
+
+    def _prepare(self, now_ms: int) -> None:
+        self._withdraw(RebalanceInProgress("the group rebalances again"), now_ms)
+        self.sync_due_ms = None
+        first = self.state is State.EMPTY
+        self.state = step(self.state, Trigger.REBALANCE)
+        self.state_since_ms = now_ms
+        limit_ms = self._join_limit_ms(now_ms)
+        if first:
+            delay_ms = min(self.config.initial_rebalance_delay_ms, limit_ms)
+            self._initial_left_ms = limit_ms - delay_ms
+            self._came_in_delay = False
+            self.join_due_ms = now_ms + delay_ms
+        else:
+            self.join_due_ms = now_ms + limit_ms
+
+    def _join_limit_ms(self, now_ms: int) -> int:
+        """How long members may take to join."""
+        return max([self.members.rebalance_timeout_ms(), *(due - now_ms for due in self.pending.values())])
+
+    def _complete_if_joined(self, now_ms: int) -> None:
+        if not self.pending and all(member.joining is not None for member in self.members):
+            self._complete(now_ms)
+
+    def join_phase_due(self, now_ms: int) -> None:
+        """The join phase's deadline has come: it ends, or goes on if it is a first one that members still come to."""
+        if self._initial_left_ms and self._came_in_delay:
+            delay_ms = min(self.config.initial_rebalance_delay_ms, self._initial_left_ms)
+            self._initial_left_ms -= delay_ms
+            self._came_in_delay = False
+            self.join_due_ms = now_ms + delay_ms
+        else:
+            self._complete(now_ms)
+
+    def _complete(self, now_ms: int) -> None:
+        """End the join phase with those who joined; static members may be away."""
+        for member in self.members:
+            if member.joining is None and member.instance_id is None:
+                self.drop(member)
+        if len(self.members) and not self.members.elect_joined_leader():
+            self.join_due_ms = now_ms + self._join_limit_ms(now_ms)
+            return
+        self.join_due_ms = self._initial_left_ms = None
+        self.generation += 1
+        self.state_since_ms = now_ms
+        if not len(self.members):
+            self.state = step(self.state, Trigger.GONE)
+            self.protocol_name = None
+            self.see_subscriptions()
+            self.write()
+            return
+        self.state = step(self.state, Trigger.JOINED)
+        self.protocol_name = self.members.vote()
+        self.see_subscriptions()
+        self.sync_due_ms = now_ms + self.members.rebalance_timeout_ms()
+        for member in self.members:
+            self.answer_join(member, self.join_answer(member))
+            member.assignment = b""
+            member.new = False
+            member.sync_missing = True
+            self.touch(member, now_ms)
+
+    def see_subscriptions(self) -> None:
+        """Find out what the members of this generation read."""
+        if not len(self.members):
+            self.subscribed = frozenset()
+        elif self.consumers:
+            name = self.protocol_name or ""
+            self.subscribed = all_subscribed_topics(member.metadata(name) for member in self.members)
+        else:
+            self.subscribed = None
+
+    # --- sync phase ---------------------------------------------------------------------------------------------
+
+    def wait_sync(self, member: Member, ticket: int) -> None:
+        """Let a member's sync wait; one that it waited with before is answered."""
+        self.answer_sync(member, error=RebalanceInProgress("a later sync replaced this one"))
+        member.syncing = ticket
+        member.deadline_ms = None
+        self.synced(member)
+
+    def synced(self, member: Member) -> None:
+        """A member has asked for its assignment."""
+        member.sync_missing = False
+        if not any(one.sync_missing for one in self.members):
+            self.sync_due_ms = None
+
+    def assign(self, assignments: Mapping[str, bytes]) -> None:
+        """The leader's assignments are to be written; those of a sync that it repeats meanwhile do not count."""
+        if self._assigning is None:
+            self._assigning = {member.member_id: assignments.get(member.member_id, b"") for member in self.members}
+            self._assign = self.generation
+            self.write()
+
+    def assigned(self, generation: int, now_ms: int) -> None:
+        """The assignments are durable; nothing happens if the group rebalances again already."""
+        if self.state is not State.COMPLETING or self.generation != generation or self._assigning is None:
+            return
+        self.state = step(self.state, Trigger.ASSIGNED)
+        self.state_since_ms = now_ms
+        for member in self.members:
+            member.assignment = self._assigning[member.member_id]
+            if member.syncing is not None:
+                self.answer_sync(member)
+                self.touch(member, now_ms)
+        self._assigning = None
+
+    def not_assigned(self, generation: int, now_ms: int) -> None:
+        """The assignments could not be written: the members are to join again."""
+        if self.state is State.COMPLETING and self.generation == generation:
+            self._withdraw(CoordinatorNotAvailable("the group's assignments could not be written"), now_ms)
+            self.rebalance(now_ms)
+
+    def sync_phase_due(self, now_ms: int) -> None:
+        """Members that never asked for their assignment are removed."""
+        self.sync_due_ms = None
+        for member in self.members:
+            if member.sync_missing:
+                self.drop(member)
+        self.rebalance(now_ms)
+
+    def _withdraw(self, error: GroupError, now_ms: int) -> None:
+        """Forget the assignments of this generation and tell those who wait for them."""
+        self._assigning = None
+        for member in self.members:
+            member.assignment = b""
+            member.sync_missing = False
+            if member.syncing is not None:
+                self.answer_sync(member, error=error)
+                self.touch(member, now_ms)

@@ -1,0 +1,67 @@
+"""The states of a classic group, and the one table of its transitions.
+
+    state                 what goes on                                          trigger -> next state
+    Empty                 no members; committed offsets may be there            REBALANCE -> PreparingRebalance
+                                                                                DELETE    -> Dead
+    PreparingRebalance    waiting until all members have (re)joined             JOINED    -> CompletingRebalance
+                                                                                GONE      -> Empty
+    CompletingRebalance   members know the generation; waiting for the leader   ASSIGNED  -> Stable
+                                                                                REBALANCE -> PreparingRebalance
+    Stable                every member can have its assignment                  REBALANCE -> PreparingRebalance
+    Dead                  deleted; whoever asks is to look for the group anew
+
+Invariants, which hold between any two calls (`ClassicGroup.check` asserts them):
+
+1. Empty and Dead groups have no members. CompletingRebalance and Stable groups have some. A PreparingRebalance group
+   without members waits for one that was told its id and has not come back yet.
+2. The generation rises by one with each JOINED or GONE and never otherwise.
+3. A group with members has one of them as its leader, and a protocol type; in CompletingRebalance and Stable also a
+   protocol that every member named.
+4. Joins wait in PreparingRebalance only, syncs in CompletingRebalance only; one of each at most for a member.
+5. Nothing waits without a limit: PreparingRebalance has a deadline, so has a member that has not asked for its
+   assignment yet, and so has every member that waits neither with a join nor with a sync.
+6. Each group.instance.id belongs to one member, each member to at most one group.instance.id.
+7. A member has an assignment in Stable only; what the leader sent is durable before anybody is told.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+
+class State(enum.Enum):
+    """State of a group; the value is its name on the wire."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Trigger(enum.Enum):
+    """What moves a group from state to state."""
+
+    REBALANCE = "a member came, went, or changed what it supports"
+    JOINED = "all members that are to come have joined"
+    GONE = "nobody is left to join"
+    ASSIGNED = "the leader's assignments are durable"
+    DELETE = "the group is deleted"
+
+
+TABLE: Final[Mapping[State, Mapping[Trigger, State]]] = {
+    State.EMPTY: {Trigger.REBALANCE: State.PREPARING, Trigger.DELETE: State.DEAD},
+    State.PREPARING: {Trigger.JOINED: State.COMPLETING, Trigger.GONE: State.EMPTY},
+    State.COMPLETING: {Trigger.ASSIGNED: State.STABLE, Trigger.REBALANCE: State.PREPARING},
+    State.STABLE: {Trigger.REBALANCE: State.PREPARING},
+    State.DEAD: {},
+}
+
+
+def step(state: State, trigger: Trigger) -> State:
+    """The next state. A step that is not in the table is a fault of ours: AssertionError."""
+    after = TABLE[state].get(trigger)
+    assert after is not None, f"{trigger.name} in {state.value}"
+    return after

@@ -1,0 +1,132 @@
+"""What is stored of a classic group, and its form: a version, a checksum and JSON.
+
+Written when the leader's assignments come, when a static member is replaced, and when the group becomes Empty: the
+time of that stays with it, so that committed offsets expire by when the members went, not by when a server started.
+Deadlines are not stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from flowshare.groups.errors import GroupStateCorrupt
+from flowshare.groups.types import Supported
+
+VERSION: Final = 1
+HEADER: Final = struct.Struct(">BI")
+"""Format version; CRC-32 of what follows."""
+
+
+class StoredMember(NamedTuple):
+    """A member as it is stored."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[Supported, ...]
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """The durable part of a classic group: Stable if it has members, else Empty."""
+
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str | None = None
+    state_since_ms: int | None = None
+    """None: stored by a release that did not know it."""
+    members: tuple[StoredMember, ...] = ()
+
+
+def encode_group(state: GroupState) -> bytes:
+    """The state as bytes."""
+    content = {
+        "generation": state.generation,
+        "protocol_type": state.protocol_type,
+        "protocol_name": state.protocol_name,
+        "leader": state.leader,
+        "state_since_ms": state.state_since_ms,
+        "members": [
+            [*one[:6], [[name, _text(metadata)] for name, metadata in one.protocols], _text(one.assignment)]
+            for one in state.members
+        ],
+    }
+    return seal(json.dumps(content, separators=(",", ":")).encode())
+
+
+def decode_group(data: bytes) -> GroupState:
+    """The state that `encode_group` wrote. Raises GroupStateCorrupt."""
+    body = unseal(data)
+    try:
+        return _state(json.loads(body))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise GroupStateCorrupt(f"stored group cannot be read: {error!r}") from error
+
+
+def seal(body: bytes) -> bytes:
+    """`body` with version and checksum before it."""
+    return HEADER.pack(VERSION, zlib.crc32(body)) + body
+
+
+def unseal(data: bytes) -> bytes:
+    """What `seal` was given. Raises GroupStateCorrupt."""
+    if len(data) < HEADER.size:
+        raise GroupStateCorrupt("a stored entry is cut short")
+    version, checksum = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise GroupStateCorrupt(f"a stored entry has format {version}; this release reads {VERSION}")
+    body = data[HEADER.size :]
+    if zlib.crc32(body) != checksum:
+        raise GroupStateCorrupt("a stored entry fails its checksum")
+    return body
+
+
+def _state(content: Any) -> GroupState:
+    return GroupState(
+        generation=content["generation"],
+        protocol_type=content["protocol_type"],
+        protocol_name=content["protocol_name"],
+        leader=content["leader"],
+        state_since_ms=content["state_since_ms"],
+        members=tuple(_member(*one) for one in content["members"]),
+    )
+
+
+def _member(
+    member_id: str,
+    instance_id: str | None,
+    client_id: str,
+    client_host: str,
+    session_timeout_ms: int,
+    rebalance_timeout_ms: int,
+    protocols: list[tuple[str, str]],
+    assignment: str,
+) -> StoredMember:
+    return StoredMember(
+        member_id,
+        instance_id,
+        client_id,
+        client_host,
+        session_timeout_ms,
+        rebalance_timeout_ms,
+        tuple(Supported(name, _bytes(metadata)) for name, metadata in protocols),
+        _bytes(assignment),
+    )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

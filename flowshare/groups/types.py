@@ -1,0 +1,126 @@
+"""Requests, answers and settings of classic groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flowshare.groups.errors import GroupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicConfig:
+    """Settings of the server for classic groups. Defaults are Kafka's, but for `size_max`, which has no bound there."""
+
+    session_timeout_min_ms: int = 6_000
+    """group.min.session.timeout.ms"""
+    session_timeout_max_ms: int = 1_800_000
+    """group.max.session.timeout.ms"""
+    initial_rebalance_delay_ms: int = 3_000
+    """group.initial.rebalance.delay.ms: how long the first rebalance of an empty group waits for more members."""
+    size_max: int = 10_000
+    """group.max.size"""
+    new_member_timeout_ms: int = 300_000
+    """How long a new member may wait in a rebalance: it sends no heartbeats, so it may be gone."""
+    offset_metadata_max: int = 4_096
+    """offset.metadata.max.bytes"""
+    offsets_retention_ms: int = 604_800_000
+    """offsets.retention.minutes"""
+    retention_check_interval_ms: int = 600_000
+    """offsets.retention.check.interval.ms"""
+
+
+class Supported(NamedTuple):
+    """A protocol (for consumers: an assignor) that a member supports, with its metadata for the leader."""
+
+    name: str
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A JoinGroup request. `known_id_required`: version 4 on; `can_skip_assignment`: version 9 on."""
+
+    member_id: str
+    instance_id: str | None = None
+    client_id: str
+    client_host: str
+    protocol_type: str
+    protocols: tuple[Supported, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    known_id_required: bool = True
+    can_skip_assignment: bool = True
+
+
+class JoinedMember(NamedTuple):
+    """What the leader is told of a member."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinAnswer:
+    """What a join ends with; with an `error` nothing else counts but `member_id`."""
+
+    error: GroupError | None = None
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncAnswer:
+    """What a sync ends with."""
+
+    error: GroupError | None = None
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+class Answered(NamedTuple):
+    """An answer for the request that brought `ticket`."""
+
+    ticket: int
+    answer: JoinAnswer | SyncAnswer
+
+
+class Step(NamedTuple):
+    """What a call to the group leads to."""
+
+    answers: tuple[Answered, ...] = ()
+    """To be sent when `write` is durable."""
+    write: bytes | None = None
+    """What is to be stored of the group from now on; None: as before."""
+    assign: int | None = None
+    """`write` has the leader's assignments of this generation: `assigned` or `not_assigned` is to be called then."""
+    refusal: GroupError | None = None
+    """The request itself is refused, although it changed something."""
+
+
+class MemberView(NamedTuple):
+    """A member as DescribeGroups shows it."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class ClassicView(NamedTuple):
+    """A group as DescribeGroups shows it."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol_name: str
+    members: tuple[MemberView, ...]
