@@ -28,6 +28,7 @@ from flowshare.agents.topic import Topic
 if TYPE_CHECKING:
     from flowshare.agents.host import Host
     from flowshare.agents.middleware import Middleware
+    from flowshare.backend.url import BrokerUrl
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,13 +80,18 @@ class App(faust.App):
 
     @property
     def broker_url(self) -> str:
-        """The broker's URL. Raises: UsageError when the app has none."""
+        """The broker's URL to show: without a password. Raises: UsageError when the app has none."""
+        return str(self.broker_address)
+
+    @property
+    def broker_address(self) -> BrokerUrl:
+        """The broker's URL to open. Raises: UsageError when the app has none."""
         if self._broker is None:
             raise UsageError(
                 f"App({self.app_id!r}) has no broker: write App({self.app_id!r}, broker='embedded:///path/to/data'), "
                 "or set FLOWSHARE_BROKER"
             )
-        return str(self._broker)
+        return self._broker
 
     @property
     def backend_kind(self) -> str:

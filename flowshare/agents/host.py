@@ -265,7 +265,7 @@ class Host:
         from flowshare.client.producer import Producer
 
         if self._backend is None:
-            self._backend = open_backend(self.app.broker_url, clock=self.clock)
+            self._backend = open_backend(self.app.broker_address, clock=self.clock)
             await self._backend.start()
         self._producer = Producer(self._connect, clock=self.clock, linger_s=self.settings.linger_s)
         self._admin = ShareAdmin(self._connect, clock=self.clock)

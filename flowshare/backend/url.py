@@ -4,17 +4,29 @@
     memory://                       nothing is kept
     kafka://host:port[,host:port]   a Kafka cluster
 
-Options follow as a query: `embedded:///data/shop?fsync=true`. Pure text handling; Faust, which garbles such URLs,
-never sees them.
+Options follow as a query: `embedded:///data/shop?fsync=true`. Faust, which garbles such URLs, never sees them.
+
+How a Kafka cluster is secured stands in its URL, too (docs/security.md), with what is no letter or digit in user
+name, password and files percent-encoded:
+
+    kafka://user:password@host:port?security=SASL_SSL&sasl_mechanism=SCRAM-SHA-512&ca_file=/etc/ca.pem
+
+No text made here shows a password.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
-from urllib.parse import parse_qsl, unquote
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import parse_qsl, quote, unquote
+
+if TYPE_CHECKING:
+    from flowshare.client.security import Security
 
 Kind = Literal["embedded", "memory", "kafka"]
 
@@ -22,7 +34,9 @@ KINDS: Final[tuple[Kind, ...]] = ("embedded", "memory", "kafka")
 OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "embedded": frozenset({"fsync"}),
     "memory": frozenset(),
-    "kafka": frozenset(),
+    "kafka": frozenset(
+        {"security", "sasl_mechanism", "ca_file", "certificate_file", "key_file", "password_file", "check_hostname"}
+    ),
 }
 FORMS: Final = "embedded:///absolute/path, memory:// or kafka://host:port"
 
@@ -33,12 +47,14 @@ class BadBrokerUrl(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerUrl:
-    """A parsed broker URL. `path` is set for embedded, `hosts` for kafka."""
+    """A parsed broker URL. `path` is set for embedded, `hosts` for kafka, `username` for kafka with a login."""
 
     kind: Kind
     path: str = ""
     hosts: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict[str, str])
+    username: str = ""
+    password: str = field(default="", repr=False)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """A yes-or-no option. Raises: BadBrokerUrl."""
@@ -49,36 +65,94 @@ class BrokerUrl:
             raise BadBrokerUrl(f"broker option {name}={text!r}: write true or false")
         return text.lower() == "true"
 
+    def security(self, environment: Mapping[str, str] = os.environ) -> Security:
+        """How a Kafka cluster is reached; SASL_SSL with SCRAM-SHA-512 when a user is named and nothing else said.
+
+        The password: the URL's, else of `password_file`, else of the variable FLOWSHARE_SASL_PASSWORD.
+        Raises: BadBrokerUrl
+        """
+        from flowshare.client.security import BadSecurity, Security, find_password
+
+        options: dict[str, Any] = {
+            name: Path(self.options[name])
+            for name in ("ca_file", "certificate_file", "key_file")
+            if name in self.options
+        }
+        protocol = self.options.get("security", "SASL_SSL" if self.username else "PLAINTEXT").upper()
+        try:
+            if protocol.startswith("SASL_"):
+                file = self.options.get("password_file")
+                options["password"] = find_password(self.password, Path(file) if file else None, environment)
+                if "sasl_mechanism" in self.options:
+                    options["mechanism"] = self.options["sasl_mechanism"].upper()
+            return Security(
+                protocol=protocol,  # type: ignore[arg-type]  # it checks
+                username=self.username,
+                check_hostname=self.flag("check_hostname", default=True),
+                **options,
+            )
+        except BadSecurity as error:
+            raise BadBrokerUrl(f"broker {self}: {error}") from None
+
+    def revealed(self) -> str:
+        """The URL with the password in it: to hand on, never to show."""
+        return self._text(f":{quote(self.password, safe='')}")
+
     def __str__(self) -> str:
+        return self._text(":***")
+
+    def _text(self, password: str) -> str:
         query = "&".join(f"{name}={text}" for name, text in sorted(self.options.items()))
-        return f"{self.kind}://{self.path or ','.join(self.hosts)}{'?' + query if query else ''}"
+        login = f"{quote(self.username, safe='')}{password if self.password else ''}@" if self.username else ""
+        return f"{self.kind}://{login}{self.path or ','.join(self.hosts)}{'?' + query if query else ''}"
+
+
+def masked(url: str) -> str:
+    """A broker URL, however wrong, as it may be shown: without what could be a password."""
+    shown = re.sub(r"^((?:[^:/?]*://)?[^:@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&]\w*passw\w*)=[^&]*", r"\1=***", shown, flags=re.IGNORECASE)
 
 
 def parse_broker(url: str) -> BrokerUrl:
     """Read a broker URL. Raises: BadBrokerUrl."""
+    shown = masked(url)
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise BadBrokerUrl(f"broker {url!r} is no URL; write {FORMS}")
+        raise BadBrokerUrl(f"broker {shown!r} is no URL; write {FORMS}")
     kind = next((known for known in KINDS if known == scheme.lower()), None)
     if kind is None:
         close = difflib.get_close_matches(scheme.lower(), KINDS, n=1)
         hint = f"did you mean {close[0]}://?" if close else f"write {FORMS}"
-        raise BadBrokerUrl(f"broker {url!r} has the unknown scheme {scheme!r}; {hint}")
+        raise BadBrokerUrl(f"broker {shown!r} has the unknown scheme {masked(scheme)!r}; {hint}")
     place, _, query = rest.partition("?")
-    options = _options(kind, url, query)
+    options = _options(kind, shown, query)
     if kind == "embedded":
-        return BrokerUrl(kind=kind, path=_path(url, place), options=options)
+        return BrokerUrl(kind=kind, path=_path(shown, place), options=options)
     if kind == "kafka":
-        return BrokerUrl(kind=kind, hosts=_hosts(url, place), options=options)
+        return _kafka(shown, place, options)
     if place not in ("", "/"):
-        raise BadBrokerUrl(f"broker {url!r} names a place, but memory:// keeps nothing; write memory://")
+        raise BadBrokerUrl(f"broker {shown!r} names a place, but memory:// keeps nothing; write memory://")
     return BrokerUrl(kind=kind, options=options)
+
+
+def _kafka(url: str, place: str, options: dict[str, str]) -> BrokerUrl:
+    login, _, hosts = place.rpartition("@")
+    username, _, password = login.partition(":")
+    if "@" in login or "/" in login:
+        raise BadBrokerUrl(f"broker {url!r} has a login with a bare '@' or '/'; write %40 for @ and %2F for /")
+    if password and not username:
+        raise BadBrokerUrl(f"broker {url!r} has a password without a user name; write kafka://user:password@host:9092")
+    return BrokerUrl(
+        kind="kafka", hosts=_hosts(url, hosts), options=options, username=unquote(username), password=unquote(password)
+    )
 
 
 def _options(kind: Kind, url: str, query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in OPTIONS[kind]:
+            if "@" in query:  # what is taken for an option can be a part of a password
+                raise BadBrokerUrl(f"broker {url!r} has a login with a bare '?'; write %3F for it")
             known = sorted(OPTIONS[kind])
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known) or 'none'}"

@@ -79,7 +79,7 @@ def _middleware(app: App) -> list[Finding]:
 def _broker(app: App) -> list[Finding]:
     from flowshare.cli.session import embedded_path, holder_of, run
 
-    url = str(app.broker_url or "")
+    url = app.broker_address.revealed()
     try:
         path = embedded_path(url)
         if path is not None and not path.exists():

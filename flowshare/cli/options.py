@@ -8,8 +8,6 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from flowshare.cli.errors import Failure
-
 Fun = TypeVar("Fun", bound=Callable[..., Any])
 
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
@@ -49,10 +47,7 @@ def broker_url(broker: str | None, app_path: str | None) -> str:
 
 
 def app_broker(app_path: str) -> str:
-    """The broker URL of an app. Raises: AppNotFound, Failure."""
+    """The broker URL of an app, its password in it: to open, not to show. Raises: AppNotFound, UsageError."""
     from flowshare.agents.loading import load_app
 
-    url = load_app(app_path).broker_url
-    if not url:
-        raise Failure(f'{app_path} has no broker; give its App one: App("name", broker="embedded:///path")')
-    return str(url)
+    return load_app(app_path).broker_address.revealed()

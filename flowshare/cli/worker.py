@@ -96,7 +96,6 @@ def introduce(app: App, concurrency: int | None) -> None:
 def _supervising(app: App, procs: int, drain_timeout: float | None) -> int:
     from flowshare.agents.supervisor import SupervisorOptions, run_supervisor, worker_command
     from flowshare.backend import open_backend
-    from flowshare.backend.url import parse_broker
 
     longest = max(agent.options.drain_timeout for agent in app.share_agents.values())
     options = SupervisorOptions(
@@ -104,11 +103,11 @@ def _supervising(app: App, procs: int, drain_timeout: float | None) -> int:
         procs=procs,
         drain_timeout_s=longest if drain_timeout is None else drain_timeout,
     )
-    match parse_broker(app.broker_url).kind:
+    match app.broker_address.kind:
         case "memory":
             raise click.UsageError("memory:// is one process's own; use embedded:///path with --procs")
         case "embedded":
-            return run_supervisor(open_backend(app.broker_url), options)
+            return run_supervisor(open_backend(app.broker_address), options)
         case _:
             return run_supervisor(None, options)
 

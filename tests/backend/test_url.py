@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flowshare.backend import BadBrokerUrl, open_backend, parse_broker
@@ -37,6 +39,11 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("memory://x", "keeps nothing"),
         ("kafka://", "host:port"),
         ("kafka://a:x", "host:port"),
+        ("kafka://me:a@b@host", "write %40 for @"),
+        ("kafka://me:a/b@host", "write %40 for @ and %2F"),
+        ("kafka://me:a?b@host", "write %3F"),
+        ("kafka://:word@host", "without a user name"),
+        ("kafka://a?securty=SSL", "did you mean security"),
     ],
 )
 def test_a_bad_url_says_what_to_write(url: str, hint: str) -> None:
@@ -59,3 +66,87 @@ def test_kafka_is_refused_with_one_clear_error() -> None:
 def test_the_url_is_shown_again() -> None:
     for url in ("embedded:///x?fsync=true", "memory://", "kafka://a:1,b:2"):
         assert str(parse_broker(url)) == url
+
+
+def test_how_a_cluster_is_secured_stands_in_its_url(tmp_path: Path) -> None:
+    url = "kafka://al%40ice:p%3A%2Fw@a:1,b?security=sasl_ssl&sasl_mechanism=scram-sha-256&ca_file=/ca.pem"
+
+    security = parse_broker(url + "&check_hostname=false").security({})
+
+    assert (security.protocol, security.mechanism, security.username, security.password) == (
+        "SASL_SSL",
+        "SCRAM-SHA-256",
+        "al@ice",
+        "p:/w",
+    )
+    assert security.ca_file == Path("/ca.pem")
+    assert not security.check_hostname
+
+
+def test_a_login_is_encrypted_unless_the_url_says_otherwise() -> None:
+    security = parse_broker("kafka://alice:word@a").security({})
+
+    assert (security.protocol, security.mechanism, security.check_hostname) == ("SASL_SSL", "SCRAM-SHA-512", True)
+    assert parse_broker("kafka://a").security({}).protocol == "PLAINTEXT"
+
+
+def test_the_password_can_stand_in_a_file_or_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("of the file\n", encoding="utf-8")
+    environment = {"FLOWSHARE_SASL_PASSWORD": "of the environment"}
+
+    assert parse_broker("kafka://alice@a").security(environment).password == "of the environment"
+    assert parse_broker(f"kafka://alice@a?password_file={file}").security(environment).password == "of the file"
+    assert parse_broker(f"kafka://alice:own@a?password_file={file}").security(environment).password == "own"
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("kafka://alice@a", "FLOWSHARE_SASL_PASSWORD"),
+        ("kafka://a?security=SASL_SSL", "no user name"),
+        ("kafka://a?security=TLS", "none of PLAINTEXT, SSL"),
+        ("kafka://alice:word@a?sasl_mechanism=GSSAPI", "none of PLAIN, SCRAM"),
+        ("kafka://alice:word@a?security=SSL", "write SASL_SSL"),
+        ("kafka://a?ca_file=/ca.pem", "has no TLS"),
+        ("kafka://a?security=SSL&key_file=/key.pem", "without a certificate"),
+        ("kafka://a?security=SSL&check_hostname=no", "true or false"),
+        ("kafka://alice@a?password_file=/nowhere/at/all", "cannot be read"),
+        ("kafka://alice:a%00b@a", "NUL"),
+    ],
+)
+def test_security_that_cannot_be_used_is_refused_with_what_to_write(url: str, hint: str) -> None:
+    with pytest.raises(BadBrokerUrl, match=hint) as refused:
+        parse_broker(url).security({})
+
+    assert "word" not in str(refused.value).replace("password", "")
+
+
+def test_no_text_shows_a_password() -> None:
+    broker = parse_broker("kafka://alice:hid%2Fden@a:1,b:2?security=SASL_SSL")
+
+    assert str(broker) == "kafka://alice:***@a:1,b:2?security=SASL_SSL"
+    assert "hid" not in repr(broker) + repr(broker.security({}))
+    assert broker.revealed() == "kafka://alice:hid%2Fden@a:1,b:2?security=SASL_SSL"
+    assert parse_broker(broker.revealed()) == broker
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "alice:hidden@a",
+        "kafak://alice:hidden@a",
+        "kafka://alice:hi@dden@a",
+        "kafka://alice:hid/den@a",
+        "kafka://alice:hid?den@a",
+        "kafka://alice:hidden@a:port",
+        "kafka://alice:hidden@a?unknown=1",
+        "kafka://alice@a?password=hidden",
+        "kafka://:hidden@a",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
+    with pytest.raises(BadBrokerUrl) as refused:
+        parse_broker(url)
+
+    assert "den" not in str(refused.value)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from flowshare.protocol.scram import base64_of
+
 if TYPE_CHECKING:
     from flowshare.server.security.users import Users
 
@@ -66,4 +68,4 @@ class Sasl:
             raise UnknownMechanism(f"this listener speaks {', '.join(self.mechanisms)}")
         if mechanism == "PLAIN":
             return PlainLogin(self.users)
-        return ScramLogin(self.users, mechanism, nonce=self._random(24))
+        return ScramLogin(self.users, mechanism, nonce=base64_of(self._random(24)))

@@ -40,14 +40,14 @@ class Turn(enum.Enum):
 
 
 class ScramLogin:
-    """One login by SCRAM. `nonce`: fresh random bytes, at least 16."""
+    """One login by SCRAM. `nonce`: fresh and random, printable ASCII without a comma."""
 
     slow = False
 
-    def __init__(self, users: Users, mechanism: str, *, nonce: bytes) -> None:
+    def __init__(self, users: Users, mechanism: str, *, nonce: str) -> None:
         self._users = users
         self._mechanism = mechanism
-        self._own_nonce = base64_of(nonce)
+        self._own_nonce = nonce
         self._turn = Turn.FIRST
         self._binding = b""
         self._nonce = ""
