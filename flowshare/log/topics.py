@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -132,6 +132,17 @@ def check_configs(configs: Mapping[str, str]) -> None:
             raise InvalidTopicConfig(f"topic setting {name}={text!r}: {error}") from None
 
 
+def check_new(name: str, configs: Mapping[str, str], existing: Collection[str], *, internal: bool = False) -> None:
+    """Whether a topic of this name and with these settings can be made. Raises: TopicExists, InvalidTopic."""
+    check_name(name, internal=internal)
+    if name in existing:
+        raise TopicExists(f"there is a topic {name!r} already")
+    twin = next((other for other in existing if _metric_name(other) == _metric_name(name)), None)
+    if twin is not None:
+        raise InvalidTopic(f"topic name {name!r} collides with {twin!r}: '.' and '_' are the same in metric names")
+    check_configs(configs)
+
+
 class TopicRegistry:
     """All topics of one storage. `plan_…` checks a change and returns the topic as it would be; `put` applies it."""
 
@@ -167,14 +178,8 @@ class TopicRegistry:
 
     def plan_create(self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False) -> Topic:
         """Raises: TopicExists, InvalidTopic."""
-        check_name(name, internal=internal)
-        if name in self._topics:
-            raise TopicExists(f"there is a topic {name!r} already")
-        twin = next((other for other in self._topics if _metric_name(other) == _metric_name(name)), None)
-        if twin is not None:
-            raise InvalidTopic(f"topic name {name!r} collides with {twin!r}: '.' and '_' are the same in metric names")
+        check_new(name, configs, self._topics, internal=internal)
         _check_partitions(partitions)
-        check_configs(configs)
         return Topic(name=name, topic_id=uuid.uuid4(), partitions=partitions, configs=dict(configs))
 
     def plan_partitions(self, name: str, total: int) -> Topic:

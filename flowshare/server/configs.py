@@ -1,4 +1,4 @@
-"""The config APIs: DescribeConfigs and IncrementalAlterConfigs for groups and topics."""
+"""The config APIs: DescribeConfigs and IncrementalAlterConfigs for groups and topics, and the server's own settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from flowshare.log.topics import TOPIC_CONFIGS, check_configs, default_of
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     ConfigEntry,
+    ConfiguredGroupsRequest,
+    ConfiguredGroupsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
@@ -18,29 +20,38 @@ from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.server.state import GROUP_ID_BYTES_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flowshare.log.base import Log
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.coordinator import Coordinator
     from flowshare.server.group_configs import GroupConfigs
+    from flowshare.share.config import ConfigValue, ServerConfig
 
 GROUP: Final = "group"
 TOPIC: Final = "topic"
+BROKER: Final = "broker"
 
 
 class ConfigApis:
     """Answers the config APIs."""
 
-    def __init__(self, *, log: Log, configs: GroupConfigs, coordinator: Coordinator) -> None:
+    def __init__(self, *, log: Log, server: ServerConfig, configs: GroupConfigs, coordinator: Coordinator) -> None:
         self._log = log
+        self._server = server
         self._configs = configs
         self._coordinator = coordinator
 
     def handlers(self) -> Handlers:
         """What this family answers."""
-        return {DescribeConfigsRequest: self.describe, IncrementalAlterConfigsRequest: self.alter}
+        return {
+            DescribeConfigsRequest: self.describe,
+            IncrementalAlterConfigsRequest: self.alter,
+            ConfiguredGroupsRequest: self.configured,
+        }
 
     async def describe(self, request: DescribeConfigsRequest, _: InProcess) -> DescribeConfigsResponse:
-        """All settings of a group or topic as they act. A group need not exist."""
+        """All settings of a group, a topic or the server as they act. A group need not exist."""
         try:
             entries = self._describe(request)
         except EXPECTED as error:
@@ -59,15 +70,17 @@ class ConfigApis:
             return IncrementalAlterConfigsResponse(error=code, message=message)
         return IncrementalAlterConfigsResponse()
 
+    async def configured(self, _: ConfiguredGroupsRequest, __: InProcess) -> ConfiguredGroupsResponse:
+        """Groups with settings of their own."""
+        return ConfiguredGroupsResponse(group_ids=tuple(sorted(self._configs.configured)))
+
     def _describe(self, request: DescribeConfigsRequest) -> list[ConfigEntry]:
         if request.resource_type == GROUP:
             self._configs.check(request.resource)
             acting = self._configs.acting(request.resource)
-            values = acting.values(self._configs.stored(request.resource))
-            return [
-                ConfigEntry(name=name, value=value, is_default=is_default, documentation=doc)
-                for name, value, is_default, doc in values
-            ]
+            return _entries(acting.values(self._configs.stored(request.resource)))
+        if request.resource_type == BROKER:
+            return _entries(self._server.values())
         self._check_type(request.resource_type)
         topic = self._log.topics().get(request.resource)
         if topic is None:
@@ -90,6 +103,11 @@ class ConfigApis:
             if not request.validate_only:
                 self._coordinator.configure(request.resource)
             return
+        if request.resource_type == BROKER:
+            raise Refused(
+                ErrorCode.INVALID_REQUEST,
+                "the server's own settings are read when it starts: stop it and start it with the new ones",
+            )
         self._check_type(request.resource_type)
         if request.validate_only:
             if request.resource not in self._log.topics():
@@ -101,4 +119,12 @@ class ConfigApis:
     @staticmethod
     def _check_type(resource_type: str) -> None:
         if resource_type != TOPIC:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"resource type {resource_type!r} is none of {GROUP}, {TOPIC}")
+            message = f"resource type {resource_type!r} is none of {GROUP}, {TOPIC}, {BROKER}"
+            raise Refused(ErrorCode.INVALID_REQUEST, message)
+
+
+def _entries(values: Iterable[ConfigValue]) -> list[ConfigEntry]:
+    return [
+        ConfigEntry(name=name, value=value, is_default=is_default, documentation=doc)
+        for name, value, is_default, doc in values
+    ]

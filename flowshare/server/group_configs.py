@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -54,6 +54,11 @@ class GroupConfigs:
     def acting(self, group_id: str) -> GroupConfig:
         """A group's settings with the server's defaults and bounds."""
         return self._acting.get(group_id, self._default)
+
+    @property
+    def configured(self) -> Collection[str]:
+        """Groups with settings of their own."""
+        return self._stored.keys()
 
     def stored(self, group_id: str) -> Mapping[str, str]:
         """What was set for a group."""

@@ -24,6 +24,7 @@ from flowshare.server.sessions import Sessions
 from flowshare.server.share_ack import Acknowledger, ShareAcknowledging
 from flowshare.server.share_fetch import ShareFetching
 from flowshare.server.share_offsets import ShareOffsetApis
+from flowshare.server.share_state import ShareStateApis
 from flowshare.server.stats import Stats
 from flowshare.server.topic_index import TopicIndex
 from flowshare.server.topics import TopicApis
@@ -38,6 +39,8 @@ class Server:
     """Share groups, topics and records over one storage; the storage is the caller's to close."""
 
     def __init__(self, *, storage: Storage, config: ServerConfig, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
         self._stats = Stats()
         self._topics = TopicIndex(storage)
         damage = Damage()
@@ -86,18 +89,27 @@ class Server:
 
         Members of other processes keep their records, durably, if they may come back (group.share.return.grace.ms).
         """
-        self._closing = True
+        self.prepare_close()
         for connection in tuple(self._connections):
             await connection.close()
         await self._coordinator.close()
         await self._dead_letters.close()
         await self._partitions.close()
 
+    def prepare_close(self) -> None:
+        """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""
+        self._closing = True
+
     def connect(self, *, client_id: str, host: str = IN_PROCESS) -> InProcess:
         """A new connection. `host` stands in the descriptions of its members."""
         connection = InProcess(self._handlers, client_id=client_id, host=host, on_close=self._disconnected)
         self._connections.add(connection)
         return connection
+
+    @property
+    def topics(self) -> TopicIndex:
+        """The topics, by name and by id: a view to read."""
+        return self._topics
 
     def stats(self) -> Mapping[str, Any]:
         """Counters since the start and gauges of now; share-groups.md §7.1 says what Kafka calls them.
@@ -153,9 +165,10 @@ class Server:
                 initializer=initializer,
                 clock=clock,
             ),
-            ConfigApis(log=storage, configs=self._configs, coordinator=self._coordinator),
+            ConfigApis(log=storage, server=self.config, configs=self._configs, coordinator=self._coordinator),
             TopicApis(log=storage, topics=self._topics, coordinator=self._coordinator),
             RecordApis(storage, clock),
+            ShareStateApis(store=storage, topics=self._topics, partitions=self._partitions),
         )
         return {request: handler for family in families for request, handler in family.handlers().items()}
 

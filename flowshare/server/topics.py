@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowshare.log.base import LogError
+from flowshare.log.topics import PARTITIONS_MAX, check_new
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CreatePartitionsRequest,
@@ -18,6 +19,9 @@ from flowshare.protocol.messages import (
 from flowshare.server.failures import EXPECTED, failure
 
 if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Iterable
+
     from flowshare.log.base import Log
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.coordinator import Coordinator
@@ -43,15 +47,21 @@ class TopicApis:
 
     async def metadata(self, request: MetadataRequest, _: InProcess) -> MetadataResponse:
         """Ids and partition counts of all topics or of those asked for."""
-        names = sorted(self._log.topics()) if request.topics is None else request.topics
-        return MetadataResponse(topics=tuple(self._metadata(name) for name in names))
+        names: Iterable[str] = request.topics or ()
+        if request.topics is None and not request.topic_ids:
+            names = sorted(self._log.topics())
+        by_name = [self._metadata(name) for name in names]
+        return MetadataResponse(topics=(*by_name, *(self._by_id(topic_id) for topic_id in request.topic_ids)))
 
     async def create(self, request: CreateTopicRequest, _: InProcess) -> TopicResult:
-        """Make a topic."""
-        if request.partitions < 1:
-            message = f"a topic has at least 1 partition, not {request.partitions}"
+        """Make a topic, or only see whether it could be made."""
+        if not 1 <= request.partitions <= PARTITIONS_MAX:
+            message = f"a topic has 1 to {PARTITIONS_MAX} partitions, not {request.partitions}"
             return TopicResult(topic=request.name, error=ErrorCode.INVALID_PARTITIONS, message=message)
         try:
+            if request.validate_only:
+                check_new(request.name, request.configs, self._log.topics())
+                return TopicResult(topic=request.name)
             topic = await self._log.create_topic(request.name, partitions=request.partitions, configs=request.configs)
         except LogError as error:
             code, message = failure(error)
@@ -73,9 +83,17 @@ class TopicApis:
     async def add_partitions(self, request: CreatePartitionsRequest, _: InProcess) -> TopicResult:
         """Raise a topic's partition count; groups see it with their members' next heartbeats."""
         topic = self._topics.by_name(request.name)
-        if topic is not None and request.total <= topic.partitions:
-            message = f"{request.name} has {topic.partitions} partitions; {request.total} is not more"
+        if topic is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return TopicResult(topic=request.name, error=code, message=f"there is no topic {request.name!r}")
+        if not topic.partitions < request.total <= PARTITIONS_MAX:
+            message = (
+                f"{request.name} has {topic.partitions} partitions and may have up to {PARTITIONS_MAX}; "
+                f"{request.total} is not more than it has, or too many"
+            )
             return TopicResult(topic=request.name, error=ErrorCode.INVALID_PARTITIONS, message=message)
+        if request.validate_only:
+            return TopicResult(topic=topic.name, topic_id=topic.topic_id)
         try:
             topic = await self._log.create_partitions(request.name, request.total)
         except LogError as error:
@@ -88,3 +106,9 @@ class TopicApis:
         if topic is None:
             return TopicMetadata(name=name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return TopicMetadata(name=name, topic_id=topic.topic_id, partitions=topic.partitions)
+
+    def _by_id(self, topic_id: uuid.UUID) -> TopicMetadata:
+        topic = self._topics.by_id(topic_id)
+        if topic is None:
+            return TopicMetadata(name="", error=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=topic_id)
+        return self._metadata(topic.name)

@@ -64,6 +64,8 @@ class ServerConfig:
     acquire_durable: bool = True
     return_grace_ms: int = 0
     """0: as Kafka, nobody's locks outlive the leader."""
+    auto_create_topics: bool = True
+    partitions_default: int = 1
 
     @classmethod
     def parse(cls, values: Mapping[str, str], *, table: Mapping[str, Setting] = SERVER_CONFIGS) -> ServerConfig:
@@ -74,6 +76,15 @@ class ServerConfig:
         config = cls(**_read(values, table))
         _check_server(config, table)
         return config
+
+    def values(self) -> tuple[ConfigValue, ...]:
+        """All settings by name as they act; `is_default` when flowshare's own server has them by itself."""
+        listed: list[ConfigValue] = []
+        for name, setting in sorted(EMBEDDED_CONFIGS.items()):
+            value = getattr(self, setting.field)
+            is_default = value == setting.parse(setting.default)
+            listed.append(ConfigValue(name, setting.text(value), is_default, setting.doc))
+        return tuple(listed)
 
     @classmethod
     def embedded(cls, values: Mapping[str, str] | None = None) -> ServerConfig:
@@ -206,10 +217,8 @@ class GroupConfig:
         listed: list[ConfigValue] = []
         for name, setting in sorted(GROUP_CONFIGS.items()):
             assert setting.field in names
-            value = getattr(self, setting.field)
-            if value is None:
-                value = next(word for word, meaning in (setting.words or {}).items() if meaning is None)
-            listed.append(ConfigValue(name, text_of(value), name not in stored, setting.doc))
+            text = setting.text(getattr(self, setting.field))
+            listed.append(ConfigValue(name, text, name not in stored, setting.doc))
         return tuple(listed)
 
 

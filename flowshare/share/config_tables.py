@@ -178,6 +178,15 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
         "Whether a missing dead-letter topic is created.",
     ),
     _flag(
+        "auto.create.topics.enable",
+        "auto_create_topics",
+        "true",
+        "Whether a topic that a client asks for by name, and may create, is made when it does not exist.",
+    ),
+    _number(
+        "num.partitions", "partitions_default", 1, 1, 10_000, "Partitions of a new topic when nobody says how many."
+    ),
+    _flag(
         "share.acquire.durable",
         "acquire_durable",
         "true",

@@ -71,6 +71,12 @@ class Setting:
         """The value of `text`. Raises InvalidConfig, with the name and what is allowed in the text."""
         return self.read(self, text.strip())
 
+    def text(self, value: Any) -> str:
+        """A value as it is written in a config; None is the word that means it."""
+        if value is None:
+            return next(word for word, meaning in (self.words or {}).items() if meaning is None)
+        return text_of(value)
+
     @property
     def allowed(self) -> str:
         """What is allowed, in words: `15000 to 60000`, `at least 1`, `true or false`, …"""

@@ -120,6 +120,11 @@ class StateShard:
         state = replace(_updated(entry.state, update), leader_epoch=leader_epoch)
         return ShardRecord(key, state, entry.snapshot_epoch + 1, leader_epoch, now_ms)
 
+    def state(self, key: ShardKey) -> PartitionState | None:
+        """What a key holds, whoever asks; None for one never initialised."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.state
+
     def summary(self, key: ShardKey) -> tuple[int, int]:
         """Start offset and delivery-complete count, −1 and −1 for a key never initialised. Raises InvalidRequest."""
         _check_key(key)

@@ -142,7 +142,7 @@ async def test_topic_settings_are_checked_and_described() -> None:
         assert await alter({"retention.ms": "1"}, name="none", validate_only=True) is not ErrorCode.NONE
         described = await w.admin.send(DescribeConfigsRequest(resource_type="topic", resource="t"))
         missing = await w.admin.send(DescribeConfigsRequest(resource_type="topic", resource="none"))
-        other = await w.admin.send(DescribeConfigsRequest(resource_type="broker", resource="1"))
+        other = await w.admin.send(DescribeConfigsRequest(resource_type="logger", resource="1"))
 
         entries = {entry.name: entry for entry in described.entries}
         assert (entries["retention.ms"].value, entries["retention.ms"].is_default) == ("60000", False)

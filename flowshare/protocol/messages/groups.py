@@ -73,7 +73,7 @@ class ConfigEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
     resource_type: str
-    """`group`, `topic`, or `broker` (its id as the resource; real brokers only)."""
+    """`group`, `topic`, or `broker`: the server's own settings, its node id as the resource."""
     resource: str
 
 
@@ -82,6 +82,16 @@ class DescribeConfigsResponse:
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     entries: tuple[ConfigEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredGroupsRequest(Request["ConfiguredGroupsResponse"]):
+    """Which groups have settings of their own; a group that does not exist yet may have some (KIP-1142)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredGroupsResponse:
+    group_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

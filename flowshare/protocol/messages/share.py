@@ -36,13 +36,17 @@ class ShareGroupHeartbeatResponse:
 
 
 class AckBatch(NamedTuple):
-    """One AcknowledgementBatch. `delay_ms` and `unrun` are flowshare's own and act on RELEASE only."""
+    """One AcknowledgementBatch. `delay_ms` and `unrun` are flowshare's own and act on RELEASE only.
+
+    `joined`: read off a socket as one batch of this type an offset; see `share.types.AcknowledgeBatch`. Never sent.
+    """
 
     first: int
     last: int
     types: bytes
     delay_ms: int = 0
     unrun: bool = False
+    joined: bool = False
 
 
 class SharePartitionRequest(NamedTuple):

@@ -41,6 +41,7 @@ class CreateTopicRequest(Request[TopicResult]):
     name: str
     partitions: int = 1
     configs: Mapping[str, str] = field(default_factory=dict[str, str])
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +53,4 @@ class DeleteTopicRequest(Request[TopicResult]):
 class CreatePartitionsRequest(Request[TopicResult]):
     name: str
     total: int
+    validate_only: bool = False
