@@ -142,8 +142,17 @@ def read_request(name: str, start: RequestStart, frame: bytes) -> tuple[Any, Any
 
 def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[Any, int]:
     """Header of a request frame and where its body begins. Raises: as `read_request`."""
-    header, size = _reader(entity(name, start.version, "request").__header_schema__)(frame, 0)
+    header, size = _reader(_header_schema(name, start.version))(frame, 0)
     return header, size
+
+
+@functools.cache
+def _header_schema(name: str, version: int) -> Any:
+    if name == ApiKey.FLOWSHARE.name.lower():  # not in kio; has the header of flexible versions
+        from kio.schema.request_header.v2.header import RequestHeader
+
+        return RequestHeader
+    return entity(name, version, "request").__header_schema__
 
 
 def write_response(correlation_id: int, response: Any) -> bytes:

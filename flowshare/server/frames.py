@@ -12,8 +12,6 @@ from typing import Final
 
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AND_KEY: Final = struct.Struct(">ih")
-_START: Final = 8
-"""Bytes of key, version and correlation id: what every request has."""
 _SMALL: Final = 4_096
 """Chunks below this are collected in one buffer: a chunk object costs more than a peer's single byte."""
 
@@ -80,8 +78,8 @@ class Frames:
         if self.buffered < 4:
             return 0
         (length,) = _LENGTH.unpack(self._peek(4))
-        if length < _START:
-            raise FrameError(f"a frame says that it has {length} bytes; a request has at least {_START}")
+        if length < 1:
+            raise FrameError(f"a frame says that it has {length} bytes")
         if length > self._bytes_max:
             if length > self._bulk_max:
                 raise FrameError(f"a frame says that it has {length} bytes; {self._bulk_max} are allowed")

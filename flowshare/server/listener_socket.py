@@ -226,10 +226,11 @@ class ListenerSocket(asyncio.Protocol):
                 self._transport, self, self._listener.tls, server_side=True, ssl_handshake_timeout=seconds
             )
         except OSError as error:  # ssl.SSLError and time-outs among them
-            self.end(f"TLS handshake failed: {error}", at_once=True)
+            self.end(f"TLS handshake failed: {_text(error)}", at_once=True)
+            transport = None
+        if transport is None:  # also when the socket was cut meanwhile
             self.connection_lost(None)  # the loop does not call it: this protocol was not connected yet
             return
-        assert transport is not None
         self._transport = transport
         self._open()
         self._pump()
@@ -308,7 +309,11 @@ class ListenerSocket(asyncio.Protocol):
         if peer.raw is not None:
             self._listener.spawn(self._answer_raw(peer.raw(frame), slot))
             return
-        start = request_start(frame)  # a frame has at least these bytes
+        try:
+            start = request_start(frame)
+        except struct.error:
+            self._drop(slot, f"a request of {len(frame)} bytes is too short for a header")
+            return
         route = self._listener.routes.get(start.key)
         problem = self._problem(peer, route, start)
         if problem is not None:

@@ -1,0 +1,236 @@
+"""A listener on loopback with an API that does what a test asks for, and a client that sends raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+from flowshare.protocol.kafka import ApiKey, read_response, write_request
+from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest
+from flowshare.server.edge.base import Api, Call
+from flowshare.server.edge.table import table
+from flowshare.server.limits import ListenerLimits
+from flowshare.server.listener import Listener
+from tests.server.world import World, world
+
+DEADLINE_S = 10.0
+
+
+async def until(condition) -> None:
+    """Wait for a condition that other tasks or the system bring about."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - what brings it about knows no event
+            await asyncio.sleep(0.001)
+
+
+class NoSasl:
+    """Stands for a listener with SASL; nothing of it is asked here."""
+
+
+class Odd:
+    """The API of flowshare's own key; its requests say what is to happen: `echo …`, `wait …`, `big <bytes>`, …"""
+
+    def __init__(self) -> None:
+        self.events: dict[bytes, asyncio.Event] = {}
+        self.accepted: list[bytes] = []
+        self.calls: list[Call] = []
+
+    def apis(self):
+        return (
+            Api(
+                key=ApiKey.FLOWSHARE,
+                lowest=0,
+                highest=2,
+                answer=self.answer,
+                decode=self.decode,
+                encode=self.encode,
+            ),
+            Api(
+                key=ApiKey.SASL_HANDSHAKE,
+                lowest=1,
+                highest=1,
+                answer=self.answer,
+                decode=self.decode,
+                encode=self.encode,
+            ),
+            Api(key=ApiKey.PRODUCE, lowest=3, highest=3, answer=self.swallow, decode=self.decode),
+        )
+
+    @staticmethod
+    def encode(correlation_id: int, version: int, answer: bytes) -> bytes:
+        del version
+        return frame(struct.pack(">i", correlation_id) + answer)
+
+    @staticmethod
+    def decode(data: bytes, position: int, version: int) -> bytes:
+        body = data[position:]
+        if body.startswith(b"bad"):
+            raise ValueError(f"cannot read v{version}")
+        return body
+
+    async def swallow(self, call: Call) -> None:
+        self.accepted.append(call.request)
+
+    async def answer(self, call: Call) -> bytes | None:
+        self.accepted.append(call.request)
+        self.calls.append(call)
+        word, _, rest = call.request.partition(b" ")
+        if word == b"wait":
+            await self.events.setdefault(rest, asyncio.Event()).wait()
+        elif word == b"big":
+            return bytes(int(rest))
+        elif word == b"none":
+            return None
+        elif word == b"fail":
+            raise RuntimeError("as asked")
+        elif word == b"gone":
+            raise ConnectionError("the server failed")
+        elif word == b"close":
+            call.peer.closing = True
+        elif word == b"login":
+            call.peer.principal = "User:alice"
+        elif word == b"raw":
+            call.peer.raw = self.token
+        elif word == b"fetch":
+            await call.peer.connection.send(self.fetch)
+        return call.request
+
+    async def token(self, data: bytes) -> bytes:
+        """A bare token of a login: `no` ends it, `yes` is its end."""
+        if data == b"no":
+            raise ConnectionError("wrong password")
+        if data == b"yes":
+            (call,) = self.calls
+            call.peer.principal, call.peer.raw = "User:alice", None
+        return b"ok " + data
+
+    def release(self, *names: bytes) -> None:
+        for name in names:
+            self.events[name].set()
+
+
+def frame(body: bytes) -> bytes:
+    """With its length."""
+    return struct.pack(">i", len(body)) + body
+
+
+def odd(body: bytes, *, correlation_id: int = 1, client_id: str = "test", version: int = 0) -> bytes:
+    """A request of the odd API."""
+    name = client_id.encode()
+    return frame(
+        struct.pack(f">hhih{len(name)}sB", ApiKey.FLOWSHARE, version, correlation_id, len(name), name, 0) + body
+    )
+
+
+def login(body: bytes, *, correlation_id: int = 1) -> bytes:
+    """A request that is allowed before the login and does as those of the odd API do."""
+    return frame(struct.pack(">hhihB", ApiKey.SASL_HANDSHAKE, 1, correlation_id, -1, 0)[:-1] + body)
+
+
+def api_versions(version: int = 3, *, correlation_id: int = 7, name: str = "test", software: str = "1.0") -> bytes:
+    """An ApiVersions request."""
+    from flowshare.protocol.kafka import entity
+
+    made = entity("api_versions", max(0, min(version, 4)), "request")
+    fields = {"client_software_name": name, "client_software_version": software} if version >= 3 else {}
+    data = bytearray(write_request(correlation_id, "test", made(**fields)))
+    struct.pack_into(">h", data, 6, version)
+    return bytes(data)
+
+
+class Wire:
+    """One raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, *frames: bytes) -> None:
+        self.writer.write(b"".join(frames))
+        await self.writer.drain()
+
+    async def frame(self) -> bytes:
+        async with asyncio.timeout(DEADLINE_S):
+            (length,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(length)
+
+    async def answer(self) -> tuple[int, bytes]:
+        data = await self.frame()
+        return struct.unpack_from(">i", data)[0], data[4:]
+
+    async def ask(self, body: bytes) -> bytes:
+        await self.send(odd(body))
+        return (await self.answer())[1]
+
+    async def versions(self, version: int = 3, **fields):
+        await self.send(api_versions(version, **fields))
+        return read_response("api_versions", version, await self.frame())[1]
+
+    async def closed(self) -> bytes:
+        """Wait for the end of the connection; what came before."""
+        async with asyncio.timeout(DEADLINE_S):
+            with suppress(ConnectionError):
+                return await self.reader.read()
+        return b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+
+
+class Site:
+    """A world with a listener."""
+
+    def __init__(self, world: World, odd: Odd, listener: Listener) -> None:
+        self.world = world
+        self.odd = odd
+        self.listener = listener
+        self.wires: list[Wire] = []
+
+    async def connect(self, **options) -> Wire:
+        node = self.listener.node
+        wire = Wire(*await asyncio.open_connection(node.host, node.port, **options))
+        self.wires.append(wire)
+        return wire
+
+    async def connect_with(self, socket) -> Wire:
+        """Over a socket that is connected already; what comes is not read before it is asked for."""
+        wire = Wire(*await asyncio.open_connection(sock=socket, limit=1024))
+        self.wires.append(wire)
+        return wire
+
+    async def fetch_parks(self, topic_id) -> None:
+        """What the request `fetch` does from now on: it waits at a partition."""
+        self.odd.fetch = ShareFetchRequest(
+            group_id="g",
+            member_id="m",
+            session_epoch=0,
+            max_wait_ms=60_000,
+            partitions=(SharePartitionRequest(topic_id, 0, ()),),
+        )
+
+
+@asynccontextmanager
+async def site(*, sasl=None, tls=None, **limits):
+    """A listener with the odd API; limits as fields of `ListenerLimits`."""
+    async with world() as made:
+        api = Odd()
+        listener = Listener(
+            made.server,
+            clock=made.clock,
+            limits=replace(ListenerLimits(), **limits),
+            apis=table([api]),
+            sasl=sasl,
+            tls=tls,
+        )
+        await listener.start("127.0.0.1", 0)
+        here = Site(made, api, listener)
+        try:
+            yield here
+        finally:
+            for wire in here.wires:
+                await wire.close()
+            await listener.close()
