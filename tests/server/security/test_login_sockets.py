@@ -1,0 +1,243 @@
+"""Logins and TLS over real sockets, with flowshare's own client and with bare requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.security import Security
+from flowshare.client.settings import LinkSettings
+from flowshare.client.tcp import open_tcp
+from flowshare.clock import LoopClock
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.server.security.sasl import MECHANISMS
+from flowshare.server.security.tls import ServerTls
+from tests.server.security.broker import Secured, secured
+from tests.server.security.certificates import Certificates
+from tests.server.security.logins import client
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+async def open_and_close(broker: Secured, security: Security | None) -> set[int]:
+    """Connect with flowshare's client; which APIs the broker has."""
+    settings = LinkSettings(connect_timeout_s=15.0)
+    connection = await open_tcp(
+        broker.host, broker.port, client_id="test", clock=LoopClock(), settings=settings, security=security
+    )
+    try:
+        return set(connection.api_versions)
+    finally:
+        await connection.close()
+
+
+def login(mechanism: str = "SCRAM-SHA-512", password: str = "wonder land", **options) -> Security:
+    options = {"protocol": "SASL_PLAINTEXT", **options}
+    return Security(mechanism=mechanism, username="alice", password=password, **options)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_the_right_password_logs_in(tmp_path: Path, mechanism: str) -> None:
+    async with secured(tmp_path) as broker:
+        apis = await open_and_close(broker, login(mechanism))
+
+        assert {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.ALTER_USER_SCRAM_CREDENTIALS} <= apis
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_a_wrong_password_is_told_and_stands_in_no_log(
+    tmp_path: Path, mechanism: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with secured(tmp_path) as broker:
+            with pytest.raises(ServerError) as failed:
+                await open_and_close(broker, login(mechanism, "looking glass"))
+
+    assert failed.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert "login failed: host=127.0.0.1" in caplog.text
+    assert "glass" not in caplog.text + str(failed.value)
+
+
+async def test_a_failed_login_is_answered_later_and_ends_the_connection(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        begun = asyncio.get_running_loop().time()
+        answer = await talk.log_in("nobody", "word")
+
+        assert asyncio.get_running_loop().time() - begun >= 0.1
+        assert ErrorCode(int(answer.error_code)) is ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert await talk.ended() == b""
+
+
+async def test_nothing_is_answered_before_the_login(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        await talk.ask("api_versions", 3, client_software_name="test", client_software_version="1")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await talk.ask("describe_user_scram_credentials", 0, users=None)
+
+
+async def test_an_unknown_mechanism_is_answered_with_those_that_are_known(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        answer = await talk.ask("sasl_handshake", 1, mechanism="GSSAPI")
+
+        assert ErrorCode(int(answer.error_code)) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        assert answer.mechanisms == MECHANISMS
+        assert await talk.ended() == b""
+
+
+async def test_a_login_begins_with_a_handshake_and_is_made_once(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        answer = await talk.ask("sasl_authenticate", 0, auth_bytes=b"\0alice\0wonder land")
+        assert ErrorCode(int(answer.error_code)) is ErrorCode.ILLEGAL_SASL_STATE
+        assert await talk.ended() == b""
+
+        talk = await broker.as_user()
+        for name, version, fields in (
+            ("sasl_handshake", 1, {"mechanism": "PLAIN"}),
+            ("sasl_authenticate", 2, {"auth_bytes": b"\0alice\0wonder land"}),
+        ):
+            answer = await talk.ask(name, version, **fields)
+            assert ErrorCode(int(answer.error_code)) is ErrorCode.ILLEGAL_SASL_STATE
+        assert (await talk.ask("describe_user_scram_credentials", 0, users=None)).results
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_after_a_handshake_of_version_0_tokens_come_bare(tmp_path: Path, mechanism: str) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        own = client(mechanism, "alice", "wonder land")
+        await talk.ask("sasl_handshake", 0, mechanism=mechanism)
+        token = own.first()
+        while token is not None:
+            token = own.next(await talk.raw(token))
+
+        assert (await talk.ask("describe_user_scram_credentials", 0, users=None)).results
+
+
+async def test_a_wrong_bare_token_is_not_answered(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        await talk.ask("sasl_handshake", 0, mechanism="PLAIN")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await talk.raw(b"\0alice\0looking glass")
+
+
+async def test_a_client_that_wants_to_log_in_where_nobody_has_to_is_told(tmp_path: Path) -> None:
+    async with secured(tmp_path, users=None) as broker:
+        with pytest.raises(ClientError, match="does not ask for authentication"):
+            await open_and_close(broker, login())
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+async def test_logins_go_over_tls(tmp_path: Path, files: Certificates, mechanism: str) -> None:
+    async with secured(tmp_path, tls=files.tls()) as broker:
+        assert await open_and_close(broker, login(mechanism, protocol="SASL_SSL", ca_file=files.ca))
+
+
+async def test_a_certificate_has_to_be_trusted(tmp_path: Path, files: Certificates) -> None:
+    async with secured(tmp_path, users=None, tls=files.tls()) as broker:
+        with pytest.raises(ClientError, match="certificate verify failed"):
+            await open_and_close(broker, Security(protocol="SSL"))
+
+
+async def test_a_certificate_has_to_name_the_host_unless_told_otherwise(tmp_path: Path, files: Certificates) -> None:
+    async with secured(tmp_path, users=None, tls=ServerTls(certificate=files.elsewhere)) as broker:
+        security = Security(protocol="SSL", ca_file=files.ca)
+        with pytest.raises(ClientError, match="certificate is not valid for '127"):
+            await open_and_close(broker, security)
+
+        assert await open_and_close(broker, replace(security, check_hostname=False))
+
+
+async def test_a_client_without_tls_at_a_port_with_it_is_told_and_nobody_else_suffers(
+    tmp_path: Path, files: Certificates
+) -> None:
+    async with secured(tmp_path, tls=files.tls()) as broker:
+        with pytest.raises(ConnectionError):
+            await open_and_close(broker, login())
+
+        assert await open_and_close(broker, login(protocol="SASL_SSL", ca_file=files.ca))
+
+
+async def test_a_client_with_tls_at_a_port_without_it_is_told_and_nobody_else_suffers(
+    tmp_path: Path, files: Certificates
+) -> None:
+    async with secured(tmp_path) as broker:
+        with pytest.raises(ConnectionError):
+            await open_and_close(broker, login(protocol="SASL_SSL", ca_file=files.ca))
+
+        assert await open_and_close(broker, login())
+
+
+async def test_a_handshake_that_never_comes_ends(tmp_path: Path, files: Certificates) -> None:
+    async with secured(tmp_path, tls=files.tls(), connection_setup_max_ms="50") as broker:
+        talk = await broker.connect()
+
+        assert await talk.ended() == b""
+
+
+async def test_a_login_that_never_comes_ends(tmp_path: Path) -> None:
+    async with secured(tmp_path, connection_setup_max_ms="50") as broker:
+        talk = await broker.connect()
+        await talk.ask("sasl_handshake", 1, mechanism="PLAIN")
+
+        assert await talk.ended() == b""
+
+
+async def test_a_client_certificate_that_is_required_has_to_be_shown(tmp_path: Path, files: Certificates) -> None:
+    async with secured(tmp_path, users=None, tls=files.tls("required")) as broker:
+        with pytest.raises(ConnectionError):
+            await open_and_close(broker, Security(protocol="SSL", ca_file=files.ca))
+
+        shown = Security(protocol="SSL", ca_file=files.ca, certificate_file=files.client)
+        assert await open_and_close(broker, shown)
+
+
+async def test_a_certificate_says_who_is_there(tmp_path: Path, files: Certificates) -> None:
+    acls = f'allow "User:{files.client_name}" describe cluster'
+    async with secured(tmp_path, users=None, acls=acls, tls=files.tls("requested")) as broker:
+        known = Security(protocol="SSL", ca_file=files.ca, certificate_file=files.client).ssl_context()
+        unknown = Security(protocol="SSL", ca_file=files.ca).ssl_context()
+        codes = [await _describe(broker, context) for context in (known, unknown)]
+
+    assert codes == [ErrorCode.NONE, ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
+
+
+async def _describe(broker: Secured, context) -> ErrorCode:
+    talk = await broker.connect(ssl=context)
+    answer = await talk.ask(
+        "describe_acls",
+        2,
+        resource_type_filter=1,
+        resource_name_filter=None,
+        pattern_type_filter=1,
+        principal_filter=None,
+        host_filter=None,
+        operation=1,
+        permission_type=1,
+    )
+    return ErrorCode(int(answer.error_code))
+
+
+async def test_a_token_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        talk = await broker.connect()
+        await talk.ask("sasl_handshake", 1, mechanism="SCRAM-SHA-256")
+        answer = await talk.ask("sasl_authenticate", 1, auth_bytes=b"n,,n=alice,r=" + b"x" * 10_000)
+
+        assert ErrorCode(int(answer.error_code)) is ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert "longer than" in answer.error_message
