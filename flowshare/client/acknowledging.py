@@ -1,6 +1,7 @@
-"""One member's ShareAcknowledge requests: sent at once, beside a parked fetch, and never sent twice.
+"""One node's ShareAcknowledge requests, never sent twice: the record may have been given to somebody in between.
 
-An acknowledgement whose outcome is not known is an error: the record may have been given to somebody in between.
+To flowshare's own servers they go at once, beside a parked fetch. To a broker that takes one request at a time they
+take turns with the fetches (`client.turns`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import SESSION_GONE, ConnectionLost
+from flowshare.client.fetching import MOVED, Fetcher, Moved, Plan, Riding
 from flowshare.client.ranges import AckResult
 from flowshare.client.session import EPOCH_CLOSE
+from flowshare.client.turns import Acks, Turns, Waiting, is_renewal
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
+    AcknowledgedPartition,
+    FetchedPartition,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
+    ShareFetchResponse,
     SharePartitionRequest,
     TopicPartition,
 )
@@ -25,42 +31,57 @@ from flowshare.share.types import AcknowledgeType
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowshare.client.fetching import Fetcher
-    from flowshare.client.link import Link
     from flowshare.client.membership import Membership
-    from flowshare.client.session import FetchSession
+    from flowshare.client.node import Node
+    from flowshare.client.ranges import Fetched
     from flowshare.clock import Clock
+    from flowshare.protocol.messages import Connection
 
 RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
+LEFT_OUT: Final = "the server's answer leaves this partition out"
 
 logger = logging.getLogger(__name__)
 
 
 class Acknowledger:
-    """Acknowledges for one member."""
+    """Acknowledges for one member at one node."""
 
-    def __init__(
-        self, link: Link, session: FetchSession, membership: Membership, fetcher: Fetcher, *, clock: Clock
-    ) -> None:
-        self._link = link
-        self._session = session
+    def __init__(self, node: Node, membership: Membership, fetcher: Fetcher, *, clock: Clock, on_moved: Moved) -> None:
+        self._node = node
         self._membership = membership
         self._fetcher = fetcher
         self._clock = clock
+        self._on_moved = on_moved
+        self._turns = Turns(clock, self._send_taken)
         self._under_way = 0
         self._done = asyncio.Event()
 
-    async def acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
-    ) -> list[AckResult]:
+    async def acknowledge(self, acks: Acks) -> list[AckResult]:
         """Send and tell the outcome of each partition, in order."""
         self._under_way += 1
         try:
-            return await self._acknowledge(acks, generation)
+            connection = self._node.link.current
+            if connection is None:
+                return self.all_failed(acks, ErrorCode.NETWORK_EXCEPTION, GONE)
+            if self._node.beside:
+                return await self._send(acks, connection)
+            return await self._turns.acknowledge(acks)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._done.set()
+
+    async def fetch(self, plan: Plan) -> list[Fetched]:
+        """One fetch in its turn, with the acknowledgements that wait."""
+        connection = await self._fetcher.connect(plan.max_wait_s)
+        if connection is None:
+            return []
+        if self._node.beside:
+            fetched, _ = await self._fetcher.fetch(plan, connection)
+        else:
+            fetched = await self._fetch_in_turn(plan, connection)
+        await self._fetcher.rest(fetched, plan)
+        return fetched
 
     async def settle(self) -> None:
         """Wait until nothing is under way."""
@@ -68,16 +89,30 @@ class Acknowledger:
             self._done.clear()
             await self._done.wait()
 
+    async def stop(self) -> None:
+        """Nothing is sent any more."""
+        await self._turns.stop()
+
     async def close_session(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
         """Give `unrun` ranges back without costing an attempt and end the session, which releases the rest."""
-        connection = self._link.current
-        if connection is None or not self._session.open:
+        serial = not self._node.beside
+        if serial:
+            await self._turns.take(riding=False)
+        try:
+            await self._close_session(unrun)
+        finally:
+            if serial:
+                self._turns.done()
+
+    async def _close_session(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
+        connection = self._node.link.current
+        if connection is None or not self._node.session.open:
             return
         ordered = {tp: [AckBatch(first, last, RELEASE, 0, True) for first, last in sorted(unrun[tp])] for tp in unrun}
         request = self._request(ordered, EPOCH_CLOSE)
-        self._session.reset()
+        self._node.session.reset()
         try:
-            answer = await self._link.send_on(connection, request)
+            answer = await self._node.link.send_on(connection, request)
         except ConnectionLost as error:
             logger.info("session of %s closed with its connection: %s", self._membership.group_id, error)
             return
@@ -92,58 +127,95 @@ class Acknowledger:
                     result.message or "",
                 )
 
-    async def _acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
-    ) -> list[AckResult]:
-        connection = self._link.current
-        if connection is None or (generation is not None and generation != self._link.generation):
-            reason = "the connection over which the records were acquired ended; they are given to others"
-            return self._all_failed(acks, ErrorCode.NETWORK_EXCEPTION, reason)
-        if not self._session.open and not await self._fetcher.open_session(connection):
-            return self._all_failed(acks, ErrorCode.SHARE_SESSION_NOT_FOUND, "no session could be opened")
-        number = self._session.number
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    async def _send(self, acks: Acks, connection: Connection) -> list[AckResult]:
+        """One request for all of it, now."""
+        session = self._node.session
+        if not session.open and not await self._fetcher.open_session(connection):
+            return self.all_failed(acks, ErrorCode.SHARE_SESSION_NOT_FOUND, "no session could be opened")
+        number = session.number
         sent_s = self._clock.monotonic()
-        request = self._request(acks, self._session.next_epoch())
+        request = self._request(acks, session.next_epoch())
         try:
-            answer = await self._link.send_on(connection, request)
+            answer = await self._node.link.send_on(connection, request)
         except ConnectionLost as error:
-            return self._all_failed(acks, ErrorCode.NETWORK_EXCEPTION, f"outcome unknown: {error}")
+            return self.all_failed(acks, ErrorCode.NETWORK_EXCEPTION, f"outcome unknown: {error}")
         if answer.error in SESSION_GONE:
-            self._session.reset(number)
+            session.reset(number)
         return self._results(acks, answer, sent_s)
 
-    def _request(self, acks: Mapping[TopicPartition, Sequence[AckBatch]], epoch: int) -> ShareAcknowledgeRequest:
-        renew = any(AcknowledgeType.RENEW in batch.types for batches in acks.values() for batch in batches)
+    async def _send_taken(self, taken: list[Waiting]) -> None:
+        """What waited and found no fetch to ride on."""
+        connection = self._node.link.current
+        together = {tp: batches for waiting in taken for tp, batches in waiting.acks.items()}
+        if connection is None:
+            results = self.all_failed(together, ErrorCode.NETWORK_EXCEPTION, GONE)
+        else:
+            try:
+                results = await self._send(together, connection)
+            except Exception as error:
+                logger.exception("acknowledging for group %s failed", self._membership.group_id)
+                results = self.all_failed(together, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
+        _settle(taken, results)
+
+    async def _fetch_in_turn(self, plan: Plan, connection: Connection) -> list[Fetched]:
+        taken = await self._turns.take(riding=True)
+        results: list[AckResult] | None = None
+        riding: Riding = {tp: batches for waiting in taken for tp, batches in waiting.acks.items()}
+        try:
+            if riding and not self._node.session.open:  # a fetch that opens a session carries none (KIP-932)
+                results = await self._send(riding, connection)
+                _settle(taken, results)
+                taken, riding = [], {}
+            sent_s = self._clock.monotonic()
+            fetched, answer = await self._fetcher.fetch(plan, connection, riding)
+            if answer is None:
+                reason = f"outcome unknown: {self._node.link.trouble or 'the connection ended'}"
+                results = self.all_failed(riding, ErrorCode.NETWORK_EXCEPTION, reason)
+            else:
+                results = self._results(riding, answer, sent_s)
+            return fetched
+        finally:
+            self._turns.done()
+            _settle(taken, results or self.all_failed(riding, ErrorCode.NETWORK_EXCEPTION, "outcome unknown"))
+
+    def _request(self, acks: Acks, epoch: int) -> ShareAcknowledgeRequest:
         return ShareAcknowledgeRequest(
             group_id=self._membership.group_id,
             member_id=self._membership.member_id,
             session_epoch=epoch,
-            is_renew_ack=renew,
+            is_renew_ack=is_renewal(acks),
             partitions=tuple(
                 SharePartitionRequest(tp.topic_id, tp.partition, tuple(batches)) for tp, batches in acks.items()
             ),
         )
 
+    # --- outcomes -----------------------------------------------------------------------------------------------
+
     def _results(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], answer: ShareAcknowledgeResponse, sent_s: float
+        self, acks: Acks, answer: ShareAcknowledgeResponse | ShareFetchResponse, sent_s: float
     ) -> list[AckResult]:
         if answer.error is not ErrorCode.NONE:
-            return self._all_failed(acks, answer.error, answer.message)
+            return self.all_failed(acks, answer.error, answer.message)
         if answer.lock_timeout_ms > 0:
             self._fetcher.lock_timeout_ms = answer.lock_timeout_ms
         deadline_s = sent_s + self._fetcher.lock_timeout_ms / 1000
         answered = {TopicPartition(part.topic_id, part.partition): part for part in answer.partitions}
+        renewal = is_renewal(acks)
         results: list[AckResult] = []
         for tp, batches in acks.items():
             part = answered.get(tp)
-            code = ErrorCode.INVALID_RECORD_STATE if part is None else part.error
-            message = "the server's answer leaves this partition out" if part is None else part.message
+            code, message = (ErrorCode.INVALID_RECORD_STATE, LEFT_OUT) if part is None else _outcome(part)
+            if code is ErrorCode.NONE:
+                self._node.acknowledged(batches, renewal=renewal, deadline_s=deadline_s)
+            elif part is not None and code in MOVED:
+                self._on_moved(tp, part.current_leader, answer.node_endpoints)
             results.append(self._result(tp, batches, code, message, deadline_s))
         return results
 
-    def _all_failed(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], code: ErrorCode, message: str | None
-    ) -> list[AckResult]:
+    def all_failed(self, acks: Acks, code: ErrorCode, message: str | None) -> list[AckResult]:
+        """The same error for each partition."""
         return [self._result(tp, batches, code, message, 0.0) for tp, batches in acks.items()]
 
     def _result(
@@ -156,3 +228,18 @@ class Acknowledger:
     ) -> AckResult:
         name = self._membership.topic_name(tp.topic_id)
         return AckResult(name, tp.topic_id, tp.partition, tuple(batches), code, message, deadline_s)
+
+
+GONE: Final = "the connection over which the records were acquired ended; they are given to others"
+
+
+def _outcome(part: FetchedPartition | AcknowledgedPartition) -> tuple[ErrorCode, str | None]:
+    if isinstance(part, FetchedPartition):
+        return part.ack_error, part.ack_message
+    return part.error, part.message
+
+
+def _settle(taken: list[Waiting], results: list[AckResult]) -> None:
+    by_partition = {result.tp: result for result in results}
+    for waiting in taken:
+        waiting.settle([by_partition[tp] for tp in waiting.acks])

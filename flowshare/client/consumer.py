@@ -452,7 +452,7 @@ class ShareConsumer(Generic[K, V]):
         """Ranges that were fetched and never handed out."""
         offsets: dict[TopicPartition, list[int]] = {}
         for unpacked, item in self._backlog:
-            if unpacked.generation == self._member.generation and not isinstance(item, CorruptRecords):
+            if self._member.holds(unpacked.source.tp, unpacked.generation) and not isinstance(item, CorruptRecords):
                 offsets.setdefault(unpacked.source.tp, []).append(item.offset)
         return {tp: list(_runs(found)) for tp, found in offsets.items()}
 

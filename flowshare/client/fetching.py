@@ -1,19 +1,21 @@
-"""One member's ShareFetch requests: what they say of the session, and what their answers' errors lead to.
+"""One node's ShareFetch requests: what they say of the session, and what their answers' errors lead to.
 
-An error becomes one of three things: `trouble` (told, and tried again after a pause), a new session, or a refusal
-that the next fetch raises (share-groups reference §3.12). Records that came beside an error are never dropped for it.
+An error becomes one of four things: `trouble` (told, and tried again after a pause), a new session, another leader,
+or a refusal that the next fetch raises (share-groups reference §3.12). Records that came beside an error are never
+dropped for it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.errors import SESSION_GONE, ClientError, Closed, ConnectionLost, NotConnected, ServerError
 from flowshare.client.ranges import Fetched
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
+    AckBatch,
     FetchedPartition,
     ShareFetchRequest,
     ShareFetchResponse,
@@ -23,9 +25,10 @@ from flowshare.protocol.messages import (
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
-    from flowshare.client.link import Link
+    from collections.abc import Sequence
+
     from flowshare.client.membership import Membership
-    from flowshare.client.session import FetchSession
+    from flowshare.client.node import Node
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
@@ -39,7 +42,25 @@ REFUSED: Final = frozenset(
     }
 )
 """Errors of a fetch that trying again does not cure."""
+MOVED: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""Errors after which the partition's leader is looked up."""
+UNKNOWN: Final = frozenset(
+    {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_SERVER_ERROR}
+)
+"""Errors that hint at an assignment which is out of date."""
 PAUSE_LEAST_S: Final = 0.05
+
+Moved = Callable[[TopicPartition, tuple[int, int], Mapping[int, tuple[str, int]]], object]
+"""Told of a partition that is led elsewhere: (partition, (leader, leader epoch), addresses of nodes)."""
+Riding = dict[TopicPartition, "Sequence[AckBatch]"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,22 +76,17 @@ class Plan(NamedTuple):
 
 
 class Fetcher:
-    """Fetches for one member; `lock_timeout_ms` is that of the last answer."""
+    """Fetches for one member from one node; `lock_timeout_ms` is that of the last answer."""
 
-    def __init__(self, link: Link, session: FetchSession, membership: Membership, *, clock: Clock) -> None:
-        self._link = link
-        self._session = session
+    def __init__(self, node: Node, membership: Membership, *, clock: Clock, on_moved: Moved) -> None:
+        self._node = node
         self._membership = membership
         self._clock = clock
-        self._changed = asyncio.Event()
+        self._on_moved = on_moved
         self._refusal: ClientError | None = None
         self._strikes = 0
         self.trouble: str | None = None
         self.lock_timeout_ms = 0
-
-    def assignment_changed(self) -> None:
-        """Let a fetch that waits for its first partition go on."""
-        self._changed.set()
 
     def raise_refusal(self) -> None:
         """Raises: ServerError, once for each refusal."""
@@ -78,65 +94,68 @@ class Fetcher:
             refusal, self._refusal = self._refusal, None
             raise refusal
 
-    async def fetch(self, plan: Plan) -> list[Fetched]:
-        """One round: a request and its answer, or a pause when there is nobody to ask."""
-        wanted = self._membership.assignment
-        if not wanted and not self._session.partitions:
-            await self._wait_assignment(plan.max_wait_s)
-            wanted = self._membership.assignment
-            if not wanted:
-                return []
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to fetch, or to tell the server not to fetch any more."""
+        return bool(self._node.wanted or self._node.session.partitions)
+
+    async def connect(self, limit_s: float) -> Connection | None:
+        """The node's connection; None when it cannot be had in time."""
         try:
-            connection = await self._link.connection(plan.max_wait_s)
+            return await self._node.link.connection(limit_s)
         except (NotConnected, Closed):
-            return []
-        number, generation = self._session.number, self._link.generation
-        request = self._request(plan, wanted)
+            return None
+
+    async def fetch(
+        self, plan: Plan, connection: Connection, riding: Riding | None = None
+    ) -> tuple[list[Fetched], ShareFetchResponse | None]:
+        """One request, handed over before anything is awaited: what it brought, and the answer (None: lost)."""
+        node = self._node
+        number, generation = node.session.number, node.generation
+        request = self._request(plan, riding or {})
         try:
-            answer = await self._link.send_on(connection, request, wait_s=request.max_wait_ms / 1000)
+            answer = await node.link.send_on(connection, request, wait_s=request.max_wait_ms / 1000)
         except ConnectionLost:
-            return []
-        fetched = self._take(answer, number, generation)
+            return [], None
+        return self._take(answer, number, generation), answer
+
+    async def rest(self, fetched: list[Fetched], plan: Plan) -> None:
+        """A pause after an answer that brought nothing but trouble."""
         if fetched or self.trouble is None:
             self._strikes = 0
-        else:
-            self._strikes += 1
-            await self._clock.sleep(min(self._link.pause_s(self._strikes), max(plan.max_wait_s, PAUSE_LEAST_S)))
-        return fetched
-
-    async def _wait_assignment(self, limit_s: float) -> None:
-        self._changed.clear()
-        try:
-            await self._clock.wait_for(self._changed.wait(), limit_s)
-        except TimeoutError:
             return
+        self._strikes += 1
+        pause_s = self._node.link.pause_s(self._strikes)
+        await self._clock.sleep(min(pause_s, max(plan.max_wait_s, PAUSE_LEAST_S)))
 
     async def open_session(self, connection: Connection) -> bool:
         """Open the session without fetching, so that what is held can be acknowledged."""
-        number = self._session.number
         plan = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
-        request = self._request(plan, self._membership.assignment)
-        try:
-            answer = await self._link.send_on(connection, request)
-        except ConnectionLost:
-            return False
-        self._take(answer, number, self._link.generation)
-        return answer.error is ErrorCode.NONE
+        _, answer = await self.fetch(plan, connection)
+        return answer is not None and answer.error is ErrorCode.NONE
 
-    def _request(self, plan: Plan, wanted: frozenset[TopicPartition]) -> ShareFetchRequest:
-        """The request that brings the server's view of the session to `wanted`; nothing may be awaited until sent."""
-        added, forgotten = self._session.change_to(wanted)
-        idle = not wanted
+    def _request(self, plan: Plan, riding: Riding) -> ShareFetchRequest:
+        """The request that brings the server's view of the session to what is wanted; awaits nothing."""
+        node = self._node
+        added, forgotten = node.session.change_to(node.wanted)
+        idle = not node.wanted
+        wait_s = 0.0 if idle else node.wait_s(plan.max_wait_s, with_acks=bool(riding))
+        parts = [SharePartitionRequest(tp.topic_id, tp.partition, tuple(riding.get(tp, ()))) for tp in added]
+        parts += [
+            SharePartitionRequest(tp.topic_id, tp.partition, tuple(acks))
+            for tp, acks in riding.items()
+            if tp not in added
+        ]
         return ShareFetchRequest(
             group_id=self._membership.group_id,
             member_id=self._membership.member_id,
-            session_epoch=self._session.next_epoch(),
-            max_wait_ms=0 if idle else round(plan.max_wait_s * 1000),
+            session_epoch=node.session.next_epoch(),
+            max_wait_ms=round(wait_s * 1000),
             max_bytes=plan.bytes_max,
             max_records=0 if idle else plan.records_max,
             batch_size=plan.batch_size,
             acquire_mode=int(plan.mode),
-            partitions=tuple(SharePartitionRequest(tp.topic_id, tp.partition) for tp in added),
+            partitions=tuple(parts),
             forgotten=forgotten,
         )
 
@@ -152,6 +171,7 @@ class Fetcher:
         fetched: list[Fetched] = []
         for part in answer.partitions:
             if part.acquired:
+                self._node.acquired(part.acquired, deadline_s)
                 fetched.append(
                     Fetched(
                         self._membership.topic_name(part.topic_id),
@@ -164,19 +184,21 @@ class Fetcher:
                     )
                 )
             if part.error is not ErrorCode.NONE:
-                self._partition_refused(part)
+                self._partition_refused(part, answer)
         return fetched
 
     def _fetch_refused(self, code: ErrorCode, message: str | None, number: int) -> None:
         error = ServerError(code, message, about=f"fetch of group {self._membership.group_id}")
         self.trouble = str(error)
         if code in SESSION_GONE:
-            self._session.reset(number)
+            self._node.session.reset(number)
         elif code in REFUSED:
             self._refusal = error
-        logger.warning("%s", error)
+        elif code in UNKNOWN:  # brokers say so of the whole fetch when one topic is gone or not initialised yet
+            self._membership.refresh()
+        logger.log(logging.WARNING if self._strikes == 0 else logging.DEBUG, "%s", error)
 
-    def _partition_refused(self, part: FetchedPartition) -> None:
+    def _partition_refused(self, part: FetchedPartition, answer: ShareFetchResponse) -> None:
         topic = self._membership.topic_name(part.topic_id)
         where = f"fetch of {topic}-{part.partition} for group {self._membership.group_id}"
         error = ServerError(part.error, part.message, about=where)
@@ -185,5 +207,8 @@ class Fetcher:
         self.trouble = str(error)
         if part.error in REFUSED:
             self._refusal = error
-        elif part.error in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+        elif part.error in UNKNOWN:
             self._membership.refresh()
+        if part.error in MOVED or part.error in UNKNOWN:
+            at = TopicPartition(part.topic_id, part.partition)
+            self._on_moved(at, part.current_leader, answer.node_endpoints)

@@ -1,10 +1,10 @@
 """`ShareMember`: one member of one share group in ranges and bytes. `ShareConsumer` and the agents stand on it.
 
-Nothing here is done per record. Acknowledgements never ride on fetches: a fetch may be parked at the server, and an
-acknowledgement's outcome is wanted now, so each goes in a ShareAcknowledge of its own beside the parked fetch.
+Nothing here is done per record. Partitions are fetched from the brokers that lead them, each over a session and a
+connection of its own (`client.nodes`); heartbeats go to the group's coordinator.
 
-When a connection ends, the server gives what this member held to others. An acknowledgement whose outcome is not
-known is reported as an error and never sent again: the record may have been given to somebody in between.
+When a connection ends, the server gives what this member held over it to others. An acknowledgement whose outcome is
+not known is reported as an error and never sent again: the record may have been given to somebody in between.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.acknowledging import Acknowledger
 from flowshare.client.errors import Closed, IllegalState
-from flowshare.client.fetching import Fetcher, Plan
+from flowshare.client.fetching import Plan
 from flowshare.client.link import Connect, Link
 from flowshare.client.membership import Membership
+from flowshare.client.nodes import Nodes
 from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
-from flowshare.client.session import FetchSession
 from flowshare.client.settings import MIB, MemberSettings
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType, AcquireMode
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 
 RENEW: Final = bytes((AcknowledgeType.RENEW,))
+NO_NODE: Final = -3
+"""In place of a node: waiting for the first partition."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +58,9 @@ class ShareMember:
         self._clock = clock
         self._settings = settings or MemberSettings()
         self._on_assignment = on_assignment
-        session = FetchSession()
+        name = f"member {self.member_id} of {group_id}"
         self._link = Link(
-            connect,
-            clock=clock,
-            settings=self._settings.link,
-            name=f"member {self.member_id} of {group_id}",
-            on_lost=session.reset,
+            connect, clock=clock, settings=self._settings.link, name=name, on_lost=lambda: self._nodes.lost()
         )
         self._membership = Membership(
             self._link,
@@ -74,9 +71,8 @@ class ShareMember:
             settings=self._settings,
             on_assignment=self._assigned,
         )
-        self._fetcher = Fetcher(self._link, session, self._membership, clock=clock)
-        self._acknowledger = Acknowledger(self._link, session, self._membership, self._fetcher, clock=clock)
-        self._fetching: asyncio.Task[list[Fetched]] | None = None
+        self._nodes = Nodes(self._link, self._membership, clock=clock, settings=self._settings.link, name=name)
+        self._fetching: dict[int, asyncio.Task[list[Fetched]]] = {}
         self._fetch_called = False
         self._woken = False
         self._waker: asyncio.Future[None] | None = None
@@ -100,19 +96,23 @@ class ShareMember:
     @property
     def lock_timeout_ms(self) -> int:
         """How long acquired records are locked, as of the last answer; 0 before the first."""
-        return self._fetcher.lock_timeout_ms
+        return self._nodes.lock_timeout_ms
 
     @property
     def generation(self) -> int:
-        """How many connections were lost; a change means that everything held before is given to others."""
-        return self._link.generation
+        """How often a connection was lost or a partition moved; a change means: ask `holds` of all that is held."""
+        return self._nodes.changes
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether what a `Fetched` of this generation brought can still be this member's."""
+        return self._nodes.holds(tp, generation)
 
     @property
     def trouble(self) -> str | None:
         """Why nothing arrives, in words; None when all is well (there may just be nothing to fetch)."""
         if self._membership.failed is not None:
             return str(self._membership.failed)
-        trouble = self._membership.trouble or self._link.trouble or self._fetcher.trouble
+        trouble = self._membership.trouble or self._link.trouble or self._nodes.trouble
         if trouble:
             return trouble
         if not self._membership.assignment:
@@ -132,6 +132,7 @@ class ShareMember:
         """
         self._check_open()
         await self._membership.join()
+        self._nodes.route(await self._link.connection())
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Replace the subscribed topics; the group is told at once."""
@@ -162,14 +163,11 @@ class ShareMember:
         self._check_open()
         if self._fetch_called:
             raise IllegalState("one fetch of a member at a time; wait for the other call")
-        self._fetcher.raise_refusal()
+        self._nodes.raise_refusal()
         if self._woken:
             self._woken = False
             return []
-        if self._fetching is None:
-            plan = Plan(records_max, batch_size or max(1, records_max), max_wait_s, bytes_max, mode)
-            self._fetching = asyncio.create_task(self._fetcher.fetch(plan), name=f"fetch {self.group_id}")
-        return await self._wait_fetch(self._fetching)
+        return await self._wait_fetch(Plan(records_max, batch_size or max(1, records_max), max_wait_s, bytes_max, mode))
 
     def wakeup(self) -> None:
         """Make the fetch that waits (or else the next one) return at once, empty. Call on the member's loop."""
@@ -178,19 +176,44 @@ class ShareMember:
         else:
             self._woken = True
 
-    async def _wait_fetch(self, task: asyncio.Task[list[Fetched]]) -> list[Fetched]:
-        self._waker = asyncio.get_running_loop().create_future()
+    async def _wait_fetch(self, plan: Plan) -> list[Fetched]:
+        """Have a fetch under way at each node; return what the first ones bring."""
+        waker = self._waker = asyncio.get_running_loop().create_future()
         self._fetch_called = True
         try:
-            waited: set[asyncio.Future[Any]] = {task, self._waker}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                self._start_fetches(plan)
+                waited: set[asyncio.Future[Any]] = {waker, *self._fetching.values()}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                assigned = self._fetching.get(NO_NODE)
+                if assigned is None or not assigned.done() or waker.done():
+                    break
+                del self._fetching[NO_NODE]
+                if not self._membership.assignment:
+                    break
         finally:
             self._fetch_called = False
             self._waker = None
-        if not task.done() or self._closing:
-            return []
-        self._fetching = None
-        return task.result()
+        return [] if self._closing else self._fetched()
+
+    def _start_fetches(self, plan: Plan) -> None:
+        self._fetching.update(self._nodes.fetches(plan, self._fetching))
+        if not self._fetching:
+            waiting = self._wait_change(plan.max_wait_s)
+            self._fetching[NO_NODE] = asyncio.create_task(waiting, name=f"assignment {self.group_id}")
+
+    async def _wait_change(self, limit_s: float) -> list[Fetched]:
+        await self._nodes.wait_change(limit_s)
+        return []
+
+    def _fetched(self) -> list[Fetched]:
+        """What finished fetches brought, taken once. Raises: what one of them raised; the others' stays for later."""
+        fetched: list[Fetched] = []
+        for node, task in list(self._fetching.items()):
+            if task.done() and (not fetched or task.exception() is None):
+                del self._fetching[node]
+                fetched += task.result()
+        return fetched
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
@@ -200,10 +223,11 @@ class ShareMember:
         """Send acknowledgements now, in one request; one result a partition, in order.
 
         A result with an error means that nothing of that partition's is known to hold: the records may run again.
-        Never raises for what the server or the connection does. With `generation` (of the `Fetched`) older than
-        the connection nothing is sent and all fail. RENEW among the types makes the request a renewal (KIP-1222).
+        Never raises for what the server or the connection does. With `generation` (of the `Fetched`) of a connection
+        that ended nothing is sent and all fail; a partition that another broker leads by now fails alone. RENEW among
+        the types makes the request a renewal (KIP-1222).
         """
-        return await self._acknowledger.acknowledge(acks, generation)
+        return await self._nodes.acknowledge(acks, generation)
 
     async def renew(
         self, ranges: Mapping[TopicPartition, Iterable[tuple[int, int]]], *, generation: int | None = None
@@ -239,33 +263,36 @@ class ShareMember:
             await self._end()
 
     async def _close(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
-        await self._acknowledger.settle()
-        back = {tp: list(runs) for tp, runs in unrun.items()}
+        await self._nodes.settle()
+        back: dict[TopicPartition, list[tuple[int, int, int]]] = {}
+        for tp, runs in unrun.items():
+            generation = self._nodes.generation_at(tp)
+            if generation is not None:
+                back[tp] = [(first, last, generation) for first, last in runs]
         for fetched in self._untaken():
-            back.setdefault(fetched.tp, []).extend((run.first, run.last) for run in fetched.acquired)
-        await self._acknowledger.close_session(back)
+            runs_back = back.setdefault(fetched.tp, [])
+            runs_back += [(run.first, run.last, fetched.generation) for run in fetched.acquired]
+        await self._nodes.close_sessions(back)
         await self._membership.leave()
 
     def _untaken(self) -> list[Fetched]:
-        """What a finished fetch brought after its caller was gone."""
-        task = self._fetching
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return []
-        self._fetching = None
-        return [fetched for fetched in task.result() if fetched.generation == self._link.generation]
+        """What finished fetches brought after their caller was gone."""
+        done = [task for task in self._fetching.values() if task.done() and not task.cancelled()]
+        return [fetched for task in done if task.exception() is None for fetched in task.result()]
 
     async def _end(self) -> None:
         await self._membership.stop()
+        await self._nodes.close()
         await self._link.close()
-        task, self._fetching = self._fetching, None
-        if task is not None:
+        tasks, self._fetching = list(self._fetching.values()), {}
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
     def _assigned(self) -> None:
-        self._fetcher.assignment_changed()
+        self._nodes.assign()
         if self._on_assignment is not None:
             self._on_assignment(self.assignment)
 

@@ -39,6 +39,10 @@ LATER: Final = frozenset(
     }
 )
 NAME_RETRY_S: Final = 1.0
+QUICK_S: Final = 0.1
+QUICK_UNTIL_S: Final = 10.0
+"""After joining, heartbeats follow this quickly until partitions are assigned, for so long at most: Kafka's brokers
+initialise the partitions first and tell the assignment with a later heartbeat, by itself 5 s later."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +76,7 @@ class Membership:
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._announced: tuple[str, ...] | None = None
         self._interval_s = 5.0
+        self._quick_until_s = 0.0
         self._failures = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -155,6 +160,8 @@ class Membership:
     def _next_s(self) -> float:
         if self._failures:
             return self._link.pause_s(self._failures)
+        if not self._assigned and self._clock.monotonic() < self._quick_until_s:
+            return min(self._interval_s, QUICK_S)
         nameless = len(self.assignment) != len(self._assigned)
         return min(self._interval_s, NAME_RETRY_S) if nameless else self._interval_s
 
@@ -193,6 +200,7 @@ class Membership:
         self._interval_s = max(0.001, answer.heartbeat_interval_ms / 1000)
         if request.subscribed_topics is not None:
             self._announced = request.subscribed_topics
+            self._quick_until_s = self._clock.monotonic() + QUICK_UNTIL_S
         if answer.assignment is not None:
             self._assigned = frozenset(answer.assignment)
         await self._name_topics()

@@ -1,0 +1,276 @@
+"""The brokers that one member fetches from: one session and one fetch at a time each, as KIP-932 has it.
+
+Within a process, and with one broker, there is one node. Losing a broker takes only what was acquired from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.acknowledging import GONE, Acknowledger
+from flowshare.client.fetching import Fetcher, Moved, Plan
+from flowshare.client.link import Link
+from flowshare.client.node import LOCAL, Generations, Node
+from flowshare.client.routing import ClusterConnection
+from flowshare.client.topology import NOBODY
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from flowshare.client.cluster import Cluster
+    from flowshare.client.membership import Membership
+    from flowshare.client.ranges import AckResult, Fetched
+    from flowshare.client.settings import LinkSettings
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import AckBatch, Connection, TopicPartition
+
+ELSEWHERE: Final = "the partition is led by another broker by now; the records are given to others"
+LOOK_S_MAX: Final = 5.0
+"""Longest pause between two looks for the leader of a partition that has none."""
+
+logger = logging.getLogger(__name__)
+
+
+class NodeClient:
+    """What speaks to one node."""
+
+    __slots__ = ("acknowledger", "fetcher", "node")
+
+    def __init__(self, node: Node, membership: Membership, clock: Clock, on_moved: Moved) -> None:
+        self.node = node
+        self.fetcher = Fetcher(node, membership, clock=clock, on_moved=on_moved)
+        self.acknowledger = Acknowledger(node, membership, self.fetcher, clock=clock, on_moved=on_moved)
+
+
+class Nodes:
+    """All nodes of one member."""
+
+    def __init__(self, link: Link, membership: Membership, *, clock: Clock, settings: LinkSettings, name: str) -> None:
+        """link: the member's own; when it turns out to lead to a cluster, each of its brokers gets another one."""
+        self._membership = membership
+        self._clock = clock
+        self._settings = settings
+        self._name = name
+        self._generations = Generations()
+        self._cluster: Cluster | None = None
+        self._client_id = ""
+        self._looking: asyncio.Task[None] | None = None
+        self._stale: set[TopicPartition] = set()
+        self._changed = asyncio.Event()
+        self.changes = 0
+        """How often something that was held may have been lost: connections that ended, partitions that moved."""
+        self._clients: dict[int, NodeClient] = {}
+        self._add(LOCAL, link)
+
+    # --- which nodes --------------------------------------------------------------------------------------------
+
+    def route(self, connection: Connection) -> None:
+        """Look at what the member's link leads to: a server, or a cluster."""
+        if not isinstance(connection, ClusterConnection) or self._cluster is not None:
+            return
+        self._cluster = connection.cluster
+        self._client_id = connection.client_id
+        self._clients.clear()
+        self.assign()
+
+    def lost(self) -> None:
+        """The member's own connection ended: in one process, that of its only node."""
+        if self._cluster is None:
+            self._lost(self._clients[LOCAL].node)
+
+    def assign(self) -> None:
+        """The assignment, or who leads what, is another one: every node gets what it leads."""
+        wanted = self._membership.assignment
+        cluster = self._cluster
+        leaders = {tp: LOCAL if cluster is None else cluster.leader_of(tp) for tp in wanted}
+        for node_id in set(leaders.values()) - {NOBODY} - set(self._clients):
+            self._add(node_id, self._link_to(node_id))
+        for node_id, client in self._clients.items():
+            mine = frozenset(tp for tp, leader in leaders.items() if leader == node_id)
+            moved = len(client.node.moved)
+            client.node.lead(mine, wanted - mine)
+            self.changes += len(client.node.moved) > moved
+        self._stale.update(tp for tp, leader in leaders.items() if leader == NOBODY)
+        if self._stale and self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name=f"{self._name}: leaders")
+        self._changed.set()
+
+    async def wait_change(self, limit_s: float) -> None:
+        """Wait until the assignment, or who leads what, is another one."""
+        self._changed.clear()
+        try:
+            await self._clock.wait_for(self._changed.wait(), limit_s)
+        except TimeoutError:
+            return
+
+    def _add(self, node_id: int, link: Link) -> None:
+        node = Node(node_id, self._generations, self._clock)
+        node.link = link
+        self._clients[node_id] = NodeClient(node, self._membership, self._clock, self._moved)
+
+    def _link_to(self, node_id: int) -> Link:
+        cluster = self._cluster
+        assert cluster is not None
+
+        async def connect() -> Connection:
+            return await cluster.open_node(node_id, self._client_id)
+
+        return Link(
+            connect,
+            clock=self._clock,
+            settings=self._settings,
+            name=f"{self._name} at broker {node_id}",
+            on_lost=lambda: self._node_lost(node_id),
+        )
+
+    def _node_lost(self, node_id: int) -> None:
+        node = self._clients[node_id].node
+        self._lost(node)
+        self._stale |= node.wanted  # whoever loses a broker asks who leads its partitions now
+        self.assign()
+
+    def _lost(self, node: Node) -> None:
+        node.lost()
+        self.changes += 1
+
+    def _moved(self, tp: TopicPartition, leader: tuple[int, int], endpoints: Mapping[int, tuple[str, int]]) -> None:
+        """A broker says that it does not lead a partition."""
+        cluster = self._cluster
+        if cluster is None:
+            return
+        if not cluster.moved(tp, leader, endpoints):
+            self._stale.add(tp)
+        self.assign()
+
+    async def _look(self) -> None:
+        """Find out who leads what is in doubt, until all of it has a leader."""
+        cluster, pause_s = self._cluster, self._settings.backoff_min_s
+        assert cluster is not None
+        try:
+            while self._stale:
+                asked, self._stale = self._stale & self._membership.assignment, set()
+                if not asked:
+                    break
+                await cluster.look_for(sorted({self._membership.topic_name(tp.topic_id) for tp in asked}))
+                self.assign()
+                if self._stale:
+                    await self._clock.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LOOK_S_MAX)
+        finally:
+            self._looking = None
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """As of the last answers, the shortest; 0 before the first."""
+        known = [client.fetcher.lock_timeout_ms for client in self._clients.values()]
+        return min((one for one in known if one > 0), default=0)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives from some node."""
+        for client in self._clients.values():
+            trouble = client.node.link.trouble or client.fetcher.trouble
+            if trouble and client.fetcher.needed:
+                return trouble
+        if self._stale:
+            names = ", ".join(sorted({self._membership.topic_name(tp.topic_id) for tp in self._stale}))
+            return f"the leaders of some partitions of {names} are not known"
+        return None
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether what was acquired over the connection of this number can still be this member's."""
+        return any(
+            client.node.generation == generation and tp not in client.node.moved for client in self._clients.values()
+        )
+
+    def generation_at(self, tp: TopicPartition) -> int | None:
+        """Number of the connection over which a partition is fetched now."""
+        return next((one.node.generation for one in self._clients.values() if tp in one.node.wanted), None)
+
+    # --- fetching and acknowledging -----------------------------------------------------------------------------
+
+    def raise_refusal(self) -> None:
+        """Raises: ServerError, once for each refusal."""
+        for client in self._clients.values():
+            client.fetcher.raise_refusal()
+
+    def fetches(self, plan: Plan, under_way: Iterable[int]) -> dict[int, asyncio.Task[list[Fetched]]]:
+        """Start a fetch from each node that has something to fetch and is not fetched from; each asks for its part."""
+        needed = {node_id: client for node_id, client in self._clients.items() if client.fetcher.needed}
+        records_max = max(1, plan.records_max // len(needed)) if needed else plan.records_max
+        share = plan._replace(records_max=records_max if plan.records_max > 0 else 0)
+        started = needed.keys() - set(under_way)
+        return {
+            node_id: asyncio.create_task(needed[node_id].acknowledger.fetch(share), name=f"fetch {self._name}")
+            for node_id in sorted(started)
+        }
+
+    async def acknowledge(
+        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
+    ) -> list[AckResult]:
+        """Send to the nodes over which the records came; outcomes in the order of the partitions."""
+        by_client: dict[int, dict[TopicPartition, Sequence[AckBatch]]] = {}
+        for tp, batches in acks.items():
+            by_client.setdefault(self._holder(tp, generation), {})[tp] = batches
+        if len(by_client) == 1:
+            ((node_id, alone),) = by_client.items()
+            return await self._acknowledge(node_id, alone, generation)
+        found = await asyncio.gather(*(self._acknowledge(one, part, generation) for one, part in by_client.items()))
+        by_partition = {result.tp: result for results in found for result in results}
+        return [by_partition[tp] for tp in acks]
+
+    def _holder(self, tp: TopicPartition, generation: int | None) -> int:
+        """The node that a partition's acknowledgements go to, NOBODY when what was held is in other hands."""
+        if generation is None:
+            if self._cluster is None:
+                return LOCAL
+            return next((node_id for node_id, one in self._clients.items() if tp in one.node.wanted), NOBODY)
+        for node_id, client in self._clients.items():
+            if client.node.generation == generation:
+                return NOBODY if tp in client.node.moved else node_id
+        return NOBODY
+
+    async def _acknowledge(
+        self, node_id: int, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
+    ) -> list[AckResult]:
+        if node_id != NOBODY:
+            return await self._clients[node_id].acknowledger.acknowledge(acks)
+        alive = any(client.node.generation == generation for client in self._clients.values())
+        code = ErrorCode.NOT_LEADER_OR_FOLLOWER if alive else ErrorCode.NETWORK_EXCEPTION
+        failed = next(iter(self._clients.values()), None)
+        if failed is None:
+            return []
+        return failed.acknowledger.all_failed(acks, code, ELSEWHERE if alive else GONE)
+
+    # --- closing ------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Wait until no acknowledgement is under way."""
+        for client in self._clients.values():
+            await client.acknowledger.settle()
+
+    async def close_sessions(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int, int]]]) -> None:
+        """End all sessions; each gives back what was acquired over it: (first, last, generation)."""
+        closing: list[Coroutine[Any, Any, None]] = []
+        for client in self._clients.values():
+            generation = client.node.generation
+            mine = {
+                tp: [(first, last) for first, last, held_over in runs if held_over == generation]
+                for tp, runs in unrun.items()
+            }
+            closing.append(client.acknowledger.close_session({tp: runs for tp, runs in mine.items() if runs}))
+        await asyncio.gather(*closing)
+
+    async def close(self) -> None:
+        """End everything; the member's own link is the member's."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        for node_id, client in self._clients.items():
+            await client.acknowledger.stop()
+            if node_id != LOCAL:
+                await client.node.link.close()
