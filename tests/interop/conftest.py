@@ -1,0 +1,54 @@
+"""Every test in this directory runs against both servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.servers import Server, flowshare_server
+from tests.interop.toolbox import Told, Toolbox
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(func_only=True))
+
+
+@pytest.fixture(scope="session", params=["kafka", "flowshare"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if request.param == "kafka":
+        yield Server("kafka", request.getfixturevalue("kafka").bootstrap)
+    else:
+        with flowshare_server(tmp_path_factory.mktemp("serve")) as found:
+            yield found
+
+
+@pytest.fixture(scope="session")
+def toolbox() -> Iterator[Toolbox]:
+    box = Toolbox()
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def run(server: Server, toolbox: Toolbox) -> Callable[..., Told]:
+    """Run a tool against the server; it has to end with `code` (None: with any)."""
+
+    def call(tool: str, *args: str, stdin: str = "", code: int | None = 0) -> Told:
+        where = (
+            (f"bootstrap={server.bootstrap}",) if tool == "share-client" else ("--bootstrap-server", server.bootstrap)
+        )
+        told = toolbox(tool, *where, *args, stdin=stdin)
+        assert code is None or told.code == code, (
+            f"{tool} {' '.join(args)} ended with {told.code}:\n{told.out}\n{told.err}"
+        )
+        return told
+
+    return call

@@ -1,0 +1,128 @@
+"""The two servers that every test here runs against: a real Kafka, the control, and a `flowshare serve` process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from flowshare.dev.processes import tail, tied_to_parent
+
+T = TypeVar("T")
+
+START_LIMIT_S = 30
+CALL_LIMIT_S = 20
+
+GROUP = {
+    "share.auto.offset.reset": "earliest",
+    # Stock clients learn at their second heartbeat what they are assigned.
+    "share.heartbeat.interval.ms": "300",
+    "share.assignment.interval.ms": "0",
+    "share.record.lock.duration.ms": "30000",
+}
+SETTINGS = {
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.min.heartbeat.interval.ms": "100",
+    "group.share.min.session.timeout.ms": "1000",
+}
+
+
+class Server:
+    """A server and short ways to prepare it. Preparation goes through librdkafka, a client of neither side."""
+
+    def __init__(self, name: str, bootstrap: str) -> None:
+        self.name = name
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    @property
+    def is_flowshare(self) -> bool:
+        return self.name == "flowshare"
+
+    def topic(self, name: str, partitions: int = 1) -> str:
+        made = self.admin.create_topics([NewTopic(name, partitions, 1)], operation_timeout=CALL_LIMIT_S)
+        made[name].result(CALL_LIMIT_S)
+        return name
+
+    def share_group(self, name: str, **settings: str) -> str:
+        """Settings by Kafka's names, with `_` for `.`, over GROUP."""
+        wanted = {**GROUP, **{key.replace("_", "."): value for key, value in settings.items()}}
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in wanted.items()
+        ]
+        resource = ConfigResource(ResourceType.GROUP, name, incremental_configs=entries)
+        for done in self.admin.incremental_alter_configs([resource]).values():
+            done.result(CALL_LIMIT_S)
+        return name
+
+    def produce(self, topic: str, *values: str, partition: int = 0) -> list[int]:
+        """Send and confirm. Returns the offsets."""
+        offsets: list[int] = []
+
+        def confirmed(error: object, message: Message) -> None:
+            assert error is None, error
+            offset = message.offset()
+            assert offset is not None
+            offsets.append(offset)
+
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 20})
+        for value in values:
+            producer.produce(topic, value.encode(), partition=partition, on_delivery=confirmed)
+        assert producer.flush(CALL_LIMIT_S) == 0
+        return offsets
+
+
+@contextmanager
+def flowshare_server(folder: Path) -> Iterator[Server]:
+    """A `flowshare serve` of its own, on a free port."""
+    log = folder / "serve.log"
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "flowshare.cli", "serve", "--data", str(folder / "log"), "--listen", "127.0.0.1:0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, *sets], stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=tied_to_parent()
+        )
+    try:
+        yield Server("flowshare", _address(process, log))
+    finally:
+        process.terminate()
+        try:
+            process.wait(START_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        for line in log.read_text().splitlines():
+            if "listening on " in line:
+                return line.rpartition("listening on ")[2].split()[0]
+        assert process.poll() is None, f"flowshare serve ended:\n{tail(log)}"
+        time.sleep(0.02)
+    raise AssertionError(f"flowshare serve was not ready within {START_LIMIT_S} s:\n{tail(log)}")
+
+
+def until(ask: Callable[[], T], good: Callable[[T], object], limit_s: float = CALL_LIMIT_S) -> T:
+    """Ask again and again until the answer is good; the last answer when the time is over."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        answer = ask()
+        if good(answer) or time.monotonic() > deadline:
+            return answer
+        time.sleep(0.05)
