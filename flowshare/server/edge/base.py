@@ -58,6 +58,10 @@ class Authorizer(Protocol):
         """Whether `principal` (`User:alice`), coming from the address `host`, may do `operation`."""
         ...
 
+    def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
+        """Whether there can be a thing of this kind on which it is allowed."""
+        ...
+
 
 class AllowAll:
     """Everybody may do everything: a listener without security."""
@@ -65,6 +69,11 @@ class AllowAll:
     def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Yes."""
         del principal, host, operation, resource, name
+        return True
+
+    def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
+        """Yes."""
+        del principal, host, operation, resource
         return True
 
 
@@ -111,6 +120,15 @@ class Peer:
         if self.principal is None:
             return False
         return self.authorizer.allowed(self.principal, self.host, operation, resource, name)
+
+    def may_somewhere(self, operation: Operation, resource: ResourceType) -> bool:
+        """Whether the peer may do `operation` on some thing of this kind.
+
+        An idempotent producer has to be allowed to write to some topic, or IDEMPOTENT_WRITE on the cluster (KIP-679).
+        """
+        if self.principal is None:
+            return False
+        return self.authorizer.allowed_somewhere(self.principal, self.host, operation, resource)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
