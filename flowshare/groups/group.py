@@ -325,6 +325,10 @@ class ClassicGroup:
         self.require_empty()
         self._phases.state = step(self.state, Trigger.DELETE)
 
+    def durable(self) -> GroupState:
+        """What is to be stored of the group as it is now."""
+        return self._phases.stored()
+
     def describe(self) -> ClassicView:
         """The group as DescribeGroups shows it: protocol, metadata and assignments in Stable only."""
         phases = self._phases
@@ -363,4 +367,4 @@ class ClassicGroup:
             self._phases.rebalance(now_ms)
 
     def _step(self) -> Step:
-        return self._phases.take(lambda: encode_group(self._phases.stored()))
+        return self._phases.take(lambda: encode_group(self.durable()))

@@ -10,24 +10,33 @@ from flowshare.groups.errors import GroupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassicConfig:
-    """Settings of the server for classic groups. Defaults are Kafka's, but for `size_max`, which has no bound there."""
+    """Settings of the server for classic groups, under the brokers' names.
+
+    Defaults are Kafka's, but for `size_max`, which has no bound there, and the delay of the first rebalance: that of
+    the server.properties that comes with Kafka for development.
+    """
 
     session_timeout_min_ms: int = 6_000
     """group.min.session.timeout.ms"""
     session_timeout_max_ms: int = 1_800_000
     """group.max.session.timeout.ms"""
-    initial_rebalance_delay_ms: int = 3_000
+    initial_rebalance_delay_ms: int = 0
     """group.initial.rebalance.delay.ms: how long the first rebalance of an empty group waits for more members."""
-    size_max: int = 10_000
+    size_max: int = 1_000
     """group.max.size"""
     new_member_timeout_ms: int = 300_000
     """How long a new member may wait in a rebalance: it sends no heartbeats, so it may be gone."""
     offset_metadata_max: int = 4_096
     """offset.metadata.max.bytes"""
-    offsets_retention_ms: int = 604_800_000
-    """offsets.retention.minutes"""
+    offsets_retention_minutes: int = 10_080
+    """offsets.retention.minutes: how long offsets are kept of a group without members."""
     retention_check_interval_ms: int = 600_000
     """offsets.retention.check.interval.ms"""
+
+    @property
+    def offsets_retention_ms(self) -> int:
+        """offsets.retention.minutes in milliseconds."""
+        return self.offsets_retention_minutes * 60_000
 
 
 class Supported(NamedTuple):

@@ -1,4 +1,4 @@
-"""Kafka's error codes, and the one table from core errors to them.
+"""Kafka's error codes, and the tables from the cores' errors to them.
 
 The numbers are Kafka's. kio has them too, but importing kio costs 0.6 s and the in-process path needs no kio at all.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+from flowshare.groups import errors as classic
 from flowshare.share import errors as core
 
 
@@ -171,6 +172,30 @@ WIRE: Final[dict[type[core.ShareError], ErrorCode]] = {
 }
 
 
-def error_code(error: core.ShareError) -> ErrorCode:
+GROUP_WIRE: Final[dict[type[classic.GroupError], ErrorCode]] = {
+    classic.InvalidRequest: ErrorCode.INVALID_REQUEST,
+    classic.InvalidGroupId: ErrorCode.INVALID_GROUP_ID,
+    classic.InvalidSessionTimeout: ErrorCode.INVALID_SESSION_TIMEOUT,
+    classic.InconsistentGroupProtocol: ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+    classic.MemberIdRequired: ErrorCode.MEMBER_ID_REQUIRED,
+    classic.GroupMaxSizeReached: ErrorCode.GROUP_MAX_SIZE_REACHED,
+    classic.UnknownMemberId: ErrorCode.UNKNOWN_MEMBER_ID,
+    classic.FencedInstanceId: ErrorCode.FENCED_INSTANCE_ID,
+    classic.IllegalGeneration: ErrorCode.ILLEGAL_GENERATION,
+    classic.RebalanceInProgress: ErrorCode.REBALANCE_IN_PROGRESS,
+    classic.CoordinatorNotAvailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    classic.GroupIdNotFound: ErrorCode.GROUP_ID_NOT_FOUND,
+    classic.NonEmptyGroup: ErrorCode.NON_EMPTY_GROUP,
+    classic.GroupSubscribedToTopic: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+    classic.OffsetMetadataTooLarge: ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    classic.UnstableOffsetCommit: ErrorCode.UNSTABLE_OFFSET_COMMIT,
+    classic.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
+    classic.GroupStateCorrupt: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+
+def error_code(error: core.ShareError | classic.GroupError) -> ErrorCode:
     """The wire number of a core error."""
+    if isinstance(error, classic.GroupError):
+        return GROUP_WIRE[type(error)]
     return WIRE[type(error)]

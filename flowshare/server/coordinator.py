@@ -66,6 +66,7 @@ class Coordinator:
         config_of: Callable[[str], GroupConfig],
         damage: Damage,
         return_grace_ms: int,
+        is_other_group: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._storage = storage
         self._topics = topics
@@ -75,6 +76,7 @@ class Coordinator:
         self._config_of = config_of
         self._damage = damage
         self._return_grace_ms = return_grace_ms
+        self._is_other_group = is_other_group
         self._beating: dict[InProcess, set[tuple[str, str]]] = {}
         self._alarm = Alarm(clock)
         self._unwritten: set[str] = set()
@@ -136,11 +138,14 @@ class Coordinator:
     def ensure(self, group_id: str) -> ShareGroup:
         """The group, made if there is none; write it then.
 
-        Raises: Refused (a bad id, or too many groups), StateCorrupt (what is stored of it cannot be read)
+        Raises: Refused (a bad id, or too many groups), StateCorrupt (what is stored of it cannot be read),
+        GroupIdNotFound (a consumer group has this id)
         """
         self._damage.check(group_id)
         group = self.groups.get(group_id)
         if group is None:
+            if self._is_other_group(group_id):
+                raise GroupIdNotFound(f"{group_id!r} is a consumer group; use another group id")
             if len(self.groups) >= GROUPS_MAX:
                 raise Refused(ErrorCode.POLICY_VIOLATION, f"there are {GROUPS_MAX} groups; delete some first")
             if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:

@@ -1,6 +1,6 @@
 """From an exception to what an answer carries: an error code and a text.
 
-Core errors have their table in `protocol.errors`; the log's errors have theirs here. Anything else is a fault of ours:
+Core errors have their tables in `protocol.errors`; the log's errors have theirs here. Anything else is a fault of ours:
 `UNKNOWN_SERVER_ERROR`, and the place that catches it logs it with its traceback.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from flowshare.groups.errors import GroupError
 from flowshare.log.base import (
     CorruptRecords,
     InvalidTopic,
     InvalidTopicConfig,
     LogError,
     OffsetOutOfRange,
+    ProducerRefused,
     RecordsTooLarge,
     StorageDamaged,
     StorageError,
@@ -22,6 +24,7 @@ from flowshare.log.base import (
 )
 from flowshare.protocol.errors import ErrorCode, error_code
 from flowshare.share.errors import ShareError
+from flowshare.transactions import errors as transactions
 
 LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     TopicExists: ErrorCode.TOPIC_ALREADY_EXISTS,
@@ -35,6 +38,20 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     StorageDamaged: ErrorCode.KAFKA_STORAGE_ERROR,
 }
 
+TRANSACTION_ERRORS: Final[dict[type[transactions.TransactionError], ErrorCode]] = {
+    transactions.OutOfOrderSequence: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    transactions.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
+    transactions.ProducerFenced: ErrorCode.PRODUCER_FENCED,
+    transactions.InvalidProducerIdMapping: ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    transactions.InvalidTxnState: ErrorCode.INVALID_TXN_STATE,
+    transactions.ConcurrentTransactions: ErrorCode.CONCURRENT_TRANSACTIONS,
+    transactions.InvalidTransactionTimeout: ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+    transactions.TransactionalIdNotFound: ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+    transactions.InvalidTransactionRequest: ErrorCode.INVALID_REQUEST,
+    transactions.TransactionLimit: ErrorCode.POLICY_VIOLATION,
+    transactions.TransactionStateCorrupt: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
+
 
 class Refused(Exception):
     """An answer with an error code that no core error stands for. `code`: the number, the text says why."""
@@ -44,7 +61,7 @@ class Refused(Exception):
         self.code = code
 
 
-EXPECTED: Final = (ShareError, LogError, Refused)
+EXPECTED: Final = (ShareError, GroupError, LogError, Refused, transactions.TransactionError)
 """What a request may end with without anything being wrong with the server."""
 
 
@@ -53,8 +70,12 @@ def failure(error: BaseException) -> tuple[ErrorCode, str]:
     text = str(error) or type(error).__name__
     if isinstance(error, Refused):
         return error.code, text
-    if isinstance(error, ShareError):
+    if isinstance(error, ShareError | GroupError):
         return error_code(error), text
+    if isinstance(error, ProducerRefused):
+        return TRANSACTION_ERRORS[type(error.reason)], text
+    if isinstance(error, transactions.TransactionError):
+        return TRANSACTION_ERRORS[type(error)], text
     if isinstance(error, LogError):
         return LOG_ERRORS.get(type(error), ErrorCode.KAFKA_STORAGE_ERROR), text
     return ErrorCode.UNKNOWN_SERVER_ERROR, f"internal error ({type(error).__name__}); see the server's log"

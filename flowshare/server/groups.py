@@ -22,6 +22,7 @@ from flowshare.protocol.messages import (
 from flowshare.server.failures import EXPECTED, failure
 
 if TYPE_CHECKING:
+    from flowshare.server.classic import ClassicGroups
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.coordinator import Coordinator
     from flowshare.server.topic_index import TopicIndex
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 class GroupApis:
     """Answers the group APIs."""
 
-    def __init__(self, *, coordinator: Coordinator, topics: TopicIndex) -> None:
+    def __init__(self, *, coordinator: Coordinator, classic: ClassicGroups, topics: TopicIndex) -> None:
         self._coordinator = coordinator
+        self._classic = classic
         self._topics = topics
 
     def handlers(self) -> Handlers:
@@ -66,26 +68,26 @@ class GroupApis:
         return ShareGroupDescribeResponse(groups=tuple(self._describe(group_id) for group_id in request.group_ids))
 
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
-        """Groups by state and type; no filter means all."""
+        """Groups of all kinds by state and type; no filter means all."""
         states = {state.lower() for state in request.states}
         types = {kind.lower() for kind in request.types}
-        if types and "share" not in types:
-            return ListGroupsResponse()
-        groups = sorted(self._coordinator.groups.values(), key=lambda group: group.group_id)
+        share = (ListedGroup(group_id=group.group_id, state=group.state) for group in self._coordinator.groups.values())
+        groups = sorted((*share, *self._classic.listed()), key=lambda group: group.group_id)
         return ListGroupsResponse(
             groups=tuple(
-                ListedGroup(group_id=group.group_id, state=group.state)
+                group
                 for group in groups
-                if not states or group.state.lower() in states
+                if (not states or group.state.lower() in states) and (not types or group.type in types)
             )
         )
 
     async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:
-        """Delete empty groups with the state of their share-partitions; their settings stay."""
+        """Delete empty groups with their offsets or the state of their share-partitions; their settings stay."""
         results: list[GroupResult] = []
         for group_id in dict.fromkeys(request.group_ids):
             try:
-                await self._coordinator.delete(group_id)
+                kind = self._classic if group_id in self._classic else self._coordinator
+                await kind.delete(group_id)
             except EXPECTED as error:
                 code, message = failure(error)
                 results.append(GroupResult(group_id=group_id, error=code, message=message))

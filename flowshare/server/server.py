@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flowshare.groups.types import ClassicConfig
+from flowshare.server.classic import ClassicGroups
+from flowshare.server.classic_members import ClassicMemberApis
+from flowshare.server.classic_offsets import ClassicOffsetApis
 from flowshare.server.configs import ConfigApis
 from flowshare.server.connection import Handlers, InProcess
 from flowshare.server.coordinator import IN_PROCESS, Coordinator
@@ -36,9 +40,14 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """Share groups, topics and records over one storage; the storage is the caller's to close."""
+    """Share groups, topics and records over one storage; the storage is the caller's to close.
 
-    def __init__(self, *, storage: Storage, config: ServerConfig, clock: Clock) -> None:
+    `classic`: settings of consumer groups; None: the defaults.
+    """
+
+    def __init__(
+        self, *, storage: Storage, config: ServerConfig, clock: Clock, classic: ClassicConfig | None = None
+    ) -> None:
         self.config = config
         self.clock = clock
         self._stats = Stats()
@@ -71,6 +80,14 @@ class Server:
             config_of=self._configs.acting,
             damage=damage,
             return_grace_ms=config.return_grace_ms,
+            is_other_group=lambda group_id: group_id in self.classic,
+        )
+        self.classic = ClassicGroups(
+            storage=storage,
+            topics=self._topics,
+            clock=clock,
+            config=classic or ClassicConfig(),
+            is_share_group=lambda group_id: group_id in self._coordinator.groups or group_id in damage,
         )
         self._keep_on_close = config.return_grace_ms > 0
         self._closing = False
@@ -83,6 +100,7 @@ class Server:
         await self._configs.start()
         await self._partitions.start()
         await self._coordinator.start()
+        await self.classic.start()
 
     async def close(self) -> None:
         """Close all connections, write what is queued, stop all tasks.
@@ -93,6 +111,7 @@ class Server:
         for connection in tuple(self._connections):
             await connection.close()
         await self._coordinator.close()
+        await self.classic.close()
         await self._dead_letters.close()
         await self._partitions.close()
 
@@ -147,6 +166,7 @@ class Server:
         families = (
             ShareFetching(
                 partitions=self._partitions,
+                topics=self._topics,
                 acknowledger=acknowledger,
                 sessions=self._sessions,
                 clock=clock,
@@ -156,7 +176,7 @@ class Server:
             ShareAcknowledging(
                 acknowledger=acknowledger, sessions=self._sessions, stats=self._stats, config_of=config_of
             ),
-            GroupApis(coordinator=self._coordinator, topics=self._topics),
+            GroupApis(coordinator=self._coordinator, classic=self.classic, topics=self._topics),
             ShareOffsetApis(
                 log=storage,
                 topics=self._topics,
@@ -166,7 +186,9 @@ class Server:
                 clock=clock,
             ),
             ConfigApis(log=storage, server=self.config, configs=self._configs, coordinator=self._coordinator),
-            TopicApis(log=storage, topics=self._topics, coordinator=self._coordinator),
+            ClassicMemberApis(self.classic),
+            ClassicOffsetApis(self.classic),
+            TopicApis(log=storage, topics=self._topics, coordinator=self._coordinator, classic=self.classic),
             RecordApis(storage, clock),
             ShareStateApis(store=storage, topics=self._topics, partitions=self._partitions),
         )

@@ -1,4 +1,4 @@
-"""All settings of a server in one place: share groups' and the listener's, from a server.properties or from words.
+"""All settings of a server in one place: groups' of both kinds and the listener's, from a server.properties or words.
 
 A name that no part knows is refused with the nearest one that some part does.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flowshare.groups.types import ClassicConfig
+from flowshare.server.classic_settings import CLASSIC_CONFIGS, parse_classic
 from flowshare.server.limits import LISTENER_CONFIGS, ListenerLimits
 from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
 from flowshare.share.errors import InvalidConfig
@@ -25,17 +27,19 @@ class Settings:
     """What a server is told at its start."""
 
     server: ServerConfig
+    classic: ClassicConfig
     limits: ListenerLimits
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Settings:
         """Read settings by their names. Raises: InvalidConfig (unknown name, value out of bounds, contradiction)."""
-        known = {**EMBEDDED_CONFIGS, **LISTENER_CONFIGS}
+        known = {**EMBEDDED_CONFIGS, **CLASSIC_CONFIGS, **LISTENER_CONFIGS}
         for name in values:
             if name not in known:
                 raise unknown(name, known)
         return cls(
             server=ServerConfig.embedded({name: text for name, text in values.items() if name in EMBEDDED_CONFIGS}),
+            classic=parse_classic({name: text for name, text in values.items() if name in CLASSIC_CONFIGS}),
             limits=ListenerLimits.parse({name: text for name, text in values.items() if name in LISTENER_CONFIGS}),
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flowshare.server.cluster import cluster_id
 from flowshare.server.edge.base import Node
 from flowshare.server.settings import Settings
 
@@ -151,6 +152,8 @@ class Standalone:
         server, self._server = self._server, None
         storage, self._storage = self._storage, None
         try:
+            if server is not None:
+                server.prepare_close()
             if listener is not None:
                 await listener.close()
             if server is not None:
@@ -166,12 +169,14 @@ class Standalone:
         options = self._options
         tls = options.tls.context() if options.tls is not None else None
         self._storage = storage = await self._open()
-        server = Server(storage=storage, config=self._settings.server, clock=self._clock)
+        server = Server(
+            storage=storage, config=self._settings.server, clock=self._clock, classic=self._settings.classic
+        )
         await server.start()
         self._server = server
         listener = Listener(
             server,
-            node=self._node(),
+            node=self._node(await cluster_id(storage)),
             clock=self._clock,
             limits=self._settings.limits,
             tls=tls,
@@ -197,9 +202,9 @@ class Standalone:
         if isinstance(self._storage, EmbeddedStorage):
             await self._storage.set_listener(address)
 
-    def _node(self) -> Node:
+    def _node(self, cluster: str) -> Node:
         told = self._options.advertise or self._options.listen
-        return Node(host=told.host, port=told.port)
+        return Node(host=told.host, port=told.port, cluster_id=cluster)
 
     async def _sasl(self, storage: Storage) -> Sasl | None:
         if self._options.users_file is None:

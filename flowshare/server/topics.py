@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from flowshare.log.base import Log
+    from flowshare.server.classic import ClassicGroups
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.coordinator import Coordinator
     from flowshare.server.topic_index import TopicIndex
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 class TopicApis:
     """Answers the topic APIs."""
 
-    def __init__(self, *, log: Log, topics: TopicIndex, coordinator: Coordinator) -> None:
+    def __init__(self, *, log: Log, topics: TopicIndex, coordinator: Coordinator, classic: ClassicGroups) -> None:
         self._log = log
         self._topics = topics
         self._coordinator = coordinator
+        self._classic = classic
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -75,6 +77,7 @@ class TopicApis:
             await self._log.delete_topic(request.name)
             if topic is not None:
                 await self._coordinator.topic_deleted(topic.topic_id)
+                await self._classic.topic_deleted(topic.topic_id)
         except EXPECTED as error:
             code, message = failure(error)
             return TopicResult(topic=request.name, error=code, message=message)

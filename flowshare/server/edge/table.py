@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from flowshare.server.edge.acls import AclApis
 from flowshare.server.edge.api_versions import ApiVersionsApi
 from flowshare.server.edge.base import Api, Family
+from flowshare.server.edge.classic import ClassicGroupEdge
+from flowshare.server.edge.offsets import OffsetEdge
 from flowshare.server.edge.sasl import SaslApis
 from flowshare.server.edge.scram import ScramApis
 from flowshare.server.security.authorizer import AclStore
@@ -29,7 +31,7 @@ def families(
     del server
     acls = AclApis(authorizer if isinstance(authorizer, AclStore) else None)
     logins = (SaslApis(sasl, clock), ScramApis(sasl.users)) if sasl is not None else ()
-    return (acls, *logins)
+    return (acls, *logins, ClassicGroupEdge(), OffsetEdge())
 
 
 def table(families: Iterable[Family]) -> Mapping[int, Api]:

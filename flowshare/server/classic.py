@@ -1,0 +1,391 @@
+"""Classic groups: all of them in memory, written before anybody is told, watched by one task.
+
+The rules are in `groups`. Here: which group a request means, writing what a step leads to, deleting, what a deleted
+topic takes with it, members' timeouts, and the sweep that removes expired offsets (offsets.retention.minutes, looked
+for every offsets.retention.check.interval.ms). A connection that is closed removes no member: its session times out.
+
+A group's decisions about offsets are made, written and applied one after another, under the lock of its `Entry`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from flowshare.groups.errors import (
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    InconsistentGroupProtocol,
+    InvalidGroupId,
+    UnknownMemberId,
+)
+from flowshare.groups.expiry import expired, group_expires
+from flowshare.groups.group import ClassicGroup
+from flowshare.groups.offsets import Offsets, Producer
+from flowshare.groups.states import State
+from flowshare.groups.types import Answered, JoinAnswer
+from flowshare.log.base import LogError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ListedGroup
+from flowshare.server.alarm import Alarm
+from flowshare.server.classic_store import everything_of, group_key, load, offset_writes
+from flowshare.server.classic_waiting import Waiting
+from flowshare.server.damage import Damage
+from flowshare.server.failures import Refused
+from flowshare.server.state import GROUP_ID_BYTES_MAX
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Collection, Coroutine, Iterable
+    from typing import Any, TypeVar
+
+    from flowshare.clock import Clock
+    from flowshare.groups.offsets import Change
+    from flowshare.groups.types import ClassicConfig, Step
+    from flowshare.log.base import Storage
+    from flowshare.server.topic_index import TopicIndex
+
+    T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+GROUPS_MAX: Final = 10_000
+"""Classic groups that may exist."""
+RETRY_MS: Final = 1_000
+
+
+@dataclass(slots=True)
+class Entry:
+    """One group with its offsets."""
+
+    group: ClassicGroup
+    offsets: Offsets = field(default_factory=Offsets)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    unwritten: bytes | None = None
+    """What is still to be stored of the group."""
+    writing: int = 0
+    """Writes of the group under way."""
+
+    @property
+    def void(self) -> bool:
+        """Whether it is as if it had never been: made for a request that came to nothing."""
+        group = self.group
+        unused = group.state is State.EMPTY and group.generation == 0 and not group.awaited
+        return unused and not self.offsets and not self.lock.locked()
+
+
+class ClassicGroups:
+    """All classic groups of a server."""
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        topics: TopicIndex,
+        clock: Clock,
+        config: ClassicConfig,
+        is_share_group: Callable[[str], bool],
+    ) -> None:
+        self.storage = storage
+        self.topics = topics
+        self.clock = clock
+        self.config = config
+        self.waiting = Waiting()
+        self.entries: dict[str, Entry] = {}
+        self.is_share_group = is_share_group
+        self._damage = Damage()
+        self._alarm = Alarm(clock)
+        self._jobs: set[asyncio.Task[Any]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __contains__(self, group_id: str) -> bool:
+        """Whether the id belongs to a classic group."""
+        return group_id in self.entries or group_id in self._damage
+
+    async def start(self) -> None:
+        """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
+        now_ms = self.clock.now_ms()
+        for group_id, loaded in (await load(self.storage, self._damage)).items():
+            group = ClassicGroup(group_id, config=self.config, state=loaded.state, now_ms=now_ms)
+            self.entries[group_id] = Entry(group, loaded.offsets)
+        await self._forget_topics(lambda topic_id: self.topics.by_id(topic_id) is not None)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._watch(), name="classic groups"),
+            loop.create_task(self._sweep_for_ever(), name="expired offsets"),
+        ]
+
+    async def close(self) -> None:
+        """Stop watching; what is being written is written to the end."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        while self._jobs:
+            await asyncio.wait(self._jobs)
+
+    # --- finding ------------------------------------------------------------------------------------------------
+
+    def find(self, group_id: str) -> Entry:
+        """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored of it cannot be read)."""
+        self._damage.check(group_id)
+        entry = self.entries.get(group_id)
+        if entry is None:
+            kind = "a share group" if self.is_share_group(group_id) else "unknown"
+            raise GroupIdNotFound(f"group {group_id!r} is {kind}, no consumer group")
+        return entry
+
+    def find_for_member(self, group_id: str) -> Entry:
+        """The group that a member speaks of. Raises: UnknownMemberId (the group has no members), StateCorrupt."""
+        try:
+            return self.find(group_id)
+        except GroupIdNotFound as error:
+            raise UnknownMemberId(str(error)) from None
+
+    def ensure(self, group_id: str) -> Entry:
+        """The group, made if there is none.
+
+        Raises: InvalidGroupId, InconsistentGroupProtocol (a share group has this id), Refused (too many groups),
+        StateCorrupt
+        """
+        self._damage.check(group_id)
+        entry = self.entries.get(group_id)
+        if entry is not None:
+            return entry
+        if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
+            raise InvalidGroupId(f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
+        if self.is_share_group(group_id):
+            raise InconsistentGroupProtocol(f"{group_id!r} is a share group; use another group.id")
+        if len(self.entries) >= GROUPS_MAX:
+            raise Refused(ErrorCode.POLICY_VIOLATION, f"there are {GROUPS_MAX} consumer groups; delete some first")
+        entry = self.entries[group_id] = Entry(ClassicGroup(group_id, config=self.config))
+        return entry
+
+    def discard_void(self, entry: Entry) -> None:
+        """Forget a group that was made for a request that came to nothing."""
+        if entry.void and self.holds(entry):
+            entry.group.delete()
+            del self.entries[entry.group.group_id]
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether the group is still there: it may have been deleted while something waited for its lock."""
+        return self.entries.get(entry.group.group_id) is entry
+
+    def listed(self) -> tuple[ListedGroup, ...]:
+        """All classic groups for ListGroups, by id."""
+        return tuple(
+            ListedGroup(
+                group_id=group_id,
+                state=entry.group.state.value,
+                type="classic",
+                protocol_type=entry.group.protocol_type or "",
+            )
+            for group_id, entry in sorted(self.entries.items())
+        )
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Run `work` to its end even if the caller is cancelled: others may depend on it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        return asyncio.shield(task)
+
+    def settle(self, entry: Entry, step: Step) -> asyncio.Future[bool] | None:
+        """Do what a step leads to; the future, if there is something to write, says whether it is durable."""
+        self.watch(entry)
+        if step.write is None:
+            self.waiting.deliver(step.answers)
+            return None
+        return self.run(self._write_step(entry, step, step.write))
+
+    def watch(self, entry: Entry) -> None:
+        """A deadline of the group may be nearer than what is waited for."""
+        due_ms = entry.group.next_deadline_ms()
+        if due_ms is not None and (self._alarm.due_ms is None or due_ms < self._alarm.due_ms):
+            self._alarm.ring()
+
+    async def _write_step(self, entry: Entry, step: Step, data: bytes) -> bool:
+        try:
+            await self._write_group(entry, data)
+        except LogError as error:
+            logger.warning("group could not be written: %s group=%s", error, entry.group.group_id)
+            self.waiting.deliver(_refused(step.answers))
+            if step.assign is not None:
+                entry.unwritten = None
+                self.settle(entry, entry.group.not_assigned(step.assign, self.clock.now_ms()))
+            else:
+                self._alarm.ring()
+            return False
+        self.waiting.deliver(step.answers)
+        if step.assign is not None:
+            self.settle(entry, entry.group.assigned(step.assign, self.clock.now_ms()))
+        return True
+
+    async def _write_group(self, entry: Entry, data: bytes) -> None:
+        entry.unwritten = data
+        entry.writing += 1
+        try:
+            await self.storage.write([(group_key(entry.group.group_id), data)])
+        finally:
+            entry.writing -= 1
+        if entry.unwritten is data:
+            entry.unwritten = None
+
+    async def write_offsets(self, entry: Entry, changes: Collection[Change]) -> None:
+        """Write and apply what was decided; the caller holds the entry's lock. Raises: CoordinatorNotAvailable."""
+        if not self.holds(entry):
+            raise CoordinatorNotAvailable(f"group {entry.group.group_id} was deleted meanwhile; try again")
+        if not changes:
+            return
+        try:
+            await self.storage.write(offset_writes(entry.group.group_id, changes))
+        except LogError as error:
+            raise CoordinatorNotAvailable(
+                f"offsets of group {entry.group.group_id} could not be written: {error}"
+            ) from error
+        entry.offsets.apply(changes)
+
+    # --- administration -----------------------------------------------------------------------------------------
+
+    async def delete(self, group_id: str) -> None:
+        """Delete a group without members, with its offsets.
+
+        Raises: GroupIdNotFound, NonEmptyGroup, LogError
+        """
+        if group_id in self._damage:
+            await self.storage.write(await everything_of(self.storage, group_id))
+            self._damage.forget(group_id)
+            return
+        entry = self.find(group_id)
+        entry.group.require_empty()
+        await self.run(self._delete(entry))
+
+    async def _delete(self, entry: Entry) -> None:
+        async with entry.lock:
+            await self._delete_locked(entry)
+
+    async def _delete_locked(self, entry: Entry) -> None:
+        group_id = entry.group.group_id
+        if not self.holds(entry):
+            raise GroupIdNotFound(f"group {group_id!r} was deleted meanwhile")
+        entry.group.delete()
+        del self.entries[group_id]  # first: who joins from now on makes a new group
+        try:
+            await self.storage.write(
+                [
+                    (group_key(group_id), None),
+                    *offset_writes(group_id, entry.offsets.clear()),
+                ]
+            )
+        except LogError:
+            again = ClassicGroup(group_id, config=self.config, state=entry.group.durable())
+            self.entries.setdefault(group_id, Entry(again, entry.offsets))
+            raise
+
+    async def topic_deleted(self, topic_id: uuid.UUID) -> None:
+        """Remove the offsets of a deleted topic in all groups. Raises: CoordinatorNotAvailable."""
+        await self.run(self._forget_topics(lambda one: one != topic_id))
+
+    async def _forget_topics(self, exists: Callable[[uuid.UUID], bool]) -> None:
+        for entry in tuple(self.entries.values()):
+            async with entry.lock:
+                if self.holds(entry):
+                    await self.write_offsets(entry, entry.offsets.forget_topics(exists))
+
+    async def complete_transaction(
+        self, group_ids: Iterable[str], producer_id: int, producer_epoch: int, *, committed: bool
+    ) -> None:
+        """A transaction has ended: its offsets count from now on, or never did. May be repeated.
+
+        Raises: CoordinatorNotAvailable (could not be written; try again)
+        """
+        producer = Producer(producer_id, producer_epoch)
+        for group_id in group_ids:
+            entry = self.entries.get(group_id)
+            if entry is not None:
+                await self.run(self._complete(entry, producer, committed=committed))
+
+    async def _complete(self, entry: Entry, producer: Producer, *, committed: bool) -> None:
+        async with entry.lock:
+            await self.write_offsets(entry, entry.offsets.complete(producer, committed=committed))
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self._expire()
+            except Exception:
+                logger.exception("watching the consumer groups failed, going on")
+                await self.clock.sleep(RETRY_MS / 1000)
+            await self._alarm.sleep_until(self._next_ms())
+
+    def _next_ms(self) -> int | None:
+        dues: list[int] = []
+        for entry in self.entries.values():
+            due_ms = entry.group.next_deadline_ms()
+            if due_ms is not None:
+                dues.append(due_ms)
+            if entry.unwritten is not None:
+                dues.append(self.clock.now_ms() + RETRY_MS)
+        return min(dues, default=None)
+
+    def _expire(self) -> None:
+        """Let members go that were silent, end phases that took too long, write what could not be written."""
+        now_ms = self.clock.now_ms()
+        for entry in tuple(self.entries.values()):
+            due_ms = entry.group.next_deadline_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                before = entry.group.member_count
+                step = entry.group.expire(now_ms)
+                gone = before - entry.group.member_count
+                if gone:
+                    logger.warning("members timed out: %d group=%s", gone, entry.group.group_id)
+                self.settle(entry, step)
+            elif entry.unwritten is not None and not entry.writing:
+                self.run(self._retry(entry, entry.unwritten))
+
+    async def _retry(self, entry: Entry, data: bytes) -> None:
+        try:
+            await self._write_group(entry, data)
+        except LogError as error:
+            logger.warning("group could not be written, tried again: %s group=%s", error, entry.group.group_id)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self.clock.sleep(self.config.retention_check_interval_ms / 1000)
+            await self.run(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Remove what has expired."""
+        for entry in tuple(self.entries.values()):
+            async with entry.lock:
+                try:
+                    await self._sweep_group(entry)
+                except (CoordinatorNotAvailable, LogError) as error:
+                    logger.warning("expired offsets could not be removed, tried again: %s", error)
+
+    async def _sweep_group(self, entry: Entry) -> None:
+        group = entry.group
+        if not self.holds(entry):
+            return
+        retention_ms = self.config.offsets_retention_ms
+        gone = expired(group, entry.offsets, now_ms=self.clock.now_ms(), retention_ms=retention_ms)
+        await self.write_offsets(entry, entry.offsets.expire(gone))
+        if gone:
+            logger.info("committed offsets expired: %d group=%s", len(gone), group.group_id)
+        if group_expires(group, entry.offsets):
+            await self._delete_locked(entry)
+
+
+def _refused(answers: Iterable[Answered]) -> list[Answered]:
+    """What those are told whose good answer was not to be made durable."""
+    error = CoordinatorNotAvailable("the group could not be written; try again")
+    return [
+        Answered(ticket, JoinAnswer(error=error) if isinstance(answer, JoinAnswer) and not answer.error else answer)
+        for ticket, answer in answers
+    ]

@@ -1,0 +1,191 @@
+"""The APIs of classic groups' members: JoinGroup, SyncGroup, Heartbeat, LeaveGroup; and DescribeGroups."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from flowshare.groups.errors import GroupError, InvalidRequest, MemberIdRequired
+from flowshare.groups.types import Join
+from flowshare.protocol.errors import ErrorCode, error_code
+from flowshare.protocol.messages import (
+    DescribeGroupRequest,
+    DescribeGroupResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeavingMember,
+    LeftMember,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from flowshare.server.failures import EXPECTED, failure
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from flowshare.groups.types import JoinAnswer, SyncAnswer
+    from flowshare.server.classic import ClassicGroups, Entry
+    from flowshare.server.connection import Handlers, InProcess
+
+MEMBER_BYTES_MAX: Final = 256 * 1024
+"""Names and metadata of the protocols of one member."""
+
+
+class ClassicMemberApis:
+    """Answers the requests of members."""
+
+    def __init__(self, groups: ClassicGroups) -> None:
+        self._groups = groups
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {
+            JoinGroupRequest: self.join,
+            SyncGroupRequest: self.sync,
+            HeartbeatRequest: self.heartbeat,
+            LeaveGroupRequest: self.leave,
+            DescribeGroupRequest: self.describe,
+        }
+
+    async def join(self, request: JoinGroupRequest, connection: InProcess) -> JoinGroupResponse:
+        """Join or rejoin; answered when the join phase is over."""
+        try:
+            answer = await self._join(request, connection)
+        except MemberIdRequired as error:
+            return JoinGroupResponse(error=error_code(error), message=str(error), member_id=error.member_id)
+        except EXPECTED as error:
+            code, message = failure(error)
+            return JoinGroupResponse(error=code, message=message, member_id=request.member_id)
+        if answer.error is not None:
+            member_id = answer.member_id or request.member_id
+            return JoinGroupResponse(error=error_code(answer.error), message=str(answer.error), member_id=member_id)
+        return JoinGroupResponse(
+            member_id=answer.member_id,
+            generation=answer.generation,
+            protocol_type=answer.protocol_type,
+            protocol_name=answer.protocol_name,
+            leader=answer.leader,
+            skip_assignment=answer.skip_assignment,
+            members=answer.members,
+        )
+
+    async def _join(self, request: JoinGroupRequest, connection: InProcess) -> JoinAnswer:
+        size = sum(len(name.encode()) + len(metadata) for name, metadata in request.protocols)
+        if size > MEMBER_BYTES_MAX:
+            raise InvalidRequest(f"a member's protocols take {size} bytes; the server takes {MEMBER_BYTES_MAX}")
+        groups = self._groups
+        look_up = groups.find_for_member if request.member_id else groups.ensure
+        entry = look_up(request.group_id)
+        with groups.waiting.place(connection) as place:
+            try:
+                step = entry.group.join(
+                    Join(
+                        member_id=request.member_id,
+                        instance_id=request.instance_id,
+                        client_id=request.client_id or connection.client_id,
+                        client_host=connection.host,
+                        protocol_type=request.protocol_type,
+                        protocols=request.protocols,
+                        session_timeout_ms=request.session_timeout_ms,
+                        rebalance_timeout_ms=request.rebalance_timeout_ms,
+                        known_id_required=request.version >= 4,
+                        can_skip_assignment=request.version >= 9,
+                    ),
+                    ticket=place.number,
+                    new_id=str(uuid.uuid4()),
+                    now_ms=groups.clock.now_ms(),
+                )
+            except GroupError:
+                groups.discard_void(entry)
+                groups.watch(entry)
+                raise
+            groups.settle(entry, step)
+            if step.refusal is not None:
+                raise step.refusal
+            return await place.join_answer()
+
+    async def sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncGroupResponse:
+        """Get one's assignment, or as the leader give everybody theirs; answered when they are durable."""
+        try:
+            answer = await self._sync(request, connection)
+        except EXPECTED as error:
+            code, message = failure(error)
+            return SyncGroupResponse(error=code, message=message)
+        if answer.error is not None:
+            return SyncGroupResponse(error=error_code(answer.error), message=str(answer.error))
+        return SyncGroupResponse(
+            protocol_type=answer.protocol_type, protocol_name=answer.protocol_name, assignment=answer.assignment
+        )
+
+    async def _sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncAnswer:
+        groups = self._groups
+        entry = groups.find_for_member(request.group_id)
+        with groups.waiting.place(connection) as place:
+            step = entry.group.sync(
+                member_id=request.member_id,
+                instance_id=request.instance_id,
+                generation=request.generation,
+                protocol_type=request.protocol_type,
+                protocol_name=request.protocol_name,
+                assignments=dict(request.assignments),
+                ticket=place.number,
+                now_ms=groups.clock.now_ms(),
+            )
+            groups.settle(entry, step)
+            return await place.sync_answer()
+
+    async def heartbeat(self, request: HeartbeatRequest, _: InProcess) -> HeartbeatResponse:
+        """Say that one is alive, and hear of a rebalance."""
+        try:
+            self._groups.find_for_member(request.group_id).group.heartbeat(
+                member_id=request.member_id,
+                instance_id=request.instance_id,
+                generation=request.generation,
+                now_ms=self._groups.clock.now_ms(),
+            )
+        except EXPECTED as error:
+            code, message = failure(error)
+            return HeartbeatResponse(error=code, message=message)
+        return HeartbeatResponse()
+
+    async def leave(self, request: LeaveGroupRequest, _: InProcess) -> LeaveGroupResponse:
+        """Let members go."""
+        try:
+            entry = self._groups.find_for_member(request.group_id)
+        except EXPECTED as error:
+            code, message = failure(error)
+            return LeaveGroupResponse(error=code, message=message)
+        writes: list[asyncio.Future[bool]] = []
+        members = tuple(self._leave(entry, member, writes) for member in request.members)
+        if not all([await write for write in writes]):
+            return LeaveGroupResponse(
+                error=ErrorCode.COORDINATOR_NOT_AVAILABLE, message="the group could not be written", members=members
+            )
+        return LeaveGroupResponse(members=members)
+
+    def _leave(self, entry: Entry, member: LeavingMember, writes: list[asyncio.Future[bool]]) -> LeftMember:
+        try:
+            step = entry.group.leave(
+                member_id=member.member_id, instance_id=member.instance_id, now_ms=self._groups.clock.now_ms()
+            )
+        except GroupError as error:
+            return LeftMember(member.member_id, member.instance_id, error_code(error))
+        written = self._groups.settle(entry, step)
+        if written is not None:
+            writes.append(written)
+        return LeftMember(member.member_id, member.instance_id)
+
+    async def describe(self, request: DescribeGroupRequest, _: InProcess) -> DescribeGroupResponse:
+        """A group with its members."""
+        try:
+            view = self._groups.find(request.group_id).group.describe()
+        except EXPECTED as error:
+            code, message = failure(error)
+            return DescribeGroupResponse(error=code, message=message)
+        return DescribeGroupResponse(
+            state=view.state, protocol_type=view.protocol_type, protocol_name=view.protocol_name, members=view.members
+        )

@@ -1,0 +1,188 @@
+"""The APIs of committed offsets: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowshare.groups.errors import (
+    GroupIdNotFound,
+    GroupSubscribedToTopic,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    NonEmptyGroup,
+    OffsetMetadataTooLarge,
+)
+from flowshare.groups.offsets import Committed, Partition, Producer
+from flowshare.groups.states import State
+from flowshare.groups.subscription import CONSUMER
+from flowshare.protocol.errors import ErrorCode, error_code
+from flowshare.protocol.messages import (
+    FetchedOffset,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetResult,
+    TxnOffsetCommitRequest,
+)
+from flowshare.server.failures import EXPECTED, failure
+
+if TYPE_CHECKING:
+    from flowshare.protocol.messages import OffsetToCommit
+    from flowshare.server.classic import ClassicGroups, Entry
+    from flowshare.server.connection import Handlers, InProcess
+
+    CommitRequest = OffsetCommitRequest | TxnOffsetCommitRequest
+
+
+class ClassicOffsetApis:
+    """Answers requests for committed offsets."""
+
+    def __init__(self, groups: ClassicGroups) -> None:
+        self._groups = groups
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {
+            OffsetCommitRequest: self.commit,
+            TxnOffsetCommitRequest: self.commit,
+            OffsetFetchRequest: self.fetch,
+            OffsetDeleteRequest: self.delete,
+        }
+
+    # --- commit -------------------------------------------------------------------------------------------------
+
+    async def commit(self, request: CommitRequest, _: InProcess) -> OffsetCommitResponse:
+        """Commit offsets; confirmed when they are durable."""
+        try:
+            entry = self._entry_for_commit(request)
+            results = await self._groups.run(self._commit(entry, request))
+        except EXPECTED as error:
+            code, message = failure(error)
+            results = tuple(OffsetResult(one.topic, one.partition, code) for one in request.offsets)
+            return OffsetCommitResponse(message=message, partitions=results)
+        return OffsetCommitResponse(partitions=results)
+
+    def _entry_for_commit(self, request: CommitRequest) -> Entry:
+        """The group; a simple consumer's first commit makes it."""
+        try:
+            return self._groups.find(request.group_id)
+        except GroupIdNotFound as error:
+            if request.generation >= 0:
+                if isinstance(request, OffsetCommitRequest) and request.version >= 9:
+                    raise
+                raise IllegalGeneration(str(error)) from None
+        try:
+            return self._groups.ensure(request.group_id)
+        except InconsistentGroupProtocol as error:
+            raise GroupIdNotFound(str(error)) from None
+
+    async def _commit(self, entry: Entry, request: CommitRequest) -> tuple[OffsetResult, ...]:
+        try:
+            async with entry.lock:
+                return await self._commit_locked(entry, request)
+        finally:
+            self._groups.discard_void(entry)
+
+    async def _commit_locked(self, entry: Entry, request: CommitRequest) -> tuple[OffsetResult, ...]:
+        producer, retention_ms = None, -1
+        if isinstance(request, TxnOffsetCommitRequest):
+            producer = Producer(request.producer_id, request.producer_epoch)
+        else:
+            retention_ms = request.retention_ms
+        entry.group.check_commit(
+            member_id=request.member_id,
+            instance_id=request.instance_id,
+            generation=request.generation,
+            transactional=producer is not None,
+            now_ms=self._groups.clock.now_ms(),
+        )
+        values: dict[Partition, Committed] = {}
+        results: list[OffsetResult] = []
+        for one in request.offsets:
+            made = self._value(entry, one, retention_ms)
+            if isinstance(made, Committed):
+                values[Partition(one.topic, one.partition)] = made
+                made = ErrorCode.NONE
+            results.append(OffsetResult(one.topic, one.partition, made))
+        await self._groups.write_offsets(entry, entry.offsets.commit(values, producer))
+        return tuple(results)
+
+    def _value(self, entry: Entry, one: OffsetToCommit, retention_ms: int) -> Committed | ErrorCode:
+        """What is to be committed, or why not."""
+        topic = self._groups.topics.by_name(one.topic)
+        if topic is None or not 0 <= one.partition < topic.partitions:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        metadata = one.metadata or ""
+        if len(metadata.encode()) > self._groups.config.offset_metadata_max:
+            return error_code(OffsetMetadataTooLarge())
+        now_ms = self._groups.clock.now_ms()
+        return Committed(
+            offset=one.offset,
+            leader_epoch=one.leader_epoch,
+            metadata=metadata,
+            commit_ms=now_ms,
+            expire_ms=None if retention_ms < 0 else now_ms + retention_ms,
+            topic_id=topic.topic_id,
+            order=entry.offsets.next_order(),
+        )
+
+    # --- fetch --------------------------------------------------------------------------------------------------
+
+    async def fetch(self, request: OffsetFetchRequest, _: InProcess) -> OffsetFetchResponse:
+        """Committed offsets of the partitions asked for, or of all; −1 where there is none."""
+        wanted = request.partitions
+        try:
+            entry = self._groups.find(request.group_id)
+        except GroupIdNotFound as error:
+            if self._groups.is_share_group(request.group_id):
+                return OffsetFetchResponse(error=error_code(error), message=str(error))
+            return OffsetFetchResponse(partitions=tuple(FetchedOffset(*one) for one in wanted or ()))
+        except EXPECTED as error:
+            code, message = failure(error)
+            return OffsetFetchResponse(error=code, message=message)
+        partitions = sorted(entry.offsets.committed) if wanted is None else [Partition(*one) for one in wanted]
+        return OffsetFetchResponse(
+            partitions=tuple(_fetched(entry, one, require_stable=request.require_stable) for one in partitions)
+        )
+
+    # --- delete -------------------------------------------------------------------------------------------------
+
+    async def delete(self, request: OffsetDeleteRequest, _: InProcess) -> OffsetDeleteResponse:
+        """Remove committed offsets of topics that the group's members do not read."""
+        try:
+            entry = self._groups.find(request.group_id)
+            results = await self._groups.run(self._delete(entry, request))
+        except EXPECTED as error:
+            code, message = failure(error)
+            return OffsetDeleteResponse(error=code, message=message)
+        return OffsetDeleteResponse(partitions=results)
+
+    async def _delete(self, entry: Entry, request: OffsetDeleteRequest) -> tuple[OffsetResult, ...]:
+        group = entry.group
+        async with entry.lock:
+            if not self._groups.holds(entry):
+                raise GroupIdNotFound(f"group {group.group_id!r} was deleted meanwhile")
+            if group.state is not State.EMPTY and group.protocol_type != CONSUMER:
+                raise NonEmptyGroup(f"group {group.group_id} has members; it is not known what they read: stop them")
+            gone: list[Partition] = []
+            results: list[OffsetResult] = []
+            for topic, number in request.partitions:
+                if group.reads(topic):
+                    results.append(OffsetResult(topic, number, error_code(GroupSubscribedToTopic())))
+                else:
+                    gone.append(Partition(topic, number))
+                    results.append(OffsetResult(topic, number))
+            await self._groups.write_offsets(entry, entry.offsets.delete(gone))
+        return tuple(results)
+
+
+def _fetched(entry: Entry, partition: Partition, *, require_stable: bool) -> FetchedOffset:
+    if require_stable and entry.offsets.unstable(partition):
+        return FetchedOffset(*partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    value = entry.offsets.committed.get(partition)
+    if value is None:
+        return FetchedOffset(*partition)
+    return FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)
