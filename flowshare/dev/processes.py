@@ -33,10 +33,19 @@ class Process:
         """SIGTERM, up to `grace_s` seconds of waiting, then SIGKILL; 0 kills at once. Returns whether it is gone."""
         if grace_s > 0:
             self._signal(signal.SIGTERM)
-            if self._gone_within(grace_s):
+            if self.gone_within(grace_s):
                 return True
         self._signal(signal.SIGKILL)
-        return self._gone_within(10.0)
+        return self.gone_within(10.0)
+
+    def gone_within(self, seconds: float) -> bool:
+        """Wait up to so many seconds for its end. Returns whether it has ended."""
+        deadline = time.monotonic() + seconds
+        while self.runs:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _signal(self, number: signal.Signals) -> None:
         if self.runs:
@@ -44,14 +53,6 @@ class Process:
                 os.kill(self.pid, number)
             except ProcessLookupError:
                 return
-
-    def _gone_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self.runs:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
 
 
 def process(pid: int) -> Process | None:
