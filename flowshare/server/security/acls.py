@@ -96,11 +96,15 @@ class _Patterns:
     def __init__(self) -> None:
         self.literal: dict[str, dict[str, frozenset[Acl]]] = {}
         self.prefixed: dict[str, dict[str, frozenset[Acl]]] = {}
+        self.permissions: dict[str, set[Acl]] = {}
+        """Principal -> its bindings that allow something."""
         self._lengths: dict[int, int] = {}
         """Length -> how many different prefixes have it."""
 
     def change(self, acl: Acl, *, add: bool) -> None:
         """Take in or drop a binding."""
+        if acl.allow:
+            self._permit(acl, add=add)
         table = self.prefixed if acl.prefixed else self.literal
         people = table.setdefault(acl.name, {})
         if acl.prefixed and not people:
@@ -124,6 +128,15 @@ class _Patterns:
         for length in self._lengths:
             if length <= len(name) and (people := self.prefixed.get(name[:length])) is not None:
                 yield people
+
+    def _permit(self, acl: Acl, *, add: bool) -> None:
+        held = self.permissions.setdefault(acl.principal, set())
+        if add:
+            held.add(acl)
+        else:
+            held.discard(acl)
+        if not held:
+            del self.permissions[acl.principal]
 
     def _forget_length(self, length: int) -> None:
         self._lengths[length] -= 1
@@ -181,10 +194,8 @@ class Acls:
             return False
         return any(
             not self._denied_at(patterns, acl, principal, host, operation)
-            for table in (patterns.literal, patterns.prefixed)
-            for people in table.values()
-            for acl in _about(people, principal, host)
-            if acl.allow and acl.operation in PERMITTING[operation]
+            for acl in _about(patterns.permissions, principal, host)
+            if acl.operation in PERMITTING[operation]
         )
 
     def _denied_at(self, patterns: _Patterns, acl: Acl, principal: str, host: str, operation: Operation) -> bool:
@@ -204,7 +215,7 @@ class Acls:
         )
 
 
-def _about(people: Mapping[str, frozenset[Acl]], principal: str, host: str) -> Iterator[Acl]:
+def _about(people: Mapping[str, Iterable[Acl]], principal: str, host: str) -> Iterator[Acl]:
     """Bindings for this principal at this host."""
     for who in (principal, EVERYBODY):
         for acl in people.get(who, ()):
