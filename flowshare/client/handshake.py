@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import flowshare
 from flowshare.client.errors import ClientError, ServerError
@@ -13,8 +13,6 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, read_response, write_request
 
 if TYPE_CHECKING:
-    import ssl
-
     from flowshare.client.pipeline import Pipeline
 
 Versions = Mapping[int, tuple[int, int]]
@@ -25,18 +23,6 @@ API_VERSIONS_HIGHEST: Final = 4
 NAMED_FROM: Final = 3
 """The version from which ApiVersions says who asks."""
 _ERROR: Final = struct.Struct(">ih")
-
-
-class Security(Protocol):
-    """How a connection is secured; see `client.security`."""
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """TLS with these settings; None: plain text."""
-        ...
-
-    async def authenticate(self, exchange: SaslExchange) -> None:
-        """Say who we are. Raises: ClientError with what is wrong."""
-        ...
 
 
 class SaslExchange:

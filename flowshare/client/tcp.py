@@ -7,14 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.client.errors import ClientError, NotConnected, Unsupported
-from flowshare.client.handshake import SaslExchange, Security, Versions, api_versions
+from flowshare.client.handshake import SaslExchange, Versions, api_versions
 from flowshare.client.pipeline import Pipeline
 from flowshare.client.wire import Codec, codec_of
-from flowshare.protocol.kafka import ApiKey, read_response, write_request
+from flowshare.protocol.kafka import ApiKey, read_response
 
 if TYPE_CHECKING:
     import ssl
 
+    from flowshare.client.security import Security
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Request
@@ -53,7 +54,7 @@ class TcpConnection:
         codec = codec_of(request)
         version = self._version(codec, request)
         answer: R = await self._pipeline.call(
-            partial(_write, codec, self._client_id, request, version),
+            lambda number: codec.write(number, self._client_id, request, version),
             partial(_read, codec, request, version),
             name=api_name(codec),
             wait_s=codec.wait_ms(request) / 1000,
@@ -63,6 +64,10 @@ class TcpConnection:
     async def close(self) -> None:
         """Close; requests under way fail at once, and the server releases what this connection's sessions hold."""
         await self._pipeline.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is over, from whichever end."""
+        await self._pipeline.wait_ended()
 
     def _version(self, codec: Codec, request: Any) -> int:
         """The highest common version. Raises: Unsupported."""
@@ -152,12 +157,6 @@ async def _connect(
 def api_name(codec: Codec) -> str:
     """The API's name as Kafka writes it."""
     return "".join(word.capitalize() for word in codec.name.split("_"))
-
-
-def _write(codec: Codec, client_id: str, request: Any, version: int, number: int) -> bytes:
-    if codec.write is not None:
-        return codec.write(number, client_id, request, version)
-    return write_request(number, client_id, codec.encode(request, version))
 
 
 def _read(codec: Codec, request: Any, version: int, frame: bytes) -> Any:

@@ -17,7 +17,7 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.server.state import ShareKey
 from flowshare.share.errors import InvalidRequest, ShareError, UnknownTopicId, UnknownTopicOrPartition
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
+    from flowshare.log.base import Topic
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.partitions import Partitions
     from flowshare.server.sessions import Sessions
     from flowshare.server.stats import Stats
     from flowshare.server.topic_index import TopicIndex
     from flowshare.share.config import GroupConfig
+
+    MayRead = Callable[[str], bool] | None
 
 OK: Final = (ErrorCode.NONE, None)
 RENEW: Final = int(AcknowledgeType.RENEW)
@@ -65,11 +68,13 @@ class Acknowledger:
         *,
         version: int,
         renew_allowed: bool,
+        may_read: MayRead,
     ) -> dict[TopicPartition, Pending]:
         """Check and decide, partition by partition; awaits nothing."""
         decided: dict[TopicPartition, Pending] = {}
         for at, acks in requested.items():
             try:
+                check_readable(self._topics.by_id(at.topic_id), may_read)
                 durable = self._decide_one(group_id, member_id, at, acks, version, renew_allowed)
             except EXPECTED as error:
                 decided[at] = Pending(failure(error))
@@ -99,6 +104,12 @@ class Acknowledger:
             raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
         now_ms = self._clock.now_ms()
         return owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
+
+
+def check_readable(topic: Topic | None, may_read: MayRead) -> None:
+    """Whether a member may have records of a topic; one that does not exist is refused elsewhere. Raises: Refused."""
+    if may_read is not None and topic is not None and not may_read(topic.name):
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic.name} is not allowed")
 
 
 def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool) -> None:
@@ -165,7 +176,9 @@ class ShareAcknowledging:
         """What this family answers."""
         return {ShareAcknowledgeRequest: self.acknowledge}
 
-    async def acknowledge(self, request: ShareAcknowledgeRequest, _: InProcess) -> ShareAcknowledgeResponse:
+    async def acknowledge(
+        self, request: ShareAcknowledgeRequest, connection: InProcess
+    ) -> ShareAcknowledgeResponse:
         """Decide, wait until durable, answer. Epoch −1 closes the session: what is left acquired is released."""
         self._stats.acknowledges += 1
         try:
@@ -181,6 +194,7 @@ class ShareAcknowledging:
             merged(request.partitions),
             version=request.version,
             renew_allowed=request.is_renew_ack,
+            may_read=connection.may_read,
         )
         if closed is not None:
             self._sessions.ended(closed)
@@ -195,5 +209,5 @@ class ShareAcknowledging:
 
 
 def _batch(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
-    first, last, types, delay_ms, unrun = ack
-    return AcknowledgeBatch(first, last, types, now_ms + delay_ms if delay_ms > 0 else 0, unrun)
+    first, last, types, delay_ms, unrun, joined = ack
+    return AcknowledgeBatch(first, last, types, now_ms + delay_ms if delay_ms > 0 else 0, unrun, joined)

@@ -81,7 +81,7 @@ def validate(batches: Sequence[AcknowledgeBatch], version: int, *, is_renew_ack:
 
 def _check_shape(batches: Sequence[AcknowledgeBatch], type_max: int) -> None:
     previous = 0
-    for first, last, types, _, _ in batches:
+    for first, last, types, _, _, _ in batches:
         # "<", not "<=": two batches may share one offset here; the second then finds it pending (§14, V22).
         if first < previous or last < first:
             raise InvalidRequest(f"batch {first}-{last}: offsets must be ascending and not negative")
@@ -105,6 +105,33 @@ def decide(
         decision = _decide_one(window, outcomes, member_id, batches[0])
         if decision is not None:
             return decision
+    try:
+        return _decide_all(window, limits, outcomes, member_id, batches, now_ms)
+    except ShareError:
+        # Which error comes first, and whether a hole is one, depends on where the batches end: ask them one by one.
+        apart = list(_apart(batches))
+        if len(apart) == len(batches):
+            raise
+    return _decide_all(window, limits, outcomes, member_id, apart, now_ms)
+
+
+def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
+    """The batches as they came: joined ones an offset each."""
+    for batch in batches:
+        if batch.joined:
+            yield from (AcknowledgeBatch(offset, offset, batch.types) for offset in range(batch.first, batch.last + 1))
+        else:
+            yield batch
+
+
+def _decide_all(
+    window: Window,
+    limits: Limits,
+    outcomes: Outcomes,
+    member_id: str,
+    batches: Sequence[AcknowledgeBatch],
+    now_ms: int,
+) -> Decision:
     _check_shape(batches, _TYPES - 1)
     changes: list[StateRun] = []
     renewed: list[tuple[int, int]] = []
@@ -125,7 +152,7 @@ def decide(
 
 def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
     """Decide the common case, one offset that may be settled, without building ranges; None: not that case."""
-    offset, last, types, not_before_ms, _ = batch
+    offset, last, types, not_before_ms, _, _ = batch
     at, states = offset - window.base, window.states
     if offset != last or not_before_ms or batch.unrun or len(types) != 1 or not 0 <= at < len(states):
         return None
@@ -177,7 +204,7 @@ def _pieces(window: Window, member_id: str, batch: AcknowledgeBatch) -> Iterator
                 yield at, until, types[0]
             else:
                 yield from _typed(types, batch.first, at, until)
-        elif state != HOLE:
+        elif state != HOLE or batch.joined:
             raise InvalidRecordState(f"offset {at} is not acquired")
         at = until + 1
 
@@ -227,13 +254,14 @@ def _plan(
 def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
     """Track by offset the batches that are acknowledged in part or with a type an offset."""
     cached = window.cached
-    for first, last, types, _, _ in batches:
+    for first, last, types, _, _, joined in batches:
         if last < window.start:
             continue
         cached.explode(first, last)
-        if len(types) > 1:
+        if len(types) > 1 or joined:
             for index in range(max(cached.floor(first), cached.head), cached.floor(last) + 1):
-                cached.exploded.add(cached.firsts[index])
+                if not joined or cached.firsts[index] != cached.lasts[index]:
+                    cached.exploded.add(cached.firsts[index])
 
 
 def _renew(window: Window, member_id: str, pieces: list[tuple[int, int]], due_ms: int) -> None:

@@ -62,7 +62,8 @@ class AcknowledgeBatch(NamedTuple):
 
     `types` holds one wire number for the whole range or one an offset. `not_before_ms` (absolute; 0: at once) delays
     what this range releases; `unrun` says that the released records were never started, so that the delivery
-    does not count. Both are flowshare's own and are ignored for types other than RELEASE.
+    does not count. Both are flowshare's own and are ignored for types other than RELEASE. `joined` stands for one
+    batch of this type an offset, and is decided exactly as they would be: a hole within it is an error, too.
     """
 
     first: int
@@ -70,6 +71,7 @@ class AcknowledgeBatch(NamedTuple):
     types: bytes
     not_before_ms: int = 0
     unrun: bool = False
+    joined: bool = False
 
 
 class StateRun(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import write_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,25 +31,36 @@ def no_wait(request: Any) -> int:
     return 0
 
 
+Write = Callable[[int, str, Any, int], bytes]
+"""(correlation id, client id, plain request, version) -> frame with its length."""
+
+
+def by_kio(encode: Callable[[Any, int], Any]) -> Write:
+    """Write what `encode` makes of (plain request, version): kio's request entity."""
+
+    def write(number: int, client_id: str, request: Any, version: int) -> bytes:
+        return write_request(number, client_id, encode(request, version))
+
+    return write
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """One API; the functions get and give kio's entities.
+    """One API.
 
-    name: kio's module. lowest, highest: versions that work. encode: (plain request, version) -> request entity.
-    decode: (response entity, plain request) -> plain response. needs: the lowest version that can say what this
-    request says. wait_ms: how long the server may sit on this request by its own wish. write: (correlation id,
-    client id, plain request, version) -> frame with its length, instead of `encode` and kio's writer.
+    name: kio's module. lowest, highest: versions that work. write: makes the frame of a request. decode: (kio's
+    response entity, plain request) -> plain response. needs: the lowest version that can say what this request says.
+    wait_ms: how long the server may sit on this request by its own wish.
     """
 
     key: ApiKey
     name: str
     lowest: int
     highest: int
-    encode: Callable[[Any, int], Any]
+    write: Write
     decode: Callable[[Any, Any], Any]
     needs: Callable[[Any], int] = no_needs
     wait_ms: Callable[[Any], int] = no_wait
-    write: Callable[[int, str, Any, int], bytes] | None = None
 
 
 def code(number: Any) -> ErrorCode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.client.wire.base import Codec, code, text
+from flowshare.client.wire.base import Codec, by_kio, code, text
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
@@ -88,7 +88,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="describe_configs",
         lowest=4,
         highest=4,
-        encode=_describe,
+        write=by_kio(_describe),
         decode=_describe_answer,
     ),
     IncrementalAlterConfigsRequest: Codec(
@@ -96,7 +96,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="incremental_alter_configs",
         lowest=1,
         highest=1,
-        encode=_alter,
+        write=by_kio(_alter),
         decode=_alter_answer,
     ),
 }

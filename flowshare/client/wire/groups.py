@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowshare.client.wire.base import Codec, code, text
+from flowshare.client.wire.base import Codec, by_kio, code, text
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
@@ -81,13 +81,18 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="find_coordinator",
         lowest=4,
         highest=6,
-        encode=_find,
+        write=by_kio(_find),
         decode=_find_answer,
     ),
     ListGroupsRequest: Codec(
-        key=ApiKey.LIST_GROUPS, name="list_groups", lowest=5, highest=5, encode=_list, decode=_list_answer
+        key=ApiKey.LIST_GROUPS, name="list_groups", lowest=5, highest=5, write=by_kio(_list), decode=_list_answer
     ),
     DeleteGroupsRequest: Codec(
-        key=ApiKey.DELETE_GROUPS, name="delete_groups", lowest=2, highest=2, encode=_delete, decode=_delete_answer
+        key=ApiKey.DELETE_GROUPS,
+        name="delete_groups",
+        lowest=2,
+        highest=2,
+        write=by_kio(_delete),
+        decode=_delete_answer,
     ),
 }

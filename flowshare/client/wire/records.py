@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowshare.client.wire.base import Codec, code, epoch_ms, grouped, text, timedelta_ms
+from flowshare.client.wire.base import Codec, by_kio, code, epoch_ms, grouped, text, timedelta_ms
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
@@ -144,21 +144,31 @@ def _delete_answer(answer: Any, request: DeleteRecordsRequest) -> DeleteRecordsR
 
 CODECS: Final[dict[type[Any], Codec]] = {
     ProduceRequest: Codec(
-        key=ApiKey.PRODUCE, name="produce", lowest=9, highest=12, encode=_produce, decode=_produce_answer
+        key=ApiKey.PRODUCE, name="produce", lowest=9, highest=12, write=by_kio(_produce), decode=_produce_answer
     ),
     FetchRequest: Codec(
         key=ApiKey.FETCH,
         name="fetch",
         lowest=12,
         highest=12,
-        encode=_fetch,
+        write=by_kio(_fetch),
         decode=_fetch_answer,
         wait_ms=lambda request: request.max_wait_ms,
     ),
     ListOffsetsRequest: Codec(
-        key=ApiKey.LIST_OFFSETS, name="list_offsets", lowest=7, highest=9, encode=_offsets, decode=_offsets_answer
+        key=ApiKey.LIST_OFFSETS,
+        name="list_offsets",
+        lowest=7,
+        highest=9,
+        write=by_kio(_offsets),
+        decode=_offsets_answer,
     ),
     DeleteRecordsRequest: Codec(
-        key=ApiKey.DELETE_RECORDS, name="delete_records", lowest=2, highest=2, encode=_delete, decode=_delete_answer
+        key=ApiKey.DELETE_RECORDS,
+        name="delete_records",
+        lowest=2,
+        highest=2,
+        write=by_kio(_delete),
+        decode=_delete_answer,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.wire.base import Codec, code, endpoints, grouped, text, timedelta_ms, whole_ms
+from flowshare.client.wire.base import Codec, by_kio, code, endpoints, text, whole_ms
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
@@ -19,6 +19,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.protocol.messages.share import NO_LEADER
+from flowshare.protocol.share_codec import encode_acknowledge, encode_fetch
 from flowshare.share.types import AcknowledgeType, AcquiredRange
 
 if TYPE_CHECKING:
@@ -60,47 +61,6 @@ def _heartbeat_answer(answer: Any, _: ShareGroupHeartbeatRequest) -> ShareGroupH
     )
 
 
-def _ack_batches(m: Any, part: SharePartitionRequest) -> tuple[Any, ...]:
-    return tuple(
-        m.AcknowledgementBatch(first_offset=ack.first, last_offset=ack.last, acknowledge_types=tuple(ack.types))
-        for ack in part.acks
-    )
-
-
-def _topics(parts: Iterable[SharePartitionRequest], m: Any, topic_class: Any, partition_class: Any) -> tuple[Any, ...]:
-    return tuple(
-        topic_class(
-            topic_id=topic_id,
-            partitions=tuple(
-                partition_class(partition_index=part.partition, acknowledgement_batches=_ack_batches(m, part))
-                for part in found
-            ),
-        )
-        for topic_id, found in grouped((part.topic_id, part) for part in parts).items()
-    )
-
-
-def _fetch(request: ShareFetchRequest, version: int) -> Any:
-    m = module("share_fetch", version, "request")
-    newer = {"share_acquire_mode": request.acquire_mode, "is_renew_ack": request.is_renew_ack}
-    return m.ShareFetchRequest(
-        group_id=request.group_id,
-        member_id=request.member_id,
-        share_session_epoch=request.session_epoch,
-        max_wait=timedelta_ms(request.max_wait_ms),
-        min_bytes=request.min_bytes,
-        max_bytes=request.max_bytes,
-        max_records=request.max_records,
-        batch_size=request.batch_size,
-        topics=_topics(request.partitions, m, m.FetchTopic, m.FetchPartition),
-        forgotten_topics_data=tuple(
-            m.ForgottenTopic(topic_id=topic_id, partitions=tuple(partitions))
-            for topic_id, partitions in grouped(request.forgotten).items()
-        ),
-        **(newer if version >= V2 else {}),
-    )
-
-
 def _fetch_answer(answer: Any, _: ShareFetchRequest) -> ShareFetchResponse:
     return ShareFetchResponse(
         error=code(answer.error_code),
@@ -133,17 +93,6 @@ def _leader(part: Any, *errors: ErrorCode) -> tuple[int, int]:
     if not MOVED.intersection(errors):
         return NO_LEADER
     return int(part.current_leader.leader_id), int(part.current_leader.leader_epoch)
-
-
-def _acknowledge(request: ShareAcknowledgeRequest, version: int) -> Any:
-    m = module("share_acknowledge", version, "request")
-    return m.ShareAcknowledgeRequest(
-        group_id=request.group_id,
-        member_id=request.member_id,
-        share_session_epoch=request.session_epoch,
-        topics=_topics(request.partitions, m, m.AcknowledgeTopic, m.AcknowledgePartition),
-        **({"is_renew_ack": request.is_renew_ack} if version >= V2 else {}),
-    )
 
 
 def _acknowledge_answer(answer: Any, _: ShareAcknowledgeRequest) -> ShareAcknowledgeResponse:
@@ -186,7 +135,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="share_group_heartbeat",
         lowest=1,
         highest=1,
-        encode=_heartbeat,
+        write=by_kio(_heartbeat),
         decode=_heartbeat_answer,
     ),
     ShareFetchRequest: Codec(
@@ -194,7 +143,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="share_fetch",
         lowest=1,
         highest=2,
-        encode=_fetch,
+        write=encode_fetch,
         decode=_fetch_answer,
         needs=_fetch_needs,
         wait_ms=lambda request: request.max_wait_ms,
@@ -204,7 +153,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="share_acknowledge",
         lowest=1,
         highest=2,
-        encode=_acknowledge,
+        write=encode_acknowledge,
         decode=_acknowledge_answer,
         needs=_acknowledge_needs,
     ),

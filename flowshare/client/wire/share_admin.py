@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowshare.client.wire.base import Codec, code, grouped, text
+from flowshare.client.wire.base import Codec, by_kio, code, grouped, text
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
@@ -165,7 +165,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="share_group_describe",
         lowest=1,
         highest=1,
-        encode=_describe,
+        write=by_kio(_describe),
         decode=_describe_answer,
     ),
     DescribeShareGroupOffsetsRequest: Codec(
@@ -173,7 +173,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="describe_share_group_offsets",
         lowest=0,
         highest=1,
-        encode=_offsets,
+        write=by_kio(_offsets),
         decode=_offsets_answer,
     ),
     AlterShareGroupOffsetsRequest: Codec(
@@ -181,7 +181,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="alter_share_group_offsets",
         lowest=0,
         highest=0,
-        encode=_alter,
+        write=by_kio(_alter),
         decode=_alter_answer,
     ),
     DeleteShareGroupOffsetsRequest: Codec(
@@ -189,7 +189,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         name="delete_share_group_offsets",
         lowest=0,
         highest=0,
-        encode=_delete,
+        write=by_kio(_delete),
         decode=_delete_answer,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowshare.client.wire.base import Codec, code, endpoints, text, timedelta_ms
+from flowshare.client.wire.base import Codec, by_kio, code, endpoints, text, timedelta_ms
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
@@ -102,15 +102,30 @@ def _result(results: tuple[Any, ...], name: str) -> TopicResult:
 
 CODECS: Final[dict[type[Any], Codec]] = {
     MetadataRequest: Codec(
-        key=ApiKey.METADATA, name="metadata", lowest=12, highest=13, encode=_metadata, decode=_metadata_answer
+        key=ApiKey.METADATA, name="metadata", lowest=12, highest=13, write=by_kio(_metadata), decode=_metadata_answer
     ),
     CreateTopicRequest: Codec(
-        key=ApiKey.CREATE_TOPICS, name="create_topics", lowest=7, highest=7, encode=_create, decode=_create_answer
+        key=ApiKey.CREATE_TOPICS,
+        name="create_topics",
+        lowest=7,
+        highest=7,
+        write=by_kio(_create),
+        decode=_create_answer,
     ),
     DeleteTopicRequest: Codec(
-        key=ApiKey.DELETE_TOPICS, name="delete_topics", lowest=6, highest=6, encode=_delete, decode=_delete_answer
+        key=ApiKey.DELETE_TOPICS,
+        name="delete_topics",
+        lowest=6,
+        highest=6,
+        write=by_kio(_delete),
+        decode=_delete_answer,
     ),
     CreatePartitionsRequest: Codec(
-        key=ApiKey.CREATE_PARTITIONS, name="create_partitions", lowest=3, highest=3, encode=_add, decode=_add_answer
+        key=ApiKey.CREATE_PARTITIONS,
+        name="create_partitions",
+        lowest=3,
+        highest=3,
+        write=by_kio(_add),
+        decode=_add_answer,
     ),
 }
