@@ -43,7 +43,7 @@ def run(server: Server, toolbox: Toolbox) -> Callable[..., Told]:
 
     def call(tool: str, *args: str, stdin: str = "", code: int | None = 0) -> Told:
         where = (
-            (f"bootstrap={server.bootstrap}",) if tool == "share-client" else ("--bootstrap-server", server.bootstrap)
+            (f"bootstrap={server.bootstrap}",) if tool.endswith("-client") else ("--bootstrap-server", server.bootstrap)
         )
         told = toolbox(tool, *where, *args, stdin=stdin)
         assert code is None or told.code == code, (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -134,6 +136,36 @@ def test_closing_frees_what_was_not_acknowledged_long_before_its_lock_lapses(ser
         again = take(second, 2, each=accept_all(second))
 
     assert values(held) == values(again) == ["one", "two"]
+
+
+HOLDER = """
+import sys, time
+from confluent_kafka import ShareConsumer
+consumer = ShareConsumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[2],
+                          "share.acknowledgement.mode": "explicit"})
+consumer.subscribe([sys.argv[3]])
+while not (messages := list(consumer.poll(timeout=0.2))):
+    pass
+print([message.value().decode() for message in messages], flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_member_that_is_killed_gives_its_records_back_at_once(server, unique, topic):
+    group = server.share_group(unique("group"), share_record_lock_duration_ms="60000")
+    server.produce(topic, "one", "two")
+    command = [sys.executable, "-c", HOLDER, server.bootstrap, group, topic]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as holder:
+        assert holder.stdout is not None
+        held = holder.stdout.readline()
+        holder.kill()
+    with member(server, group, topic, "explicit") as other:
+        taken = take(other, 2, each=accept_all(other))
+
+    assert held == "['one', 'two']\n"
+    assert values(taken) == ["one", "two"]
+    assert {message.delivery_count() for message in taken} == {2}
 
 
 def test_two_members_share_one_partition_and_no_record_goes_to_both(server, unique, topic):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer
 from confluent_kafka import TopicPartition as Place
 
 from tests.interop.servers import CALL_LIMIT_S, until
@@ -188,3 +188,20 @@ def test_an_idempotent_producer_survives_a_restart_of_its_connections(server, un
 
     assert read(server, topic, sent, committed=True) == [str(number) for number in range(sent)]
     assert until(lambda: producer.flush(0.1), lambda left: left == 0) == 0
+
+
+@pytest.mark.java
+def test_javas_transactions_and_their_offsets(server, run, unique, topic):
+    group = unique("group")
+
+    told = run(
+        "transaction-client", f"id={unique('txn')}", f"topic={topic}", f"group={group}",
+        "commit=one,two", "offset=1", "abort=three", "offset=2", "commit=four",
+    )  # fmt: skip
+    committed = [ConsumerGroupTopicPartitions(group, [Place(topic, 0)])]
+    listed = server.admin.list_consumer_group_offsets(committed)[group].result(CALL_LIMIT_S)
+
+    # Each transaction ends in a control record, which takes an offset.
+    assert told.out.splitlines() == ["one 0", "two 1", "three 3", "four 5"]
+    assert read(server, topic, 3, committed=True) == ["one", "two", "four"]
+    assert [place.offset for place in listed.topic_partitions] == [2]

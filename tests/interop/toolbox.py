@@ -1,6 +1,6 @@
-"""Kafka's command-line tools and a Java share consumer, in one JVM for a whole run of tests.
+"""Kafka's command-line tools and the Java programs in `java/`, in one JVM for a whole run of tests.
 
-The two programs in `java/` are compiled once for each of their contents, with Kafka's own jars as class path.
+The programs are compiled once for each of their contents, with Kafka's own jars as class path.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ TOOLS = {
     "kafka-share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "share-client": "ShareClient",
+    "transaction-client": "TransactionClient",
 }
 ANSWER_LIMIT_S = 90
 COMPILE_LIMIT_S = 120
