@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowshare.share.types import LogBatch
+from flowshare.transactions.errors import TransactionError
+from flowshare.transactions.producers import Producer
 
 
 class LogError(Exception):
@@ -47,6 +49,14 @@ class RecordsTooLarge(LogError):
     """A batch is larger than the topic takes (max.message.bytes)."""
 
 
+class ProducerRefused(LogError):
+    """A batch's producer id, epoch or sequence is refused; `reason` says how."""
+
+    def __init__(self, reason: TransactionError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class StorageError(LogError):
     """The disk refused the write; nothing of it was confirmed."""
 
@@ -71,7 +81,10 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOffsets:
-    """Bounds of a partition's log: first offset, next offset of what is confirmed, last stable offset."""
+    """Bounds of a partition's log: first offset, next offset of what is confirmed, last stable offset.
+
+    last_stable: first offset of the oldest open transaction, the high watermark without one.
+    """
 
     log_start: int
     high_watermark: int
@@ -91,7 +104,7 @@ class Appended:
 class ReadResult:
     """Whole record batches from the one that holds the asked offset on; empty at the log's end.
 
-    aborted: offsets among them that belong to aborted transactions; for readers of committed records only.
+    aborted: batches among them that belong to aborted transactions; filled in for readers of committed records only.
     """
 
     records: bytes
@@ -101,10 +114,17 @@ class ReadResult:
 
 
 AppendListener = Callable[[str, int], None]
+Admission = Callable[[], None]
+"""Says no by raising TransactionError; asked at the moment in which a batch gets its offset."""
 
 
 class Log(Protocol):
-    """Topics and their records."""
+    """Topics and their records.
+
+    producer_expiry_ms: idempotent producers are forgotten that were idle for so long (producer.id.expiration.ms).
+    """
+
+    producer_expiry_ms: int
 
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name: a view to read, not to keep."""
@@ -130,15 +150,33 @@ class Log(Protocol):
         """Set (or with None unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
         ...
 
-    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
+    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
         """Check, place and confirm record batches.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, StorageError.
+        A batch with a producer id comes alone and is held to its epoch and sequence; one that is there already is
+        answered with the place it has. `admit` is asked once, when nothing else stands against the append.
+
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, ProducerRefused, StorageError.
         """
         ...
 
-    async def read(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> ReadResult:
-        """Batches from `offset` on, at least one if there is one.
+    async def append_control(
+        self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
+    ) -> Appended:
+        """End a producer's transaction on the partition by a marker (KIP-98), written even if it wrote nothing there.
+
+        Raises: UnknownTopic, ProducerRefused (a higher epoch is known), StorageError.
+        """
+        ...
+
+    def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
+        """Idempotent producers of the partition by id: a view to read, not to keep. Raises: UnknownTopic."""
+        ...
+
+    async def read(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
+    ) -> ReadResult:
+        """Batches from `offset` on, at least one if there is one; `committed`: none past the last stable offset.
 
         Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords.
         """

@@ -17,7 +17,9 @@ from typing import Any, Final, TypeVar
 
 from flowshare.clock import Clock
 from flowshare.log import keys
+from flowshare.log.appender import Appender
 from flowshare.log.base import (
+    Admission,
     Appended,
     AppendListener,
     LogOffsets,
@@ -27,24 +29,28 @@ from flowshare.log.base import (
     UnknownTopic,
 )
 from flowshare.log.commits import Commits
+from flowshare.log.opening import let_go, open_blocking
 from flowshare.log.owner import Owner, OwnerLock
 from flowshare.log.partition import (
     Partition,
     cut_blocking,
     kept_from_blocking,
-    load_blocking,
     offset_at_blocking,
     read_blocking,
 )
+from flowshare.log.producing import aborted_among, decide_batch, decide_marker, produced
 from flowshare.log.readahead import STRETCH_BYTES, ReadAhead
 from flowshare.log.retention import RetentionTask
 from flowshare.log.rules import check_cut, check_offset, check_produced, nth_partition
 from flowshare.log.store import Step, Store, Write
-from flowshare.log.tail import TailBatch, TailBudget
-from flowshare.log.topics import TopicRegistry, decode_topic, encode_topic
+from flowshare.log.tail import TailBudget, up_to
+from flowshare.log.topics import TopicRegistry, encode_topic
 from flowshare.log.writer import REQUEST_BYTES
-from flowshare.protocol.batches import rebase
+from flowshare.protocol.batches import batch_headers
+from flowshare.protocol.control import marker
 from flowshare.share.types import LogBatch
+from flowshare.transactions.partition import EXPIRY_MS
+from flowshare.transactions.producers import Producer
 
 T = TypeVar("T")
 NO_CONFIGS: Final[Mapping[str, str]] = {}
@@ -58,6 +64,7 @@ class EmbeddedStorage:
 
     def __init__(self, lock: OwnerLock, store: Store, pool: ThreadPoolExecutor, clock: Clock, tail_bytes: int) -> None:
         """Use `open`."""
+        self.producer_expiry_ms = EXPIRY_MS
         self._lock = lock
         self._store = store
         self._pool = pool
@@ -73,6 +80,9 @@ class EmbeddedStorage:
         self._retention = RetentionTask(clock, self._sweep)
         self._closed = False
         self._commits = Commits(store, clock, changed=self._tell, roll_back=self._roll_back)
+        self._appender = Appender(
+            self._commits, self._budget, clock, find=self._partition, settings=self._registry.settings
+        )
 
     @classmethod
     async def open(
@@ -92,24 +102,11 @@ class EmbeddedStorage:
         loop = asyncio.get_running_loop()
         now_ms = clock.now_ms()
 
-        def start() -> tuple[OwnerLock, Store, list[tuple[Topic, list[Partition]]]]:
-            lock = OwnerLock(Path(path), now_ms=now_ms, address=host_address)
-            try:
-                store = Store(Path(path), fsync=fsync)
-                try:
-                    return lock, store, _load(store)
-                except BaseException:
-                    store.close()
-                    raise
-            except BaseException:
-                lock.release()
-                raise
-
-        opening = loop.run_in_executor(pool, start)
+        opening = loop.run_in_executor(pool, lambda: open_blocking(Path(path), now_ms, host_address, fsync=fsync))
         try:
             lock, store, topics = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_let_go)
+            opening.add_done_callback(let_go)
             raise
         finally:
             if not opening.done() or opening.exception() is not None:
@@ -209,62 +206,66 @@ class EmbeddedStorage:
 
     # --- records --------------------------------------------------------------------------------------------
 
-    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
-        """Check, place and confirm record batches.
+    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+        """Check, place and confirm record batches; see `Log.append`.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, StorageError.
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, ProducerRefused, StorageError.
         """
         self._partition(topic, partition)
         headers = check_produced(records, self._registry.settings(topic))
-        size = len(records) + REQUEST_BYTES * len(headers)
-        await self._commits.gate.enter(size)
-        try:
-            # The topic may have gone while this waited. From here to the queue nothing is awaited: offsets are
-            # given in the order in which they are written.
-            self._commits.check()
-            log = self._partition(topic, partition)
-            append_time = self._registry.settings(topic).append_time
-            base = log.next_offset
-            placed = rebase(records, headers, base, now_ms=self._clock.now_ms() if append_time else None)
-            if append_time:
-                headers = tuple(header._replace(max_timestamp=self._clock.now_ms()) for header in headers)
-            writes, batches = log.place(placed, headers)
-            end, position = log.next_offset, log.position
+        batch = produced(headers)
+        decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
+        return await self._appender.place((topic, partition), records, headers, decide)
 
-            def applied() -> None:
-                log.confirm(end, position)
+    async def append_control(
+        self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
+    ) -> Appended:
+        """End a producer's transaction on the partition by a marker.
 
-            future = self._commits.queue(Step(writes), size, applied, (topic, partition))
-        except BaseException:
-            self._commits.gate.leave(1, size)
-            raise
-        for batch in batches:
-            self._budget.append(log.tail, batch)
-        await future
-        return Appended(base_offset=base, last_offset=end - 1, log_start=log.log_start)
+        Raises: UnknownTopic, ProducerRefused, StorageError.
+        """
+        self._partition(topic, partition)
+        records = marker(producer_id, epoch, committed=committed, timestamp_ms=self._clock.now_ms())
+        decide = decide_marker(producer_id, epoch, committed=committed)
+        return await self._appender.place((topic, partition), records, batch_headers(records), decide)
 
-    async def read(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> ReadResult:
-        """Batches from `offset` on, at least one if there is one.
+    async def read(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
+    ) -> ReadResult:
+        """Batches from `offset` on, at least one if there is one; `committed`: none past the last stable offset.
 
         Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords, StorageDamaged, StorageError.
         """
         log = self._partition(topic, partition)
         offsets = log.offsets()
         check_offset(offset, offsets)
-        if offset == log.end:
+        end = offsets.last_stable if committed else log.end
+        if offset >= end:
             found = []
         elif log.tail.covers(offset):
-            found = log.tail.read(offset, log.end, max_bytes)
+            found = log.tail.read(offset, end, max_bytes)
         elif not (found := self._ahead.read((log.topic_id, log.number), offset, max_bytes)):
             args = (self._store, log.topic_id, log.number, offset, log.end, max(max_bytes, STRETCH_BYTES))
             stretch = await self._blocking(lambda: read_blocking(*args))
             self._ahead.add((log.topic_id, log.number), stretch)
-            found = _up_to(stretch, max_bytes)
+            found = up_to(stretch, max_bytes)
             # Meanwhile the topic may have gone, or the log start passed the offset.
             offsets = self._partition(topic, partition).offsets()
             check_offset(offset, offsets)
-        batches = tuple(LogBatch(batch.first, batch.last) for batch in found)
-        return ReadResult(records=b"".join([batch.records for batch in found]), batches=batches, offsets=offsets)
+        aborted: tuple[LogBatch, ...] = ()
+        if committed:
+            found = [batch for batch in found if batch.last < end]
+            aborted = aborted_among(log.producers, found)
+        return ReadResult(
+            records=b"".join([batch.records for batch in found]),
+            batches=tuple(LogBatch(batch.first, batch.last) for batch in found),
+            offsets=offsets,
+            aborted=aborted,
+        )
+
+    def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
+        """Idempotent producers of the partition by id. Raises: UnknownTopic."""
+        return self._partition(topic, partition).producers.view
 
     def offsets(self, topic: str, partition: int) -> LogOffsets:
         """Bounds of the partition. Raises: UnknownTopic."""
@@ -294,7 +295,7 @@ class EmbeddedStorage:
                 cut = await self._blocking(lambda: cut_blocking(*args))
 
                 def applied() -> None:
-                    log.log_start, log.start_position = cut.log_start, cut.start_position
+                    log.cut(cut.log_start, cut.start_position)
 
                 await self._commits.submit(Step(cut.writes, cut.ranges), REQUEST_BYTES, applied, (topic, partition))
             return log.log_start
@@ -397,27 +398,3 @@ class EmbeddedStorage:
         if self._closed:
             raise StorageError("the storage is closed")
         return await self._loop.run_in_executor(self._pool, call)
-
-
-def _let_go(opening: asyncio.Future[tuple[OwnerLock, Store, list[tuple[Topic, list[Partition]]]]]) -> None:
-    """Close what was opened for a caller that gave up."""
-    if not opening.cancelled() and opening.exception() is None:
-        lock, store, _ = opening.result()
-        store.close()
-        lock.release()
-
-
-def _load(store: Store) -> list[tuple[Topic, list[Partition]]]:
-    """All topics with their partitions as stored. Raises: StorageDamaged, StorageError."""
-    topics = [decode_topic(value) for _, value in store.scan(keys.TOPIC, keys.after(keys.TOPIC))]
-    return [(topic, [load_blocking(store, topic.topic_id, n) for n in range(topic.partitions)]) for topic in topics]
-
-
-def _up_to(batches: list[TailBatch], max_bytes: int) -> list[TailBatch]:
-    """The first batches that fit into `max_bytes`, at least one."""
-    size = 0
-    for index, batch in enumerate(batches):
-        size += len(batch.records)
-        if index and size > max_bytes:
-            return batches[:index]
-    return batches

@@ -3,6 +3,8 @@
 b topic_id partition base_offset            a record batch as it is served
 i topic_id partition max_timestamp offset   time index: largest timestamp up to and with the batch at `offset`
 p topic_id partition                        log start and its byte position
+n topic_id partition producer_id            an idempotent producer of the partition
+a topic_id partition marker_offset          an aborted transaction
 k key                                       state
 t name                                      a topic
 m                                           number of the last commit
@@ -45,9 +47,19 @@ def bounds(topic_id: uuid.UUID, partition: int) -> bytes:
     return _partition.pack(b"p", topic_id.bytes, partition)
 
 
+def producers(topic_id: uuid.UUID, partition: int) -> bytes:
+    """Prefix of a partition's idempotent producers; `at` with a producer id makes the key of one."""
+    return _partition.pack(b"n", topic_id.bytes, partition)
+
+
+def aborted(topic_id: uuid.UUID, partition: int) -> bytes:
+    """Prefix of a partition's aborted transactions; `at` with the offset of its marker makes the key of one."""
+    return _partition.pack(b"a", topic_id.bytes, partition)
+
+
 def topic_ranges(topic_id: uuid.UUID) -> tuple[tuple[bytes, bytes], ...]:
     """All key ranges of a topic, half-open."""
-    return tuple((kind + topic_id.bytes, after(kind + topic_id.bytes)) for kind in (b"b", b"i", b"p"))
+    return tuple((kind + topic_id.bytes, after(kind + topic_id.bytes)) for kind in (b"b", b"i", b"p", b"n", b"a"))
 
 
 def at(prefix: bytes, offset: int) -> bytes:
@@ -61,7 +73,7 @@ def prefix_of(key: bytes) -> bytes:
 
 
 def offset_of(key: bytes) -> int:
-    """Base offset in the key of a batch."""
+    """The number at the end of a key: a batch's base offset, a producer id, a marker's offset."""
     return int.from_bytes(key[-8:], "big")
 
 

@@ -14,17 +14,23 @@ from typing import Final, NamedTuple
 
 from flowshare.clock import Clock
 from flowshare.log.base import (
+    Admission,
     Appended,
     AppendListener,
     LogOffsets,
     ReadResult,
     Topic,
 )
+from flowshare.log.producing import Decide, aborted_among, decide_batch, decide_marker, decided, produced
 from flowshare.log.retention import RetentionTask, expired
 from flowshare.log.rules import check_cut, check_offset, check_produced, first_at, nth_partition
+from flowshare.log.tail import TailBatch
 from flowshare.log.topics import TopicRegistry, TopicSettings
-from flowshare.protocol.batches import batch_headers, rebase
+from flowshare.protocol.batches import BatchHeader, batch_headers, rebase
+from flowshare.protocol.control import marker
 from flowshare.share.types import LogBatch
+from flowshare.transactions.partition import EXPIRY_MS, PartitionProducers
+from flowshare.transactions.producers import Producer, Written
 
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 
@@ -43,9 +49,11 @@ class _Partition:
     size: int = 0
     batches: list[_Stored] = field(default_factory=list[_Stored])
     firsts: list[int] = field(default_factory=list[int])
+    producers: PartitionProducers = field(default_factory=PartitionProducers)
 
     def offsets(self) -> LogOffsets:
-        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=self.end)
+        stable = self.producers.last_stable(self.log_start, self.end)
+        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=stable)
 
     def index_of(self, offset: int) -> int:
         """Index of the first batch that ends at or behind `offset`."""
@@ -63,6 +71,7 @@ class _Partition:
         count = self.index_of(before)
         self.size -= sum(len(batch.records) for batch in self.batches[:count])
         del self.batches[:count], self.firsts[:count]
+        self.producers.aborted.cut(before)
 
     def kept_from(self, settings: TopicSettings, now_ms: int) -> int:
         """The log start that retention asks for; by size the last batch always stays."""
@@ -80,6 +89,7 @@ class MemoryStorage:
 
     def __init__(self, clock: Clock) -> None:
         self.before_write: Callable[[], Awaitable[None]] | None = None
+        self.producer_expiry_ms = EXPIRY_MS
         self._clock = clock
         self._registry = TopicRegistry()
         self._partitions: dict[str, list[_Partition]] = {}
@@ -133,37 +143,78 @@ class MemoryStorage:
             self._put(topic)
         return topic
 
-    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
-        """Check, place and keep record batches.
+    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+        """Check, place and keep record batches; see `Log.append`.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, StorageError.
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, ProducerRefused, StorageError.
         """
         self._partition(topic, partition)
-        settings = self._registry.settings(topic)
-        headers = check_produced(records, settings)
+        headers = check_produced(records, self._registry.settings(topic))
+        batch = produced(headers)
+        decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
+        return await self._place(topic, partition, records, headers, decide)
+
+    async def append_control(
+        self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
+    ) -> Appended:
+        """End a producer's transaction on the partition by a marker.
+
+        Raises: UnknownTopic, ProducerRefused, StorageError.
+        """
+        self._partition(topic, partition)
+        records = marker(producer_id, epoch, committed=committed, timestamp_ms=self._clock.now_ms())
+        decide = decide_marker(producer_id, epoch, committed=committed)
+        return await self._place(topic, partition, records, batch_headers(records), decide)
+
+    async def _place(
+        self, topic: str, partition: int, records: bytes, headers: tuple[BatchHeader, ...], decide: Decide | None
+    ) -> Appended:
         async with self._turn:
             await self._pass()
             log = self._partition(topic, partition)
-            base = log.end
-            placed = rebase(records, headers, base, now_ms=self._clock.now_ms() if settings.append_time else None)
+            append_time = self._registry.settings(topic).append_time
+            base, now_ms = log.end, self._clock.now_ms()
+            placed = rebase(records, headers, base, now_ms=now_ms if append_time else None)
+            change = None if decide is None else decided(decide, log.producers, base, now_ms)
+            if isinstance(change, Written):
+                return Appended(base_offset=change.base_offset, last_offset=change.last_offset, log_start=log.log_start)
             for header in batch_headers(placed):
                 bounds = slice(header.position, header.position + header.size)
                 log.append(_Stored(header.base_offset, header.last_offset, header.max_timestamp, placed[bounds]))
+            if change is not None:
+                log.producers.confirm(change)
         self._notify(topic, partition)
         return Appended(base_offset=base, last_offset=log.end - 1, log_start=log.log_start)
 
-    async def read(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> ReadResult:
-        """Batches from `offset` on, at least one if there is one. Raises: UnknownTopic, OffsetOutOfRange."""
+    async def read(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
+    ) -> ReadResult:
+        """Batches from `offset` on, at least one if there is one; `committed`: none past the last stable offset.
+
+        Raises: UnknownTopic, OffsetOutOfRange.
+        """
         log = self._partition(topic, partition)
         offsets = log.offsets()
         check_offset(offset, offsets)
-        index, size, found = log.index_of(offset), 0, list[_Stored]()
-        while index < len(log.batches) and (not found or size + len(log.batches[index].records) <= max_bytes):
-            found.append(log.batches[index])
-            size += len(log.batches[index].records)
+        end = offsets.last_stable if committed else offsets.high_watermark
+        index, size, found = log.index_of(offset), 0, list[TailBatch]()
+        while index < len(log.batches) and log.batches[index].last < end:
+            batch = log.batches[index]
+            size += len(batch.records)
+            if found and size > max_bytes:
+                break
+            found.append(TailBatch(batch.first, batch.last, batch.records))
             index += 1
-        records = b"".join(batch.records for batch in found)
-        return ReadResult(records=records, batches=tuple(LogBatch(b.first, b.last) for b in found), offsets=offsets)
+        return ReadResult(
+            records=b"".join(batch.records for batch in found),
+            batches=tuple(LogBatch(batch.first, batch.last) for batch in found),
+            offsets=offsets,
+            aborted=aborted_among(log.producers, found) if committed else (),
+        )
+
+    def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
+        """Idempotent producers of the partition by id. Raises: UnknownTopic."""
+        return self._partition(topic, partition).producers.view
 
     def offsets(self, topic: str, partition: int) -> LogOffsets:
         """Bounds of the partition. Raises: UnknownTopic."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from flowshare.log import keys
+from flowshare.log import keys, producing
 from flowshare.log.base import CorruptRecords, LogOffsets, OffsetOutOfRange, StorageDamaged
 from flowshare.log.retention import expired
 from flowshare.log.rules import first_at
@@ -19,6 +19,7 @@ from flowshare.log.store import Range, Store, Write
 from flowshare.log.tail import Tail, TailBatch
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchHeader, DecodeError, batch_headers
+from flowshare.transactions.partition import Change, PartitionProducers
 
 INDEX_BYTES: Final = 64 * 1024
 """A time index entry is written each time this many bytes were appended."""
@@ -46,10 +47,12 @@ class Partition:
     indexed: int = -INDEX_BYTES
     max_timestamp: int = NO_TIMESTAMP
     tail: Tail = field(default_factory=Tail)
+    producers: PartitionProducers = field(default_factory=PartitionProducers)
 
     def offsets(self) -> LogOffsets:
         """Bounds as readers see them."""
-        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=self.end)
+        stable = self.producers.last_stable(self.log_start, self.end)
+        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=stable)
 
     def place(self, placed: bytes, headers: tuple[BatchHeader, ...]) -> tuple[list[Write], list[TailBatch]]:
         """Take placed batches in as being written; returns what is to be written and the batches."""
@@ -70,12 +73,20 @@ class Partition:
             self.next_offset = last + 1
         return writes, batches
 
-    def confirm(self, end: int, position: int) -> None:
-        """What was being written up to `end` is durable."""
+    def confirm(self, end: int, position: int, change: Change | None) -> None:
+        """What was being written up to `end` is durable, `change` of its producers with it."""
         self.end, self.end_position = end, position
+        if change is not None:
+            self.producers.confirm(change)
+
+    def cut(self, log_start: int, start_position: int) -> None:
+        """The log starts here now. Producers stay known (KIP-360)."""
+        self.log_start, self.start_position = log_start, start_position
+        self.producers.aborted.cut(log_start)
 
     def roll_back(self) -> None:
         """Forget what was being written and failed."""
+        self.producers.roll_back()
         if self.next_offset != self.end:
             self.next_offset, self.position = self.end, self.end_position
             # The last index entry may be gone with it; one too many does no harm.
@@ -93,7 +104,8 @@ class Cut(NamedTuple):
 
 def load_blocking(store: Store, topic_id: uuid.UUID, number: int) -> Partition:
     """A partition as it is stored. Raises: StorageDamaged, StorageError."""
-    partition = Partition(topic_id=topic_id, number=number)
+    producers = producing.load_blocking(store, topic_id, number)
+    partition = Partition(topic_id=topic_id, number=number, producers=producers)
     bounds = store.get(keys.bounds(topic_id, number))
     if bounds is not None:
         partition.log_start, partition.start_position = keys.unpack_pair(bounds)
@@ -199,7 +211,8 @@ def cut_blocking(store: Store, topic_id: uuid.UUID, number: int, before: int, po
             start_position = keys.unpack(value)
             break
         last_cut = key + b"\0"
-    ranges = [(prefix, keys.at(prefix, keep)), (times, last_cut)]
+    aborted = keys.aborted(topic_id, number)
+    ranges = [(prefix, keys.at(prefix, keep)), (times, last_cut), (aborted, keys.at(aborted, before))]
     bounds = (keys.bounds(topic_id, number), keys.pack_pair(before, start_position))
     return Cut(before, start_position, [span for span in ranges if span[0] < span[1]], [bounds])
 

@@ -95,3 +95,13 @@ class TailBudget:
             tail.clear()
         self._order.clear()
         self._bytes = 0
+
+
+def up_to(batches: list[TailBatch], max_bytes: int) -> list[TailBatch]:
+    """The first batches that fit into `max_bytes`, at least one."""
+    size = 0
+    for index, batch in enumerate(batches):
+        size += len(batch.records)
+        if index and size > max_bytes:
+            return batches[:index]
+    return batches

@@ -14,7 +14,6 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import batch_headers
 from flowshare.protocol.messages import AbortedTransaction, FetchedLog
 from flowshare.server.failures import failure
-from flowshare.server.log_view import stable_part
 from flowshare.server.parking import Waiter
 
 if TYPE_CHECKING:
@@ -118,9 +117,9 @@ class Reading:
         if end <= part.next_offset <= offsets.high_watermark:
             return
         room = min(max(asked.max_bytes, 1) - part.size, self._left)
-        read = await self._log.read(asked.topic, asked.partition, part.next_offset, max_bytes=max(room, 1))
-        if self._committed:
-            read = stable_part(read)
+        read = await self._log.read(
+            asked.topic, asked.partition, part.next_offset, max_bytes=max(room, 1), committed=self._committed
+        )
         part.offsets = read.offsets
         if not read.batches:
             return

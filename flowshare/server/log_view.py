@@ -6,7 +6,6 @@ record must not copy megabytes, and what is acquired is whole batches' bytes any
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flowshare.share.errors import UnknownTopicId
@@ -49,13 +48,11 @@ class PartitionLog:
         self._check()
         guess = int(min(2 * records_max * self._offset_bytes, READ_BYTES_MAX))
         size = min(max(guess, READ_BYTES_MIN), max(bytes_max, 1))
-        result = await self._log.read(self.topic, self.partition, offset, max_bytes=size)
+        result = await self._log.read(self.topic, self.partition, offset, max_bytes=size, committed=committed)
         self._check()
         batches = result.batches
         if batches:
             self._offset_bytes = len(result.records) / (batches[-1].last - batches[0].first + 1)
-            if committed:
-                return stable_part(result)
         return result
 
     def _check(self) -> None:
@@ -81,14 +78,3 @@ def overlapping(records: bytes, batches: Sequence[LogBatch], ranges: Sequence[Ac
         position += size
     pieces.append(records[start:end])
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def stable_part(result: ReadResult) -> ReadResult:
-    """What was read up to the last stable offset, for readers of committed records."""
-    if not result.batches or result.batches[-1].last < result.offsets.last_stable:
-        return result
-    kept = [batch for batch in result.batches if batch.last < result.offsets.last_stable]
-    size = 0
-    for _ in kept:
-        size += int.from_bytes(result.records[size + 8 : size + 12]) + _BATCH_OVERHEAD
-    return replace(result, records=result.records[:size], batches=tuple(kept))

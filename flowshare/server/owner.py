@@ -191,7 +191,8 @@ class Owner:
         except LogError:
             return enough  # the fetch will meet the error
         # A log gives whole batches up to `enough`: if there is more than it gave, there is enough.
-        more = bool(read.batches) and read.batches[-1].last + 1 < read.offsets.high_watermark
+        end = read.offsets.last_stable if self._committed else read.offsets.high_watermark
+        more = bool(read.batches) and read.batches[-1].last + 1 < end
         return enough if more else len(read.records)
 
     def release_member(self, member_id: str, *, died: bool = False) -> None:

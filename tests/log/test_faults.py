@@ -16,6 +16,7 @@ from flowshare.protocol.batches import decode_all
 from tests.disks import resize, small_disk
 from tests.log.contract import batch
 from tests.log.places import content, opened
+from tests.log.producer_contract import in_transaction
 
 
 class Fault:
@@ -196,3 +197,44 @@ def test_a_full_disk_is_an_error_and_with_space_again_writes_work_without_a_rest
 
     with small_disk(tmp_path / "disk", "40m") as disk:
         asyncio.run(body(disk))
+
+
+def test_a_failed_write_takes_back_what_it_assumed_of_a_producer(tmp_path, fault):
+    async def body() -> None:
+        storage = await open_with_topic(tmp_path / "storage")
+        await storage.append("t", 0, in_transaction(0))
+        fault.on = True
+        failed = await asyncio.gather(
+            storage.append("t", 0, in_transaction(1)),
+            storage.append("t", 0, in_transaction(1)),
+            storage.append_control("t", 0, 1, 0, committed=False),
+            return_exceptions=True,
+        )
+        fault.on = False
+        await until_writable(storage)
+
+        assert [type(error) for error in failed] == [StorageError] * 3
+        assert storage.offsets("t", 0).last_stable == 0
+        assert (await storage.append("t", 0, in_transaction(1))).base_offset == 1
+        await storage.append_control("t", 0, 1, 0, committed=True)
+        assert storage.offsets("t", 0).last_stable == 3
+        await storage.close()
+
+    asyncio.run(body())
+
+
+def test_a_failed_write_that_is_stored_all_the_same_is_known_when_it_comes_again(tmp_path, fault):
+    async def body() -> None:
+        storage = await open_with_topic(tmp_path / "storage")
+        fault.on = fault.late = True
+        with pytest.raises(StorageError):
+            await storage.append("t", 0, in_transaction(0, 2))
+        fault.on = False
+        await until_writable(storage)
+
+        assert (await storage.append("t", 0, in_transaction(0, 2))).last_offset == 1
+        assert storage.offsets("t", 0).high_watermark == 2
+        assert storage.offsets("t", 0).last_stable == 0
+        await storage.close()
+
+    asyncio.run(body())

@@ -10,10 +10,11 @@ import pytest
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
-from tests.log.contract import StorageContract, batch
+from tests.log.contract import batch
+from tests.log.producer_contract import ProducerContract
 
 
-class TestMemoryStorage(StorageContract):
+class TestMemoryStorage(ProducerContract):
     @asynccontextmanager
     async def storage(self, clock):
         storage = MemoryStorage(clock)

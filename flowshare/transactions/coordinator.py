@@ -1,0 +1,238 @@
+"""What becomes of a transactional id at each request: the transaction coordinator's rules, without I/O.
+
+Invariant: an end that was decided (Prepare…) is never changed and always carried out; until it is, nothing else happens
+to the transactional id. Epochs only rise, and whoever has an older one than the stored is refused.
+
+| state             | init           | add      | end(commit)   | end(abort)    | timeout        |
+|-------------------|----------------|----------|---------------|---------------|----------------|
+| (unknown), Dead   | Empty, new id  | mapping  | mapping       | mapping       | -              |
+| Empty             | Empty, epoch+1 | Ongoing  | refused       | refused       | -              |
+| Ongoing           | PrepareAbort * | Ongoing  | PrepareCommit | PrepareAbort  | PrepareAbort * |
+| PrepareCommit     | later          | later    | later         | refused       | -              |
+| PrepareAbort      | later          | later    | refused       | later         | -              |
+| CompleteCommit    | Empty, epoch+1 | Ongoing  | as it is      | refused       | -              |
+| CompleteAbort     | Empty, epoch+1 | Ongoing  | refused       | as it is      | -              |
+
+add: partitions or groups. mapping: InvalidProducerIdMapping. refused: InvalidTxnState. later: ConcurrentTransactions.
+*: the epoch rises by one, so that the producer is refused from then on (`fence`).
+
+PrepareCommit becomes CompleteCommit and PrepareAbort CompleteAbort when all markers are written and all groups' offsets
+settled (`complete`). An idle id that nobody used for transactional.id.expiration.ms becomes
+Dead and is forgotten.
+
+Epochs end at 32767: a producer at 32766 gets a new id with epoch 0; 32767 is left for fencing it. Transactions are
+version 1 (KIP-890: transaction.version=2 is not offered): the epoch stays the same from one transaction to the next.
+
+Each function returns the transaction as it would be; the shell stores it before it holds. Source: Kafka 4.x
+(TransactionCoordinator, TransactionMetadata), KIP-98, KIP-360.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from flowshare.transactions.errors import (
+    ConcurrentTransactions,
+    InvalidProducerIdMapping,
+    InvalidTransactionRequest,
+    InvalidTransactionTimeout,
+    InvalidTxnState,
+    ProducerFenced,
+    TransactionLimit,
+)
+from flowshare.transactions.transaction import (
+    EPOCH_EXHAUSTED,
+    EPOCH_MAX,
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    NOT_STARTED,
+    State,
+    Transaction,
+)
+
+ID_BYTES_MAX: Final = 1_000
+PARTITIONS_MAX: Final = 10_000
+"""Partitions and groups of one transaction."""
+
+
+class Asker(NamedTuple):
+    """Who a producer says it is; −1, −1: it does not know yet."""
+
+    producer_id: int = NO_PRODUCER_ID
+    epoch: int = NO_EPOCH
+
+
+def check_init(transactional_id: str, timeout_ms: int, asker: Asker, *, timeout_max_ms: int) -> None:
+    """What can be refused without knowing the id. Raises: InvalidTransactionRequest, InvalidTransactionTimeout."""
+    if not 0 < len(transactional_id.encode()) <= ID_BYTES_MAX:
+        raise InvalidTransactionRequest(f"a transactional id has 1 to {ID_BYTES_MAX} bytes")
+    if (asker.producer_id == NO_PRODUCER_ID) != (asker.epoch == NO_EPOCH):
+        raise InvalidTransactionRequest("producer id and epoch are given both or not at all")
+    if not 0 < timeout_ms <= timeout_max_ms:
+        raise InvalidTransactionTimeout(
+            f"a transaction timeout of {timeout_ms} ms; 1 to {timeout_max_ms} are taken (transaction.max.timeout.ms)"
+        )
+
+
+def init(
+    known: Transaction | None, transactional_id: str, timeout_ms: int, asker: Asker, *, new_id: int, now_ms: int
+) -> Transaction:
+    """The id with a fresh epoch, so that older producers are fenced; PrepareAbort if a transaction is open.
+
+    `new_id` is used for an id that is new, or has used up its epochs. PrepareAbort: finish that, then ask again.
+
+    Raises: ProducerFenced, ConcurrentTransactions.
+    """
+    if known is None or known.state is State.DEAD:
+        # A producer whose id expired goes on with a new one (KIP-360).
+        return Transaction(
+            transactional_id=transactional_id, producer_id=new_id, epoch=0, timeout_ms=timeout_ms, updated_ms=now_ms
+        )
+    _check_asker(known, asker)
+    if known.state.prepared:
+        raise _again(known)
+    if known.state is State.ONGOING:
+        return fence(known, now_ms=now_ms)
+    fresh = replace(known, state=State.EMPTY, timeout_ms=timeout_ms, started_ms=NOT_STARTED, updated_ms=now_ms)
+    if asker.epoch != NO_EPOCH and asker != (known.producer_id, known.epoch):
+        return fresh  # it asks again: its last bump holds
+    if known.epoch >= EPOCH_EXHAUSTED:
+        last = Asker(known.producer_id, known.epoch) if asker.epoch != NO_EPOCH else Asker()
+        return replace(fresh, producer_id=new_id, epoch=0, last_producer_id=last.producer_id, last_epoch=last.epoch)
+    return replace(fresh, epoch=known.epoch + 1, last_producer_id=asker.producer_id, last_epoch=asker.epoch)
+
+
+def add(
+    known: Transaction | None,
+    asker: Asker,
+    *,
+    partitions: Collection[tuple[str, int]] = (),
+    groups: Collection[str] = (),
+    now_ms: int,
+) -> Transaction:
+    """The transaction with these partitions and groups in it; the same object if they were.
+
+    Raises: InvalidProducerIdMapping, ProducerFenced, ConcurrentTransactions, TransactionLimit.
+    """
+    transaction = _known(known, asker)
+    if transaction.state.prepared:
+        raise _again(transaction)
+    if transaction.state is State.ONGOING:
+        if transaction.partitions.issuperset(partitions) and transaction.groups.issuperset(groups):
+            return transaction
+    else:
+        transaction = replace(transaction, state=State.ONGOING, started_ms=now_ms)
+    grown = replace(
+        transaction,
+        partitions=transaction.partitions.union(partitions),
+        groups=transaction.groups.union(groups),
+        updated_ms=now_ms,
+    )
+    if len(grown.partitions) + len(grown.groups) > PARTITIONS_MAX:
+        raise TransactionLimit(f"a transaction has at most {PARTITIONS_MAX} partitions and groups; end this one first")
+    return grown
+
+
+def end(known: Transaction | None, asker: Asker, *, committed: bool, now_ms: int) -> Transaction:
+    """The transaction with its end decided; the same object if it has ended so already.
+
+    Raises: InvalidProducerIdMapping, ProducerFenced, InvalidTxnState, ConcurrentTransactions.
+    """
+    transaction = _known(known, asker)
+    if transaction.state is State.ONGOING:
+        decided = State.PREPARE_COMMIT if committed else State.PREPARE_ABORT
+        return replace(transaction, state=decided, updated_ms=now_ms)
+    if transaction.state is (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT):
+        return transaction
+    if transaction.state is (State.PREPARE_COMMIT if committed else State.PREPARE_ABORT):
+        raise _again(transaction)
+    raise InvalidTxnState(
+        f"transactional id {transaction.transactional_id!r} is {transaction.state.value}: there is nothing to "
+        f"{'commit' if committed else 'abort'}"
+    )
+
+
+def fence(known: Transaction, *, now_ms: int) -> Transaction:
+    """The open transaction with its abort decided and its producer shut out: it timed out, or another one came."""
+    assert known.state is State.ONGOING, "only an open transaction is fenced"
+    epoch = min(known.epoch + 1, EPOCH_MAX)
+    return replace(
+        known,
+        state=State.PREPARE_ABORT,
+        epoch=epoch,
+        last_epoch=NO_EPOCH,
+        last_producer_id=NO_PRODUCER_ID,
+        updated_ms=now_ms,
+    )
+
+
+def complete(known: Transaction, *, now_ms: int) -> Transaction:
+    """The transaction after its decided end was carried out everywhere."""
+    assert known.state.prepared, "only a decided end is carried out"
+    done = State.COMPLETE_COMMIT if known.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT
+    return replace(
+        known, state=done, partitions=frozenset(), groups=frozenset(), started_ms=NOT_STARTED, updated_ms=now_ms
+    )
+
+
+def expired(known: Transaction, *, now_ms: int, expiration_ms: int) -> bool:
+    """Whether the id is to be forgotten (transactional.id.expiration.ms)."""
+    return known.state.idle and now_ms - known.updated_ms >= expiration_ms
+
+
+def check_write(known: Transaction | None, asker: Asker, place: tuple[str, int]) -> None:
+    """Whether a transactional batch may go to this partition now.
+
+    Raises: InvalidProducerIdMapping, ProducerFenced, InvalidTxnState.
+    """
+    transaction = _known(known, asker)
+    if transaction.state is not State.ONGOING or place not in transaction.partitions:
+        raise InvalidTxnState(
+            f"transactional id {transaction.transactional_id!r} is {transaction.state.value} and has not added "
+            f"{place[0]}-{place[1]}; add the partition to the transaction first"
+        )
+
+
+def check_offsets(known: Transaction | None, asker: Asker, group_id: str) -> None:
+    """Whether offsets of this group may be committed with the transaction now; raises as `check_write`."""
+    transaction = _known(known, asker)
+    if transaction.state is not State.ONGOING or group_id not in transaction.groups:
+        raise InvalidTxnState(
+            f"transactional id {transaction.transactional_id!r} is {transaction.state.value} and has not added group "
+            f"{group_id!r}; add the group's offsets to the transaction first"
+        )
+
+
+def _known(known: Transaction | None, asker: Asker) -> Transaction:
+    if known is None or known.state is State.DEAD or known.producer_id != asker.producer_id:
+        raise InvalidProducerIdMapping(
+            f"producer id {asker.producer_id} is not that of the transactional id; initialise the producer anew"
+        )
+    if asker.epoch != known.epoch:
+        raise _fenced(known, asker)
+    return known
+
+
+def _check_asker(known: Transaction, asker: Asker) -> None:
+    """Whether whoever asks for a bump has the id, or had it until a bump of its own. Raises: ProducerFenced."""
+    if asker.epoch == NO_EPOCH:
+        return
+    mine = Asker(known.producer_id, known.epoch), Asker(known.last_producer_id, known.last_epoch)
+    if asker not in mine:
+        raise _fenced(known, asker)
+
+
+def _fenced(known: Transaction, asker: Asker) -> ProducerFenced:
+    return ProducerFenced(
+        f"transactional id {known.transactional_id!r} is in epoch {known.epoch}, the producer in {asker.epoch}: "
+        "a newer producer took over, or the transaction timed out"
+    )
+
+
+def _again(known: Transaction) -> ConcurrentTransactions:
+    return ConcurrentTransactions(
+        f"transactional id {known.transactional_id!r} is {known.state.value}: its last transaction is being finished; "
+        "try again"
+    )

@@ -1,0 +1,66 @@
+"""One transactional id: its producer, its state, what its open transaction touches.
+
+Invariant: only Ongoing takes in partitions and groups and only PrepareCommit and PrepareAbort have decided an end
+that is not carried out everywhere yet; Empty, CompleteCommit and CompleteAbort touch nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+NO_EPOCH: Final = -1
+NO_PRODUCER_ID: Final = -1
+NOT_STARTED: Final = -1
+EPOCH_MAX: Final = 2**15 - 1
+EPOCH_EXHAUSTED: Final = EPOCH_MAX - 1
+"""From here on a producer gets a new id; the epoch above is left for fencing it."""
+
+
+class State(enum.Enum):
+    """State of a transactional id; the value is Kafka's word, on the wire too."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+
+    @property
+    def prepared(self) -> bool:
+        """Whether an end is decided and not carried out everywhere yet."""
+        return self in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no transaction."""
+        return self in (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """A transactional id as it is stored.
+
+    last_epoch, last_producer_id: what the producer had before its last bump, if it asked for that bump itself: then a
+    repeated request of its is recognised (KIP-360). started_ms: first partition or group of the open transaction.
+    """
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    last_epoch: int = NO_EPOCH
+    last_producer_id: int = NO_PRODUCER_ID
+    state: State = State.EMPTY
+    partitions: frozenset[tuple[str, int]] = frozenset()
+    groups: frozenset[str] = frozenset()
+    started_ms: int = NOT_STARTED
+    updated_ms: int = 0
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When the open transaction is aborted, None without one."""
+        return self.started_ms + self.timeout_ms if self.state is State.ONGOING else None
