@@ -32,6 +32,8 @@ class InProcess:
         self.own = False
         """Whether flowshare's own client is at the other end: then its end means that its process is gone."""
         self.closed = False
+        self.may_read: Callable[[str], bool] | None = None
+        """Whether the peer may read a topic, by its name; None: all topics."""
         self._handlers = handlers
         self._on_close = on_close
         self._waiters: set[Waiter] = set()

@@ -16,7 +16,7 @@ from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, Sha
 from flowshare.server.failures import EXPECTED, failure
 from flowshare.server.owner import NOTHING, Taken, Want
 from flowshare.server.parking import Ended, WaitLimit
-from flowshare.server.share_ack import OK, merged, settle
+from flowshare.server.share_ack import OK, check_readable, merged, settle
 from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
 from flowshare.share.errors import InvalidRequest, ShareError, ShareSessionLimitReached
 from flowshare.share.types import AcquireMode
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flowshare.server.sessions import Sessions
     from flowshare.server.share_ack import Acknowledger, Pending, Result
     from flowshare.server.stats import Stats
+    from flowshare.server.topic_index import TopicIndex
     from flowshare.share.config import GroupConfig
     from flowshare.share.session import FetchTurn, Key
 
@@ -54,6 +55,7 @@ class ShareFetching:
         self,
         *,
         partitions: Partitions,
+        topics: TopicIndex,
         acknowledger: Acknowledger,
         sessions: Sessions,
         clock: Clock,
@@ -61,6 +63,7 @@ class ShareFetching:
         config_of: Callable[[str], GroupConfig],
     ) -> None:
         self._partitions = partitions
+        self._topics = topics
         self._acknowledger = acknowledger
         self._sessions = sessions
         self._clock = clock
@@ -111,6 +114,7 @@ class ShareFetching:
             with_acks,
             version=request.version,
             renew_allowed=request.is_renew_ack,
+            may_read=connection.may_read,
         )
         if turn.closed is not None:
             self._sessions.ended(turn.closed)
@@ -141,7 +145,7 @@ class ShareFetching:
             limit = WaitLimit(self._clock, waiter, min(request.max_wait_ms, WAIT_MAX_MS))
         else:
             waiter.end(Ended.TIMEOUT)
-        visit = _Visit(self._partitions, request, turn, waiter)
+        visit = _Visit(self._partitions, request, turn, waiter, readable=self._readable(connection))
         try:
             found = await visit.run()
             if limit is not None and waiter.ended is Ended.TIMEOUT:
@@ -153,6 +157,11 @@ class ShareFetching:
             visit.leave()
             connection.unwatch(waiter)
             self._sessions.leave(session.group_id, session.member_id, waiter)
+
+    def _readable(self, connection: InProcess) -> Callable[[Key], None]:
+        """Raises what keeps the connection's peer from a partition, if anything does."""
+        may_read, topics = connection.may_read, self._topics
+        return lambda key: check_readable(topics.by_id(key[0]), may_read)
 
     def _answer(self, turn: FetchTurn, acks: dict[TopicPartition, Result], found: _Found) -> ShareFetchResponse:
         listed: list[FetchedPartition] = []
@@ -185,8 +194,17 @@ class ShareFetching:
 class _Visit:
     """One fetch's rounds over its share-partitions."""
 
-    def __init__(self, partitions: Partitions, request: ShareFetchRequest, turn: FetchTurn, waiter: Waiter) -> None:
+    def __init__(
+        self,
+        partitions: Partitions,
+        request: ShareFetchRequest,
+        turn: FetchTurn,
+        waiter: Waiter,
+        *,
+        readable: Callable[[Key], None],
+    ) -> None:
         self._partitions = partitions
+        self._readable = readable
         self._request = request
         self._turn = turn
         self._waiter = waiter
@@ -236,6 +254,7 @@ class _Visit:
         if owner is None or owner.closed:
             self._owners.pop(key, None)
             try:
+                self._readable(key)
                 owner = await self._partitions.open(ShareKey(self._group_id, *key))
             except EXPECTED as error:
                 found.errors[key] = failure(error)

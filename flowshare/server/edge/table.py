@@ -9,9 +9,17 @@ from flowshare.server.edge.acls import AclApis
 from flowshare.server.edge.api_versions import ApiVersionsApi
 from flowshare.server.edge.base import Api, Family
 from flowshare.server.edge.classic import ClassicGroupEdge
+from flowshare.server.edge.configs import ConfigsEdge
+from flowshare.server.edge.groups import GroupsEdge
+from flowshare.server.edge.metadata import MetadataEdge
 from flowshare.server.edge.offsets import OffsetEdge
+from flowshare.server.edge.records import RecordsEdge
 from flowshare.server.edge.sasl import SaslApis
 from flowshare.server.edge.scram import ScramApis
+from flowshare.server.edge.share import ShareApis
+from flowshare.server.edge.share_admin import ShareAdminApis
+from flowshare.server.edge.share_state import ShareStateEdge
+from flowshare.server.edge.topics import TopicsEdge
 from flowshare.server.security.authorizer import AclStore
 
 if TYPE_CHECKING:
@@ -28,10 +36,22 @@ def families(
 
     sasl: who may log in, None: nobody has to. authorizer: who may do what, None: everybody everything.
     """
-    del server
     acls = AclApis(authorizer if isinstance(authorizer, AclStore) else None)
     logins = (SaslApis(sasl, clock), ScramApis(sasl.users)) if sasl is not None else ()
-    return (acls, *logins, ClassicGroupEdge(), OffsetEdge())
+    return (
+        acls,
+        *logins,
+        ClassicGroupEdge(),
+        OffsetEdge(),
+        ShareApis(),
+        ShareAdminApis(server.topics),
+        ShareStateEdge(),
+        GroupsEdge(),
+        ConfigsEdge(),
+        MetadataEdge(server.config),
+        TopicsEdge(topics=server.topics, config=server.config, clock=clock),
+        RecordsEdge(server.topics),
+    )
 
 
 def table(families: Iterable[Family]) -> Mapping[int, Api]:

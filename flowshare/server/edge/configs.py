@@ -1,0 +1,262 @@
+"""The config APIs: DescribeConfigs, IncrementalAlterConfigs, ListConfigResources; for topics, groups and the server.
+
+Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import (
+    ConfigEntry,
+    ConfiguredGroupsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+    MetadataRequest,
+)
+from flowshare.server.edge.base import Api, Call, Operation, Peer
+from flowshare.server.edge.forms import NO_TIME, Form, duplicates, form, may_cluster, may_group, may_topic
+from flowshare.server.failures import Refused
+
+TELEMETRY_ONLY: Final = 0
+"""The version of ListConfigResources that knows only subscriptions of client metrics, of which there are none."""
+
+
+class ConfigType(enum.IntEnum):
+    """What has settings (Kafka's ConfigResource types)."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Source(enum.IntEnum):
+    """Where a value comes from (Kafka's ConfigSource)."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    GROUP = 8
+
+
+class Change(enum.IntEnum):
+    """What is done to a setting (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+KINDS: Final = {ConfigType.TOPIC: "topic", ConfigType.BROKER: "broker", ConfigType.GROUP: "group"}
+"""Their names in plain requests."""
+SET_BY: Final = {
+    ConfigType.TOPIC: Source.TOPIC,
+    ConfigType.BROKER: Source.STATIC_BROKER,
+    ConfigType.GROUP: Source.GROUP,
+}
+BOOLEAN, STRING, LONG = 1, 2, 5
+"""Types of values (KIP-569)."""
+
+
+class ConfigsEdge:
+    """Answers the config APIs."""
+
+    def apis(self) -> Sequence[Api]:
+        """The three APIs."""
+        return (
+            Api(key=ApiKey.DESCRIBE_CONFIGS, lowest=1, highest=4, answer=self.describe),
+            Api(key=ApiKey.INCREMENTAL_ALTER_CONFIGS, lowest=0, highest=1, answer=self.alter),
+            Api(key=ApiKey.LIST_CONFIG_RESOURCES, lowest=0, highest=1, answer=self.resources),
+        )
+
+    async def describe(self, call: Call) -> Any:
+        """Settings as they act."""
+        make = form("describe_configs", call.version)
+        with_docs = call.version >= 3 and call.request.include_documentation
+        return make(
+            "DescribeConfigsResponse",
+            throttle_time=NO_TIME,
+            results=tuple(
+                [
+                    await self._describe(make, call.peer, resource, call.request.include_synonyms, with_docs)
+                    for resource in call.request.resources
+                ]
+            ),
+        )
+
+    async def _describe(self, make: Form, peer: Peer, resource: Any, with_synonyms: bool, with_docs: bool) -> Any:
+        entries: Iterable[ConfigEntry] = ()
+        error, message = ErrorCode.NONE, None
+        try:
+            kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.DESCRIBE_CONFIGS)
+            # The broker without a name stands for what is set for all brokers together, which is nothing.
+            if kind is not ConfigType.BROKER or resource.resource_name:
+                answer = await peer.connection.send(
+                    DescribeConfigsRequest(resource_type=KINDS[kind], resource=resource.resource_name)
+                )
+                entries, error, message = answer.entries, answer.error, answer.message
+        except Refused as refusal:
+            error, message = refusal.code, str(refusal)
+        wanted = resource.configuration_keys
+        return make(
+            "DescribeConfigsResult",
+            error_code=error,
+            error_message=message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            configs=tuple(
+                _entry(make, entry, resource.resource_type, with_synonyms, with_docs)
+                for entry in entries
+                if not wanted or entry.name in wanted
+            ),
+        )
+
+    async def alter(self, call: Call) -> Any:
+        """Set and unset settings; each resource's all or none."""
+        make, asked = form("incremental_alter_configs", call.version), call.request
+        twice = duplicates([(resource.resource_type, resource.resource_name) for resource in asked.resources])
+        done: dict[tuple[int, str], tuple[ErrorCode, str | None]] = {}
+        for resource in asked.resources:
+            at = (resource.resource_type, resource.resource_name)
+            if at in twice:
+                done[at] = (ErrorCode.INVALID_REQUEST, "a resource may stand in a request only once")
+            else:
+                done[at] = await self._alter(call.peer, resource, asked.validate_only)
+        return make(
+            "IncrementalAlterConfigsResponse",
+            throttle_time=NO_TIME,
+            responses=tuple(
+                make(
+                    "AlterConfigsResourceResponse",
+                    error_code=error,
+                    error_message=message,
+                    resource_type=kind,
+                    resource_name=name,
+                )
+                for (kind, name), (error, message) in done.items()
+            ),
+        )
+
+    async def _alter(self, peer: Peer, resource: Any, validate_only: bool) -> tuple[ErrorCode, str | None]:
+        try:
+            kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.ALTER_CONFIGS)
+            changes = _changes(resource.configs)
+        except Refused as refusal:
+            return refusal.code, str(refusal)
+        answer = await peer.connection.send(
+            IncrementalAlterConfigsRequest(
+                resource_type=KINDS[kind],
+                resource=resource.resource_name,
+                configs=changes,
+                validate_only=validate_only,
+            )
+        )
+        return answer.error, answer.message
+
+    async def resources(self, call: Call) -> Any:
+        """What has settings that can be described (KIP-1142)."""
+        make, peer = form("list_config_resources", call.version), call.peer
+        error, found = ErrorCode.NONE, list[tuple[ConfigType, str]]()
+        wanted = {ConfigType.CLIENT_METRICS}
+        if call.version > TELEMETRY_ONLY:
+            wanted = set(call.request.resource_types) or set(ConfigType)
+        if not may_cluster(peer, Operation.DESCRIBE_CONFIGS):
+            error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        elif not wanted <= set(ConfigType):
+            error = ErrorCode.UNSUPPORTED_VERSION
+        else:
+            found = [(kind, name) for kind, name in await self._resources(peer) if kind in wanted]
+        return make(
+            "ListConfigResourcesResponse",
+            throttle_time=NO_TIME,
+            error_code=error,
+            config_resources=tuple(
+                make("ConfigResource", resource_name=name, resource_type=int(kind)) for kind, name in found
+            ),
+        )
+
+    async def _resources(self, peer: Peer) -> list[tuple[ConfigType, str]]:
+        topics = await peer.connection.send(MetadataRequest())
+        groups = await peer.connection.send(ConfiguredGroupsRequest())
+        return [
+            *((ConfigType.TOPIC, topic.name) for topic in topics.topics),
+            *((ConfigType.GROUP, group_id) for group_id in groups.group_ids),
+            (ConfigType.BROKER, str(peer.node.node_id)),
+        ]
+
+
+def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigType:
+    """The kind of a resource that the peer may do `operation` on. Raises: Refused."""
+    verb = "describing" if operation is Operation.DESCRIBE_CONFIGS else "altering"
+    match kind:
+        case ConfigType.TOPIC:
+            if not may_topic(peer, operation, name):
+                text = f"{verb} the settings of topic {name} is not allowed"
+                raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
+        case ConfigType.GROUP:
+            if not may_group(peer, operation, name):
+                text = f"{verb} the settings of group {name} is not allowed"
+                raise Refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, text)
+        case ConfigType.BROKER:
+            if not may_cluster(peer, operation):
+                text = f"{verb} the server's settings is not allowed"
+                raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, text)
+            if name not in ("", str(peer.node.node_id)):
+                text = f"there is no broker {name!r}; this is {peer.node.node_id}"
+                raise Refused(ErrorCode.INVALID_REQUEST, text)
+        case _:
+            text = f"resource type {kind} has no settings here; topics (2), the broker (4) and groups (32) have"
+            raise Refused(ErrorCode.INVALID_REQUEST, text)
+    return ConfigType(kind)
+
+
+def _changes(configs: Sequence[Any]) -> dict[str, str | None]:
+    """Setting -> its new value, None to unset it. Raises: Refused."""
+    twice = duplicates([config.name for config in configs])
+    if twice:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"these settings stand there twice: {', '.join(sorted(twice))}")
+    changes: dict[str, str | None] = {}
+    for config in configs:
+        match config.config_operation:
+            case Change.DELETE:
+                changes[config.name] = None
+            case Change.SET if config.value is not None:
+                changes[config.name] = config.value
+            case Change.SET:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
+            case Change.APPEND | Change.SUBTRACT:
+                raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is no list; set it as a whole")
+            case other:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"operation {other} on {config.name} is unknown")
+    return changes
+
+
+def _entry(make: Form, entry: ConfigEntry, kind: int, with_synonyms: bool, with_docs: bool) -> Any:
+    source = int(Source.DEFAULT if entry.is_default else SET_BY[ConfigType(kind)])
+    synonyms: tuple[Any, ...] = ()
+    if with_synonyms:
+        synonyms = (make("DescribeConfigsSynonym", name=entry.name, value=entry.value, source=source),)
+    return make(
+        "DescribeConfigsResourceResult",
+        name=entry.name,
+        value=entry.value,
+        read_only=kind == ConfigType.BROKER,
+        config_source=source,
+        is_sensitive=False,
+        synonyms=synonyms,
+        config_type=_type_of(entry.value),
+        documentation=entry.documentation if with_docs else None,
+    )
+
+
+def _type_of(value: str) -> int:
+    if value in ("true", "false"):
+        return BOOLEAN
+    return LONG if value.lstrip("-").isdigit() else STRING

@@ -1,0 +1,143 @@
+"""Answers in kio's form: one call with all the fields there are makes the entity of any version.
+
+A version of a message lacks the fields that later ones added (and has those they dropped); what it lacks is left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import module
+from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+
+if TYPE_CHECKING:
+    from flowshare.server.edge.base import Peer
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+NO_TIME: Final = datetime.timedelta()
+NOT_ASKED: Final = -(2**31)
+"""Authorized operations that were not asked for."""
+LEADER_EPOCH: Final = 0
+"""Epoch of every partition's leader: a log has one server at a time, and its store says which."""
+OPERATIONS: Final[dict[ResourceType, tuple[Operation, ...]]] = {
+    ResourceType.TOPIC: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+        Operation.IDEMPOTENT_WRITE,
+    ),
+}
+"""What can be done with each kind of thing (KIP-430)."""
+
+
+class Form:
+    """The parts of one version's response."""
+
+    __slots__ = ("_module", "_parts")
+
+    def __init__(self, name: str, version: int) -> None:
+        self._module: ModuleType = module(name, version, "response")
+        self._parts: dict[str, tuple[Any, frozenset[str]]] = {}
+
+    def __call__(self, part: str, **values: Any) -> Any:
+        """The entity `part` with those of `values` that this version has; `error_code` may be ours."""
+        entity, known = self._parts.get(part) or self._learn(part)
+        error = values.get("error_code")
+        if error is not None:
+            values["error_code"] = kafka_error(error)
+        return entity(**{name: value for name, value in values.items() if name in known})
+
+    def has(self, part: str) -> bool:
+        """Whether this version has the entity."""
+        return hasattr(self._module, part)
+
+    def _learn(self, part: str) -> tuple[Any, frozenset[str]]:
+        entity = getattr(self._module, part)
+        self._parts[part] = found = (entity, frozenset(one.name for one in fields(entity)))
+        return found
+
+
+@functools.cache
+def form(name: str, version: int) -> Form:
+    """The form of kio's response `name` in a version."""
+    return Form(name, version)
+
+
+@functools.cache
+def kafka_error(code: ErrorCode) -> Any:
+    """kio's error for ours."""
+    from kio.schema.errors import ErrorCode as KafkaError
+
+    return KafkaError(int(code))
+
+
+def milliseconds(duration: datetime.timedelta) -> int:
+    """A duration that kio read."""
+    return duration // datetime.timedelta(milliseconds=1)
+
+
+def duration(duration_ms: int) -> datetime.timedelta:
+    """A duration as kio writes it; it has 31 bits of milliseconds."""
+    return datetime.timedelta(milliseconds=min(duration_ms, 2**31 - 1))
+
+
+def by_topic(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Values under their topics, topics in the order in which they first come."""
+    found: dict[K, list[V]] = {}
+    for topic, value in pairs:
+        found.setdefault(topic, []).append(value)
+    return found
+
+
+def duplicates(values: Iterable[V]) -> set[V]:
+    """What stands there more than once."""
+    return {value for value, count in Counter(values).items() if count > 1}
+
+
+def may_topic(peer: Peer, operation: Operation, topic: str) -> bool:
+    """Whether the peer may do `operation` on a topic."""
+    return peer.may(operation, ResourceType.TOPIC, topic)
+
+
+def may_group(peer: Peer, operation: Operation, group_id: str) -> bool:
+    """Whether the peer may do `operation` on a group."""
+    return peer.may(operation, ResourceType.GROUP, group_id)
+
+
+def may_cluster(peer: Peer, operation: Operation) -> bool:
+    """Whether the peer may do `operation` on the cluster."""
+    return peer.may(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def authorized_operations(peer: Peer, resource: ResourceType, name: str) -> int:
+    """What the peer may do with a thing, as bits (KIP-430)."""
+    return sum(1 << operation for operation in OPERATIONS[resource] if peer.may(operation, resource, name))

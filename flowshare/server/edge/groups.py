@@ -1,0 +1,158 @@
+"""The group APIs that know no kind of group: FindCoordinator, ListGroups, DeleteGroups.
+
+There is one server, so that it coordinates everything; FindCoordinator still checks what is asked for. Rights:
+DESCRIBE on what is looked for, CLUSTER_ACTION for share-partitions; DESCRIBE on the cluster or on a group to list it;
+DELETE on a group to delete it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+from collections.abc import Sequence
+from typing import Any, Final
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import DeleteGroupsRequest, GroupResult, ListGroupsRequest
+from flowshare.server.edge.base import Api, Call, Operation, ResourceType
+from flowshare.server.edge.forms import NO_TIME, form, may_cluster, may_group
+from flowshare.server.failures import Refused
+
+BATCHED: Final = 4
+"""Version of FindCoordinator from which on it takes many keys (KIP-699)."""
+WITH_SHARE: Final = 6
+"""Version of FindCoordinator from which on share-partitions have coordinators (KIP-932)."""
+
+
+class KeyType(enum.IntEnum):
+    """What a coordinator is looked for."""
+
+    GROUP = 0
+    TRANSACTION = 1
+    SHARE = 2
+
+
+class GroupsEdge:
+    """Answers what is asked about groups of any kind."""
+
+    def apis(self) -> Sequence[Api]:
+        """The three APIs."""
+        return (
+            Api(key=ApiKey.FIND_COORDINATOR, lowest=0, highest=6, answer=self.find),
+            Api(key=ApiKey.LIST_GROUPS, lowest=0, highest=5, answer=self.listed),
+            Api(key=ApiKey.DELETE_GROUPS, lowest=0, highest=2, answer=self.delete),
+        )
+
+    async def find(self, call: Call) -> Any:
+        """Where the coordinator of groups, transactions or share-partitions is: here."""
+        make = form("find_coordinator", call.version)
+        asked = call.request
+        kind = asked.key_type if call.version >= 1 else KeyType.GROUP
+        if call.version < BATCHED:
+            return make("FindCoordinatorResponse", throttle_time=NO_TIME, **_place(call, kind, asked.key))
+        return make(
+            "FindCoordinatorResponse",
+            throttle_time=NO_TIME,
+            coordinators=tuple(
+                make("Coordinator", key=key, **_place(call, kind, key)) for key in asked.coordinator_keys
+            ),
+        )
+
+    async def listed(self, call: Call) -> Any:
+        """Groups by state and type."""
+        make, peer, asked = form("list_groups", call.version), call.peer, call.request
+        answer = await peer.connection.send(
+            ListGroupsRequest(
+                states=asked.states_filter if call.version >= 4 else (),
+                types=asked.types_filter if call.version >= 5 else (),
+            )
+        )
+        groups = answer.groups
+        if not may_cluster(peer, Operation.DESCRIBE):
+            groups = tuple(group for group in groups if may_group(peer, Operation.DESCRIBE, group.group_id))
+        return make(
+            "ListGroupsResponse",
+            throttle_time=NO_TIME,
+            error_code=answer.error,
+            groups=tuple(
+                make(
+                    "ListedGroup",
+                    group_id=group.group_id,
+                    protocol_type=group.protocol_type,
+                    group_state=group.state,
+                    group_type=group.type,
+                )
+                for group in groups
+            ),
+        )
+
+    async def delete(self, call: Call) -> Any:
+        """Delete empty groups."""
+        make, peer = form("delete_groups", call.version), call.peer
+        names = tuple(dict.fromkeys(call.request.groups_names))
+        allowed = tuple(name for name in names if may_group(peer, Operation.DELETE, name))
+        answer = await peer.connection.send(DeleteGroupsRequest(group_ids=allowed))
+        refused = (
+            GroupResult(group_id=name, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+            for name in names
+            if name not in allowed
+        )
+        return make(
+            "DeleteGroupsResponse",
+            throttle_time=NO_TIME,
+            results=tuple(
+                make("DeletableGroupResult", group_id=result.group_id, error_code=result.error)
+                for result in (*answer.groups, *refused)
+            ),
+        )
+
+
+def _place(call: Call, kind: int, key: str) -> dict[str, Any]:
+    """The fields that say where the coordinator is, or why it is not told."""
+    try:
+        _check(call, kind, key)
+    except Refused as error:
+        return {"error_code": error.code, "error_message": str(error), "node_id": -1, "host": "", "port": -1}
+    node = call.peer.node
+    return {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "node_id": node.node_id,
+        "host": node.host,
+        "port": node.port,
+    }
+
+
+def _check(call: Call, kind: int, key: str) -> None:
+    """Raises: Refused."""
+    peer = call.peer
+    match kind:
+        case KeyType.GROUP:
+            if not may_group(peer, Operation.DESCRIBE, key):
+                raise Refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {key} is not allowed")
+        case KeyType.TRANSACTION:
+            if not peer.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key):
+                raise Refused(
+                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, f"describing transactional id {key} is not allowed"
+                )
+        case KeyType.SHARE if call.version >= WITH_SHARE:
+            if not may_cluster(peer, Operation.CLUSTER_ACTION):
+                raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this needs CLUSTER_ACTION on the cluster")
+            check_share_key(key)
+        case _:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"key type {kind} is unknown in version {call.version}")
+
+
+def check_share_key(key: str) -> None:
+    """Check `group:topic id:partition`; the group id may hold colons, so it is read from the right. Raises: Refused."""
+    group_id, topic_id, partition = ("", "", *key.rsplit(":", 2))[-3:]
+    try:
+        decoded = base64.b64decode(topic_id + "==", altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        decoded = b""
+    if not group_id or len(decoded) != 16 or not (partition.isascii() and partition.isdigit()):
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, f"{key!r} is no share-partition; group id:topic id in base64:partition is"
+        )

@@ -1,0 +1,298 @@
+"""Where things are: Metadata, DescribeCluster, DescribeTopicPartitions, ListPartitionReassignments.
+
+There is one node, which leads every partition. Rights: DESCRIBE on topics; those that nobody named are left out
+without it. A topic asked for by a name that does not exist is made if the client wants it, the server is set to it
+(auto.create.topics.enable) and the client may create it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.log.base import InvalidTopic
+from flowshare.log.topics import RESERVED_PREFIX, check_name
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import CreateTopicRequest, MetadataRequest, TopicMetadata
+from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Node, Operation, Peer, ResourceType
+from flowshare.server.edge.forms import (
+    LEADER_EPOCH,
+    NO_TIME,
+    NOT_ASKED,
+    Form,
+    authorized_operations,
+    form,
+    may_cluster,
+    may_topic,
+)
+
+if TYPE_CHECKING:
+    from flowshare.share.config import ServerConfig
+
+PARTITIONS_MAX: Final = 2_000
+"""Partitions that one answer of DescribeTopicPartitions lists at most (max.request.partition.size.limit)."""
+WITH_IDS: Final = 12
+"""Version of Metadata from which on topics can be asked for by id (KIP-516)."""
+CREATION_ASKED: Final = 4
+"""Version of Metadata from which on the client says whether it wants topics to be made."""
+BROKERS, CONTROLLERS = 1, 2
+"""Endpoint types of DescribeCluster."""
+
+
+class MetadataEdge:
+    """Answers where things are."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+
+    def apis(self) -> Sequence[Api]:
+        """The four APIs."""
+        return (
+            Api(key=ApiKey.METADATA, lowest=0, highest=13, answer=self.metadata),
+            Api(key=ApiKey.DESCRIBE_CLUSTER, lowest=0, highest=2, answer=self.cluster),
+            Api(key=ApiKey.DESCRIBE_TOPIC_PARTITIONS, lowest=0, highest=0, answer=self.partitions),
+            Api(key=ApiKey.LIST_PARTITION_REASSIGNMENTS, lowest=0, highest=0, answer=self.reassignments),
+        )
+
+    async def metadata(self, call: Call) -> Any:
+        """Brokers and topics."""
+        make, peer, asked = form("metadata", call.version), call.peer, call.request
+        topics = asked.topics
+        if topics is None or (call.version == 0 and not topics):
+            found = await _all(peer)
+        else:
+            found = await self._asked(call, topics)
+        with_operations = call.version >= 8 and asked.include_topic_authorized_operations
+        cluster_operations = NOT_ASKED
+        if 8 <= call.version <= 10 and asked.include_cluster_authorized_operations:
+            cluster_operations = _cluster_operations(peer)
+        return make(
+            "MetadataResponse",
+            throttle_time=NO_TIME,
+            brokers=(make("MetadataResponseBroker", **_broker(peer.node), rack=None),),
+            cluster_id=peer.node.cluster_id,
+            controller_id=peer.node.node_id,
+            topics=tuple(_topic(make, peer, topic, call.version, with_operations) for topic in found),
+            cluster_authorized_operations=cluster_operations,
+            error_code=ErrorCode.NONE,
+        )
+
+    async def _asked(self, call: Call, topics: Iterable[Any]) -> list[TopicMetadata]:
+        by_name = call.version < WITH_IDS
+        names = dict.fromkeys(topic.name for topic in topics if topic.name is not None)
+        ids = dict.fromkeys(topic.topic_id for topic in topics if not by_name and topic.name is None)
+        found = await self._named(call, names)
+        asked = tuple(topic_id for topic_id in ids if topic_id is not None)
+        if asked:
+            answer = await call.peer.connection.send(MetadataRequest(topic_ids=asked))
+            found += [_visible(call.peer, topic) for topic in answer.topics]
+        return found
+
+    async def _named(self, call: Call, names: Iterable[str]) -> list[TopicMetadata]:
+        peer = call.peer
+        wanted = self._config.auto_create_topics
+        if call.version >= CREATION_ASKED:
+            wanted = wanted and call.request.allow_auto_topic_creation
+        allowed = tuple(name for name in names if may_topic(peer, Operation.DESCRIBE, name))
+        answer = await peer.connection.send(MetadataRequest(topics=allowed))
+        known = {topic.name: topic for topic in answer.topics}
+        found: list[TopicMetadata] = []
+        for name in names:
+            topic = known.get(name)
+            if topic is None:
+                topic = TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            elif topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                topic = await self._missing(peer, topic, create=wanted)
+            found.append(topic)
+        return found
+
+    async def _missing(self, peer: Peer, topic: TopicMetadata, *, create: bool) -> TopicMetadata:
+        """What is said of a topic that does not exist; it may be made."""
+        try:
+            check_name(topic.name)
+        except InvalidTopic:
+            return TopicMetadata(name=topic.name, error=ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if not create:
+            return topic
+        if not (may_cluster(peer, Operation.CREATE) or may_topic(peer, Operation.CREATE, topic.name)):
+            return TopicMetadata(name=topic.name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        made = await peer.connection.send(
+            CreateTopicRequest(name=topic.name, partitions=self._config.partitions_default)
+        )
+        if made.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            return TopicMetadata(name=topic.name, error=made.error)
+        answer = await peer.connection.send(MetadataRequest(topics=(topic.name,)))
+        return answer.topics[0]
+
+    async def cluster(self, call: Call) -> Any:
+        """The brokers."""
+        make, peer, asked = form("describe_cluster", call.version), call.peer, call.request
+        kind = asked.endpoint_type if call.version >= 1 else BROKERS
+        if kind != BROKERS:
+            error = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            if kind == CONTROLLERS:
+                error = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            return make(
+                "DescribeClusterResponse",
+                throttle_time=NO_TIME,
+                error_code=error,
+                error_message=f"this is a broker's address; endpoints of type {kind} are not known here",
+                cluster_id="",
+                brokers=(),
+            )
+        operations = _cluster_operations(peer) if asked.include_cluster_authorized_operations else NOT_ASKED
+        place = _broker(peer.node)
+        return make(
+            "DescribeClusterResponse",
+            throttle_time=NO_TIME,
+            error_code=ErrorCode.NONE,
+            error_message=None,
+            endpoint_type=kind,
+            cluster_id=peer.node.cluster_id,
+            controller_id=peer.node.node_id,
+            brokers=(
+                make(
+                    "DescribeClusterBroker",
+                    broker_id=place["node_id"],
+                    host=place["host"],
+                    port=place["port"],
+                    rack=None,
+                    is_fenced=False,
+                ),
+            ),
+            cluster_authorized_operations=operations,
+        )
+
+    async def partitions(self, call: Call) -> Any:
+        """Topics with their partitions, in pages (KIP-966)."""
+        make, peer, asked = form("describe_topic_partitions", call.version), call.peer, call.request
+        if asked.topics:
+            names = dict.fromkeys(topic.name for topic in asked.topics)
+            allowed = tuple(name for name in names if may_topic(peer, Operation.DESCRIBE, name))
+            answer = await peer.connection.send(MetadataRequest(topics=allowed))
+            denied = [
+                TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                for name in names
+                if name not in allowed
+            ]
+            found = [*answer.topics, *denied]
+        else:
+            found = await _all(peer)
+        limit = min(max(asked.response_partition_limit, 1), PARTITIONS_MAX)
+        return _page(make, peer, sorted(found, key=lambda topic: topic.name), asked.cursor, limit)
+
+    async def reassignments(self, call: Call) -> Any:
+        """Partitions that move to other brokers: none."""
+        make = form("list_partition_reassignments", call.version)
+        error = ErrorCode.NONE
+        if not may_cluster(call.peer, Operation.DESCRIBE):
+            error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        return make(
+            "ListPartitionReassignmentsResponse",
+            throttle_time=NO_TIME,
+            error_code=error,
+            error_message=None,
+            topics=(),
+        )
+
+
+async def _all(peer: Peer) -> list[TopicMetadata]:
+    answer = await peer.connection.send(MetadataRequest())
+    return [topic for topic in answer.topics if may_topic(peer, Operation.DESCRIBE, topic.name)]
+
+
+def _visible(peer: Peer, topic: TopicMetadata) -> TopicMetadata:
+    """A topic asked for by its id: without the right to describe it, it keeps its name to itself."""
+    if topic.error is not ErrorCode.NONE or may_topic(peer, Operation.DESCRIBE, topic.name):
+        return topic
+    return TopicMetadata(name="", topic_id=topic.topic_id, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def _broker(node: Node) -> dict[str, Any]:
+    return {"node_id": node.node_id, "host": node.host, "port": node.port}
+
+
+def _cluster_operations(peer: Peer) -> int:
+    if not may_cluster(peer, Operation.DESCRIBE):
+        return 0
+    return authorized_operations(peer, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, with_operations: bool) -> Any:
+    operations = NOT_ASKED
+    if with_operations and topic.error is ErrorCode.NONE:
+        operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+    nodes = (peer.node.node_id,)
+    return make(
+        "MetadataResponseTopic",
+        error_code=topic.error,
+        name=topic.name or (None if version >= WITH_IDS else ""),
+        topic_id=topic.topic_id,
+        is_internal=topic.name.startswith(RESERVED_PREFIX),
+        partitions=tuple(
+            make(
+                "MetadataResponsePartition",
+                error_code=ErrorCode.NONE,
+                partition_index=number,
+                leader_id=peer.node.node_id,
+                leader_epoch=LEADER_EPOCH,
+                replica_nodes=nodes,
+                isr_nodes=nodes,
+                offline_replicas=(),
+            )
+            for number in range(topic.partitions)
+        ),
+        topic_authorized_operations=operations,
+    )
+
+
+def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor: Any, limit: int) -> Any:
+    """Topics from the cursor on until `limit` partitions are listed, and where the next page begins."""
+    start = ("", 0) if cursor is None else (cursor.topic_name, max(cursor.partition_index, 0))
+    listed: list[Any] = []
+    left, following = limit, None
+    for topic in topics:
+        if topic.name < start[0]:
+            continue
+        if left <= 0:
+            following = make("Cursor", topic_name=topic.name, partition_index=0)
+            break
+        first = start[1] if topic.name == start[0] else 0
+        numbers = range(first, min(topic.partitions, first + left))
+        listed.append(_paged(make, peer, topic, numbers))
+        left -= len(numbers)
+        if numbers.stop < topic.partitions:
+            following = make("Cursor", topic_name=topic.name, partition_index=numbers.stop)
+            break
+    return make("DescribeTopicPartitionsResponse", throttle_time=NO_TIME, topics=tuple(listed), next_cursor=following)
+
+
+def _paged(make: Form, peer: Peer, topic: TopicMetadata, numbers: Iterable[int]) -> Any:
+    operations = NOT_ASKED
+    if topic.error is ErrorCode.NONE:
+        operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+    nodes = (peer.node.node_id,)
+    return make(
+        "DescribeTopicPartitionsResponseTopic",
+        error_code=topic.error,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.name.startswith(RESERVED_PREFIX),
+        partitions=tuple(
+            make(
+                "DescribeTopicPartitionsResponsePartition",
+                error_code=ErrorCode.NONE,
+                partition_index=number,
+                leader_id=peer.node.node_id,
+                leader_epoch=LEADER_EPOCH,
+                replica_nodes=nodes,
+                isr_nodes=nodes,
+                eligible_leader_replicas=(),
+                last_known_elr=(),
+                offline_replicas=(),
+            )
+            for number in numbers
+        ),
+        topic_authorized_operations=operations,
+    )

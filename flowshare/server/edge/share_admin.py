@@ -1,0 +1,310 @@
+"""The APIs of those who look after share groups: describe groups; describe, alter and delete their offsets.
+
+Rights (share-groups.md F26): DESCRIBE on the group and its topics to describe; READ on both to alter offsets; DELETE on
+the group and READ on the topics to delete offsets. A topic that may not be described is left out where nobody named it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    GroupDescription,
+    MemberDescription,
+    PartitionResult,
+    ShareGroupDescribeRequest,
+    SharePartitionOffsets,
+    TopicResult,
+)
+from flowshare.server.edge.base import Api, Call, Operation, Peer, ResourceType
+from flowshare.server.edge.forms import (
+    NO_TIME,
+    NOT_ASKED,
+    Form,
+    authorized_operations,
+    by_topic,
+    form,
+    may_group,
+    may_topic,
+)
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.server.topic_index import TopicIndex
+
+TOPIC_REFUSED: Final = "{} topic {} is not allowed"
+
+
+class ShareAdminApis:
+    """Answers administrators of share groups."""
+
+    def __init__(self, topics: TopicIndex) -> None:
+        self._topics = topics
+
+    def apis(self) -> Sequence[Api]:
+        """The four APIs."""
+        return (
+            Api(key=ApiKey.SHARE_GROUP_DESCRIBE, lowest=1, highest=1, answer=self.describe),
+            Api(key=ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, lowest=0, highest=1, answer=self.describe_offsets),
+            Api(key=ApiKey.ALTER_SHARE_GROUP_OFFSETS, lowest=0, highest=0, answer=self.alter_offsets),
+            Api(key=ApiKey.DELETE_SHARE_GROUP_OFFSETS, lowest=0, highest=0, answer=self.delete_offsets),
+        )
+
+    async def describe(self, call: Call) -> Any:
+        """Groups with their members."""
+        peer, asked = call.peer, call.request
+        allowed = tuple(name for name in asked.group_ids if may_group(peer, Operation.DESCRIBE, name))
+        found = await peer.connection.send(ShareGroupDescribeRequest(group_ids=allowed))
+        by_id = {group.group_id: group for group in found.groups}
+        make = form("share_group_describe", call.version)
+        return make(
+            "ShareGroupDescribeResponse",
+            throttle_time=NO_TIME,
+            groups=tuple(
+                self._described(make, peer, _visible(peer, group_id, by_id), asked.include_authorized_operations)
+                for group_id in asked.group_ids
+            ),
+        )
+
+    def _described(self, make: Form, peer: Peer, group: GroupDescription, with_operations: bool) -> Any:
+        operations = NOT_ASKED
+        if with_operations and group.error is ErrorCode.NONE:
+            operations = authorized_operations(peer, ResourceType.GROUP, group.group_id)
+        return make(
+            "DescribedGroup",
+            error_code=group.error,
+            error_message=group.message,
+            group_id=group.group_id,
+            group_state=group.state,
+            group_epoch=group.group_epoch,
+            assignment_epoch=group.assignment_epoch,
+            assignor_name=group.assignor,
+            members=tuple(self._member(make, member) for member in group.members),
+            authorized_operations=operations,
+        )
+
+    def _member(self, make: Form, member: MemberDescription) -> Any:
+        assigned = ((self._id(name), name, partitions) for name, partitions in member.assignment.items())
+        return make(
+            "Member",
+            member_id=member.member_id,
+            rack_id=member.rack_id,
+            member_epoch=member.member_epoch,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topic_names=member.subscribed_topics,
+            assignment=make(
+                "Assignment",
+                topic_partitions=tuple(
+                    make("TopicPartitions", topic_id=topic_id, topic_name=name, partitions=partitions)
+                    for topic_id, name, partitions in assigned
+                    if topic_id is not None
+                ),
+            ),
+        )
+
+    async def describe_offsets(self, call: Call) -> Any:
+        """Start offsets and lag of groups."""
+        make = form("describe_share_group_offsets", call.version)
+        return make(
+            "DescribeShareGroupOffsetsResponse",
+            throttle_time=NO_TIME,
+            groups=tuple([await self._offsets(make, call.peer, asked) for asked in call.request.groups]),
+        )
+
+    async def _offsets(self, make: Form, peer: Peer, asked: Any) -> Any:
+        group_id = asked.group_id
+        if not may_group(peer, Operation.DESCRIBE, group_id):
+            answer = DescribeShareGroupOffsetsResponse(
+                error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"describing group {group_id} is not allowed"
+            )
+        else:
+            answer = await self._ask_offsets(peer, group_id, asked.topics)
+        parts = (
+            (
+                (part.topic, part.topic_id),
+                make(
+                    "DescribeShareGroupOffsetsResponsePartition",
+                    partition_index=part.partition,
+                    start_offset=part.start_offset,
+                    leader_epoch=part.leader_epoch,
+                    lag=part.lag,
+                    error_code=part.error,
+                    error_message=part.message,
+                ),
+            )
+            for part in answer.partitions
+        )
+        return make(
+            "DescribeShareGroupOffsetsResponseGroup",
+            group_id=group_id,
+            topics=tuple(
+                make(
+                    "DescribeShareGroupOffsetsResponseTopic",
+                    topic_name=name,
+                    topic_id=topic_id,
+                    partitions=tuple(partitions),
+                )
+                for (name, topic_id), partitions in by_topic(parts).items()
+            ),
+            error_code=answer.error,
+            error_message=answer.message,
+        )
+
+    async def _ask_offsets(
+        self, peer: Peer, group_id: str, topics: Iterable[Any] | None
+    ) -> DescribeShareGroupOffsetsResponse:
+        if topics is None:
+            answer = await peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id))
+            visible = tuple(part for part in answer.partitions if may_topic(peer, Operation.DESCRIBE, part.topic))
+            return DescribeShareGroupOffsetsResponse(error=answer.error, message=answer.message, partitions=visible)
+        named = by_topic((topic.topic_name, number) for topic in topics for number in topic.partitions)
+        allowed = {name: tuple(numbers) for name, numbers in named.items() if may_topic(peer, Operation.DESCRIBE, name)}
+        answer = await peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=allowed))
+        if answer.error is not ErrorCode.NONE:
+            return answer
+        refused = tuple(
+            SharePartitionOffsets(
+                topic=name,
+                topic_id=None,
+                partition=number,
+                error=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                message=TOPIC_REFUSED.format("describing", name),
+            )
+            for name, numbers in named.items()
+            if name not in allowed
+            for number in numbers
+        )
+        return DescribeShareGroupOffsetsResponse(partitions=(*answer.partitions, *refused))
+
+    async def alter_offsets(self, call: Call) -> Any:
+        """Let an empty group start anew at given offsets."""
+        peer, group_id = call.peer, call.request.group_id
+        offsets = {
+            (topic.topic_name, part.partition_index): part.start_offset
+            for topic in call.request.topics
+            for part in topic.partitions
+        }
+        allowed = {at: offset for at, offset in offsets.items() if may_topic(peer, Operation.READ, at[0])}
+        if not may_group(peer, Operation.READ, group_id):
+            answer = AlterShareGroupOffsetsResponse(
+                error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"reading in group {group_id} is not allowed"
+            )
+        else:
+            answer = await peer.connection.send(AlterShareGroupOffsetsRequest(group_id=group_id, offsets=allowed))
+        results = list(answer.partitions)
+        if answer.error is ErrorCode.NONE:
+            results += [
+                PartitionResult(
+                    topic=name,
+                    partition=number,
+                    error=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    message=TOPIC_REFUSED.format("reading", name),
+                )
+                for name, number in offsets
+                if (name, number) not in allowed
+            ]
+        return self._altered(form("alter_share_group_offsets", call.version), answer, results)
+
+    def _altered(self, make: Form, answer: AlterShareGroupOffsetsResponse, results: Iterable[PartitionResult]) -> Any:
+        parts = (
+            (
+                result.topic,
+                make(
+                    "AlterShareGroupOffsetsResponsePartition",
+                    partition_index=result.partition,
+                    error_code=result.error,
+                    error_message=result.message,
+                ),
+            )
+            for result in results
+        )
+        return make(
+            "AlterShareGroupOffsetsResponse",
+            throttle_time=NO_TIME,
+            error_code=answer.error,
+            error_message=answer.message,
+            responses=tuple(
+                make(
+                    "AlterShareGroupOffsetsResponseTopic",
+                    topic_name=name,
+                    topic_id=self._id(name),
+                    partitions=tuple(partitions),
+                )
+                for name, partitions in by_topic(parts).items()
+            ),
+        )
+
+    async def delete_offsets(self, call: Call) -> Any:
+        """Forget what an empty group read of topics."""
+        peer, group_id = call.peer, call.request.group_id
+        names = tuple(dict.fromkeys(topic.topic_name for topic in call.request.topics))
+        allowed = tuple(name for name in names if may_topic(peer, Operation.READ, name))
+        if not may_group(peer, Operation.DELETE, group_id):
+            answer = DeleteShareGroupOffsetsResponse(
+                error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"deleting group {group_id} is not allowed"
+            )
+        else:
+            answer = await peer.connection.send(DeleteShareGroupOffsetsRequest(group_id=group_id, topics=allowed))
+        results = list(answer.topics)
+        if answer.error is ErrorCode.NONE:
+            results += [
+                TopicResult(
+                    topic=name,
+                    error=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    message=TOPIC_REFUSED.format("reading", name),
+                )
+                for name in names
+                if name not in allowed
+            ]
+        make = form("delete_share_group_offsets", call.version)
+        return make(
+            "DeleteShareGroupOffsetsResponse",
+            throttle_time=NO_TIME,
+            error_code=answer.error,
+            error_message=answer.message,
+            responses=tuple(
+                make(
+                    "DeleteShareGroupOffsetsResponseTopic",
+                    topic_name=result.topic,
+                    topic_id=result.topic_id,
+                    error_code=result.error,
+                    error_message=result.message,
+                )
+                for result in results
+            ),
+        )
+
+    def _id(self, name: str) -> uuid.UUID | None:
+        topic = self._topics.by_name(name)
+        return None if topic is None else topic.topic_id
+
+
+def _visible(peer: Peer, group_id: str, found: dict[str, GroupDescription]) -> GroupDescription:
+    """A group as the peer may see it: members are told of only if all their topics may be described."""
+    group = found.get(group_id)
+    if group is None:
+        return GroupDescription(
+            group_id=group_id,
+            error=ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            message=f"describing group {group_id} is not allowed",
+        )
+    topics = {name for member in group.members for name in (*member.subscribed_topics, *member.assignment)}
+    hidden = sorted(name for name in topics if not may_topic(peer, Operation.DESCRIBE, name))
+    if not hidden:
+        return group
+    return GroupDescription(
+        group_id=group_id,
+        error=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        message="the group has topics that may not be described",
+    )
