@@ -180,14 +180,10 @@ SCENARIOS = (
 LEFT = (
     Left("V01", "flowshare has no feature switch: share groups cannot be turned off, so there is nothing to refuse."),
     Left(
-        "V03", "Embedded has one leader for everything; a share-partition led elsewhere comes with the workers backend."
+        "V03",
+        "A broker by itself leads everything; that what it says of another leader reaches a client is seen at the "
+        "socket: test_v03 in tests/server/security/test_share_rights.py.",
     ),
-    Left(
-        "V06",
-        "Access rules come with the listener (part 2); a connection in process belongs to the application itself.",
-    ),
-    Left(
-        "V07",
-        "Access rules come with the listener (part 2); a connection in process belongs to the application itself.",
-    ),
+    Left("V06", "Rights are asked for at the socket: test_v06 in tests/server/security/test_share_rights.py."),
+    Left("V07", "Rights are asked for at the socket: test_v07 in tests/server/security/test_share_rights.py."),
 )

@@ -6,11 +6,14 @@ import asyncio
 import struct
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from uuid import UUID
 
 from flowshare.clock import LoopClock
 from flowshare.protocol.kafka import entity, module, read_response, write_request
+from flowshare.protocol.messages import CreateTopicRequest, ProduceRequest
 from flowshare.server.security.tls import ServerTls
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+from tests.server.world import batch
 
 DEADLINE_S = 20.0
 USERS = "admin=top secret\nalice=wonder land\nbob=builder\n"
@@ -66,6 +69,8 @@ class Secured:
 
     def __init__(self, broker: Standalone) -> None:
         self.host, self.port = broker.address.host, broker.address.port
+        assert broker._server is not None
+        self.server = broker._server
         self._talks: list[Talk] = []
 
     async def connect(self, **options) -> Talk:
@@ -81,6 +86,16 @@ class Secured:
         answer = await talk.log_in(name, password)
         assert int(answer.error_code) == 0
         return talk
+
+    async def topic(self, name: str, records: int = 0) -> UUID:
+        """Make a topic, with records; its id."""
+        connection = self.server.connect(client_id="test")
+        made = await connection.send(CreateTopicRequest(name=name))
+        if records:
+            await connection.send(ProduceRequest(topic=name, partition=0, records=batch(records)))
+        await connection.close()
+        assert made.topic_id is not None
+        return made.topic_id
 
     async def close(self) -> None:
         for talk in self._talks:
