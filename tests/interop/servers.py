@@ -47,7 +47,7 @@ class Server:
     def __init__(self, name: str, bootstrap: str) -> None:
         self.name = name
         self.bootstrap = bootstrap
-        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})  # it outlives its server
 
     @property
     def is_flowshare(self) -> bool:
@@ -92,6 +92,10 @@ def flowshare_server(folder: Path) -> Iterator[Server]:
     log = folder / "serve.log"
     sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "flowshare.cli", "serve", "--data", str(folder / "log"), "--listen", "127.0.0.1:0"]
+    # As on the control: ACLs can be made, and everybody here is a super user.
+    acls = folder / "acls"
+    acls.touch()
+    sets += ["--acls", str(acls), "--super-user", "User:ANONYMOUS"]
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*command, *sets], stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=tied_to_parent()

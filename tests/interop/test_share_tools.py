@@ -110,6 +110,20 @@ def test_a_reset_to_latest_skips_what_was_there(server, run, used, topic):
     assert [message.value() for message in taken] == [b"seen"]
 
 
+def test_a_reset_to_a_time_goes_to_the_first_record_at_or_after_it(run, used, topic):
+    reset = ("kafka-share-groups", "--reset-offsets", "--group", used, "--topic", topic, "--dry-run", "--to-datetime")
+
+    long_ago = run(*reset, "2020-01-01T00:00:00.000")
+
+    assert [used, topic, "0", "0"] in long_ago.rows
+
+
+def test_a_group_that_is_not_there_is_an_error(run, unique):
+    told = run("kafka-share-groups", "--describe", "--group", unique("nobody"), code=None)
+
+    assert "GroupIdNotFoundException" in told.out + told.err
+
+
 def test_a_group_with_members_is_neither_reset_nor_deleted(server, run, used, topic):
     with member(server, used, topic) as consumer:
         assert take(consumer, 1, limit_s=1) == []

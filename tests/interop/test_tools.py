@@ -34,7 +34,7 @@ def test_a_topic_is_not_made_twice(run, unique):
     again = run("kafka-topics", "--create", "--topic", topic, code=1)
     fine = run("kafka-topics", "--create", "--topic", topic, "--if-not-exists")
 
-    assert "already exists" in again.out + again.err
+    assert "TopicExistsException" in again.out + again.err
     assert fine.code == 0
 
 
