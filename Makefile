@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test check bench scenarios mutants chaos lock clean
+.PHONY: setup demo test check bench scenarios mutants chaos fuzz lock clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,9 @@ bench: setup  ## figures, printed
 
 chaos: setup  ## random kill -9 of a worker under load, judged from outside
 	@$(BIN)/python benchmarks/chaos.py --kills 20
+
+fuzz: setup  ## random and mutated requests against every decoder, guided by coverage (needs Python 3.11)
+	@$(BIN)/python tests/fuzz/fuzz_requests.py -runs=$(or $(RUNS),200000)
 
 lock:  ## renew requirements/lock.txt (pandas and numpy are left out: the demo reads the data file without them)
 	$(BIN)/uv pip compile pyproject.toml --extra demo --group dev --universal --python-version 3.11 \

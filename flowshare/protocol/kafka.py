@@ -14,6 +14,8 @@ import struct
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
+from flowshare.protocol.walk import MalformedMessage, skip_tags, tidy
+
 OWN_SOFTWARE: Final = "flowshare"
 """Client software name that flowshare's own client gives (ApiVersions v3, KIP-511)."""
 
@@ -21,6 +23,7 @@ Side = Literal["request", "response"]
 
 _START: Final = struct.Struct(">hhi")
 _LENGTH: Final = struct.Struct(">i")
+_TEXT_LENGTH: Final = struct.Struct(">h")
 
 
 class ApiKey(enum.IntEnum):
@@ -92,6 +95,13 @@ class RequestStart(NamedTuple):
     correlation_id: int
 
 
+class RequestHeader(NamedTuple):
+    """What a request's header says beside `RequestStart`'s key and version."""
+
+    correlation_id: int
+    client_id: str | None
+
+
 def request_start(frame: bytes | bytearray | memoryview) -> RequestStart:
     """Key, version and correlation id of a request frame (without its length). Raises: struct.error (too short)."""
     return RequestStart(*_START.unpack_from(frame))
@@ -129,30 +139,37 @@ def _writer(schema: Any) -> Any:
     return entity_writer(schema)
 
 
-def read_request(name: str, start: RequestStart, frame: bytes) -> tuple[Any, Any]:
-    """Header (correlation_id, client_id) and body of a request frame.
+def read_request(name: str, start: RequestStart, frame: bytes) -> tuple[RequestHeader, Any]:
+    """Header and body of a request frame.
 
     Raises: what kio raises for bytes that are no such request; treat any Exception as garbage.
     """
+    header, position = request_body(name, start, frame)
     schema = entity(name, start.version, "request")
-    header, position = _reader(schema.__header_schema__)(frame, 0)
-    body, _ = _reader(schema)(frame, position)
+    body, _ = _reader(schema)(*tidy(schema, frame, position))
     return header, body
 
 
-def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[Any, int]:
+def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[RequestHeader, int]:
     """Header of a request frame and where its body begins. Raises: as `read_request`."""
-    header, size = _reader(_header_schema(name, start.version))(frame, 0)
-    return header, size
+    position = _START.size
+    (length,) = _TEXT_LENGTH.unpack_from(frame, position)
+    position += _TEXT_LENGTH.size
+    client_id = None
+    if length >= 0:
+        if position + length > len(frame):
+            raise MalformedMessage(f"the client id says that it has {length} bytes")
+        client_id = frame[position : position + length].decode()
+        position += length
+    if _has_tags(name, start.version):
+        position = skip_tags(frame, position)
+    return RequestHeader(start.correlation_id, client_id), position
 
 
 @functools.cache
-def _header_schema(name: str, version: int) -> Any:
-    if name == ApiKey.FLOWSHARE.name.lower():  # not in kio; has the header of flexible versions
-        from kio.schema.request_header.v2.header import RequestHeader
-
-        return RequestHeader
-    return entity(name, version, "request").__header_schema__
+def _has_tags(name: str, version: int) -> bool:
+    """Whether the header of a request has tagged fields: those of flexible versions, and of flowshare's own API."""
+    return name == ApiKey.FLOWSHARE.name.lower() or bool(entity(name, version, "request").__flexible__)
 
 
 def write_response(correlation_id: int, response: Any) -> bytes:
@@ -188,9 +205,12 @@ def write_request(correlation_id: int, client_id: str | None, request: Any) -> b
 def read_response(name: str, version: int, frame: bytes) -> tuple[int, Any]:
     """Correlation id and body of a response frame (without its length). Raises: as `read_request`."""
     schema = entity(name, version, "response")
-    header, position = _reader(schema.__header_schema__)(frame, 0)
-    body, _ = _reader(schema)(frame, position)
-    return int(header.correlation_id), body
+    (correlation_id,) = _LENGTH.unpack_from(frame)
+    position = _LENGTH.size
+    if schema.__header_schema__.__flexible__:
+        position = skip_tags(frame, position)
+    body, _ = _reader(schema)(*tidy(schema, frame, position))
+    return int(correlation_id), body
 
 
 def _with_length(buffer: io.BytesIO) -> bytes:

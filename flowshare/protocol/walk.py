@@ -1,0 +1,283 @@
+"""Walks through a message before kio reads it: lengths that lie are refused, tagged fields that kio does not know go.
+
+kio's reader takes memory for as many elements as an array says to have before it looks for them, which ends the whole
+process when a stranger says four billion; it reads null arrays where the schema forbids them; and it refuses tagged
+fields it does not know, which Kafka ignores (KIP-482). One walk over the bytes, compiled once for each schema, keeps
+all three away from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+
+class MalformedMessage(ValueError):
+    """The bytes are no such message."""
+
+
+class Edit(NamedTuple):
+    """Bytes `start` to `end` are to become `new`."""
+
+    start: int
+    end: int
+    new: bytes
+
+
+Step = Callable[[bytes, int, list[Edit]], int]
+"""(message, position, edits to add to) -> position behind. Raises: MalformedMessage, IndexError and struct.error."""
+
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+_VARINT_BYTES_MAX: Final = 5
+_FIXED: Final[Mapping[str, int]] = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "error_code": 2,
+    "int32": 4,
+    "timedelta_i32": 4,
+    "int64": 8,
+    "timedelta_i64": 8,
+    "datetime_i64": 8,
+    "float64": 8,
+    "uuid": 16,
+}
+
+
+def tidy(schema: Any, message: bytes, position: int) -> tuple[bytes, int]:
+    """The message as kio can read it, from `position` on, and that position. Raises: MalformedMessage."""
+    edits: list[Edit] = []
+    try:
+        step_of(schema)(message, position, edits)
+    except (IndexError, struct.error):
+        raise MalformedMessage("the message is shorter than it says") from None
+    if not edits:
+        return message, position
+    pieces: list[bytes] = []
+    for edit in sorted(edits):
+        pieces += (message[position : edit.start], edit.new)
+        position = edit.end
+    return b"".join((*pieces, message[position:])), 0
+
+
+def skip_tags(message: bytes, position: int) -> int:
+    """Position behind a header's tagged fields, whatever they are. Raises: MalformedMessage, IndexError."""
+    return _tags({})(message, position, [])
+
+
+@functools.cache
+def step_of(schema: Any) -> Step:
+    """What walks through an entity of this class."""
+    flexible: bool = schema.__flexible__
+    hints = typing.get_type_hints(schema)
+    steps: list[Step] = []
+    fixed = 0  # bytes of fields of fixed size that follow each other
+    tagged: dict[int, Step] = {}
+    for field in dataclasses.fields(schema):
+        kind: str = field.metadata.get("kafka_type", "")
+        if "tag" in field.metadata:
+            tagged[field.metadata["tag"]] = _field(hints[field.name], kind, flexible=flexible)
+        elif kind in _FIXED and not _is_array(hints[field.name]):
+            fixed += _FIXED[kind]
+        else:
+            if fixed:
+                steps.append(_skip(fixed))
+                fixed = 0
+            steps.append(_field(hints[field.name], kind, flexible=flexible))
+    if fixed:
+        steps.append(_skip(fixed))
+    if flexible:
+        steps.append(_tags(tagged))
+    return _in_turn(tuple(steps))
+
+
+def _is_array(hint: Any) -> bool:
+    return typing.get_origin(_without_none(hint)[1]) is tuple
+
+
+def _field(hint: Any, kind: str, *, flexible: bool) -> Step:
+    nullable, hint = _without_none(hint)
+    if typing.get_origin(hint) is tuple:
+        _, part = _without_none(typing.get_args(hint)[0])
+        if kind in _FIXED:
+            return _array(None, _FIXED[kind], nullable=nullable, flexible=flexible)
+        return _array(_single(part, kind, flexible=flexible, nullable=False), 1, nullable=nullable, flexible=flexible)
+    return _single(hint, kind, flexible=flexible, nullable=nullable)
+
+
+def _single(hint: Any, kind: str, *, flexible: bool, nullable: bool) -> Step:
+    if not kind:
+        return _entity(step_of(hint), nullable=nullable)
+    if kind in _FIXED:
+        return _skip(_FIXED[kind])
+    if kind not in ("string", "bytes", "records"):
+        raise TypeError(f"kio has a type of field that is not known here: {kind}")
+    wide = kind != "string"
+    return _text(_length_reader(flexible=flexible, wide=wide), nullable=nullable)
+
+
+def _without_none(hint: Any) -> tuple[bool, Any]:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = (option for option in options if option is not type(None))
+    return len(options) > 1, kind
+
+
+def _in_turn(steps: tuple[Step, ...]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+
+    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+        for step in steps:
+            position = step(message, position, edits)
+        return position
+
+    return walk
+
+
+def _skip(count: int) -> Step:
+    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+        del edits
+        position += count
+        if position > len(message):
+            raise MalformedMessage("the message is shorter than it says")
+        return position
+
+    return walk
+
+
+def _text(length_at: Callable[[bytes, int], tuple[int, int]], *, nullable: bool) -> Step:
+    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+        del edits
+        length, position = length_at(message, position)
+        if length < 0:
+            if length < -1 or not nullable:
+                raise MalformedMessage("a text or a block of bytes has a negative length")
+            return position
+        position += length
+        if position > len(message):
+            raise MalformedMessage(f"a text or a block of bytes says that it has {length} bytes")
+        return position
+
+    return walk
+
+
+def _array(part: Step | None, size: int, *, nullable: bool, flexible: bool) -> Step:
+    """part: walks through one element, None: each has `size` bytes. Else that is the least that one can have."""
+    length_at = _length_reader(flexible=flexible, wide=True)
+
+    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+        length, position = length_at(message, position)
+        if length < 0:
+            if length < -1 or not nullable:
+                raise MalformedMessage("an array that cannot be null has a negative length")
+            return position
+        if length * size > len(message) - position:
+            raise MalformedMessage(f"an array says that it has {length} elements")
+        if part is None:
+            return position + length * size
+        for _ in range(length):
+            position = part(message, position, edits)
+        return position
+
+    return walk
+
+
+def _entity(inner: Step, *, nullable: bool) -> Step:
+    if not nullable:
+        return inner
+
+    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+        is_null = message[position] > 127  # an int8: -1 for null
+        return position + 1 if is_null else inner(message, position + 1, edits)
+
+    return walk
+
+
+def _tags(known: Mapping[int, Step]) -> Step:
+    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+        if message[position] == 0:  # the usual case
+            return position + 1
+        begin = position
+        count, position = _varint(message, position)
+        left = 0
+        counted = position
+        if count > len(message) - position:
+            raise MalformedMessage(f"there are said to be {count} tagged fields")
+        for _ in range(count):
+            start = position
+            tag, position = _varint(message, position)
+            sized = position
+            size, position = _varint(message, position)
+            end = position + size
+            if end > len(message):
+                raise MalformedMessage(f"a tagged field says that it has {size} bytes")
+            inner = known.get(tag)
+            if inner is None:
+                edits.append(Edit(start, end, b""))
+            else:
+                left += 1
+                _walk_tagged(inner, message, (sized, position, end), edits)
+            position = end
+        if left < count:
+            edits.append(Edit(begin, counted, _as_varint(left)))
+        return position
+
+    return walk
+
+
+def _walk_tagged(inner: Step, message: bytes, at: tuple[int, int, int], edits: list[Edit]) -> None:
+    """Walk through a tagged field: where its size, its content and what follows begin."""
+    sized, begin, end = at
+    before = len(edits)
+    if inner(message, begin, edits) != end:
+        raise MalformedMessage("a tagged field has another size than it says")
+    grown = sum(len(edit.new) - (edit.end - edit.start) for edit in edits[before:])
+    if grown:
+        edits.append(Edit(sized, begin, _as_varint(end - begin + grown)))
+
+
+def _length_reader(*, flexible: bool, wide: bool) -> Callable[[bytes, int], tuple[int, int]]:
+    """Reads the length of a text (`wide`: of bytes or an array); -1 for null."""
+    if flexible:
+        return _compact_length
+    form = _INT if wide else _SHORT
+
+    def length_at(message: bytes, position: int) -> tuple[int, int]:
+        return form.unpack_from(message, position)[0], position + form.size
+
+    return length_at
+
+
+def _compact_length(message: bytes, position: int) -> tuple[int, int]:
+    first = message[position]
+    if first < 128:
+        return first - 1, position + 1
+    length, position = _varint(message, position)
+    return length - 1, position
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for number in range(_VARINT_BYTES_MAX):
+        byte = message[position + number]
+        value |= (byte & 127) << 7 * number
+        if byte < 128:
+            if value > 2**32 - 1:
+                break
+            return value, position + number + 1
+    raise MalformedMessage("a number has more than 32 bits")
+
+
+def _as_varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

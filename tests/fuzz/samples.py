@@ -1,0 +1,166 @@
+"""Valid requests of every API, and what noise does to them; all choices come from one `random.Random`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import random
+import struct
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kio.schema.errors import ErrorCode as KafkaError
+
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.kafka import ApiKey, entity, write_request
+from flowshare.server.edge.base import Api
+
+TOPIC = "orders"
+TOPIC_ID = uuid.UUID("7c9e6679-7425-40de-944b-e07fc1f90ae7")
+WORDS = (
+    "",
+    TOPIC,
+    "g",
+    "m",
+    "flowshare",
+    "consumer",
+    "range",
+    "PLAIN",
+    "SCRAM-SHA-256",
+    "share.auto.offset.reset",
+    "é",
+)
+WHOLE = (0, 0, 0, 1, 1, 2, 3, 5, 7, 100, -1, -2)
+EDGES = (
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff\xff\xff",
+    b"\x80\0\0\0",
+    b"\0\0\0\0",
+    b"\xff\xff",
+    b"\x80\x80\x80\x80\x08",
+    b"\xff",
+)
+
+
+def records() -> bytes:
+    """A record batch."""
+    builder = BatchBuilder()
+    for value in (b"one", b"two"):
+        builder.add(b"key", value, [], timestamp_ms=1_000)
+    return builder.build()
+
+
+def valid(api: Api, version: int, rng: random.Random) -> bytes:
+    """A request that can be read, without its length."""
+    client_id = rng.choice((None, "", "fuzz"))
+    if api.key is ApiKey.FLOWSHARE:
+        name = (client_id or "").encode()
+        head = struct.pack(f">hhih{len(name)}sB", api.key, version, 1, len(name), name, 0)
+        return head + rng.choice((b"{}", b"[]", b'{"call":"x"}', b'{"call":"offsets","group_id":"g","topics":{}}', b""))
+    request = example(entity(api.key.name.lower(), version, "request"), rng)
+    return write_request(rng.getrandbits(31), client_id, request)[4:]
+
+
+def frames(table: Mapping[int, Api], rng: random.Random, count: int) -> list[bytes]:
+    """Some requests, most of them with a fault."""
+    found: list[bytes] = []
+    for _ in range(count):
+        api = rng.choice(tuple(table.values()))
+        data = valid(api, rng.randint(api.lowest, api.highest), rng)
+        for _ in range(rng.choice((0, 1, 1, 2, 4))):
+            data = rng.choice(FAULTS)(data, rng)
+        found.append(data)
+    return found
+
+
+def stream(frames: list[bytes], rng: random.Random) -> bytes:
+    """Frames with their lengths, of which a few lie."""
+    data = b""
+    for one in frames:
+        length = len(one) if rng.random() < 0.95 else rng.choice((0, -1, len(one) + 1, len(one) - 1, 2**31 - 1))
+        data += struct.pack(">i", length) + one
+    return data
+
+
+def example(schema: Any, rng: random.Random) -> Any:
+    """An entity of one of kio's classes."""
+    hints = typing.get_type_hints(schema)
+    return schema(
+        **{
+            field.name: _value(hints[field.name], field.metadata.get("kafka_type"), rng)
+            for field in dataclasses.fields(schema)
+        }
+    )
+
+
+def _value(hint: Any, kind: str | None, rng: random.Random) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
+    if type(None) in options:
+        if rng.random() < 0.2:
+            return None
+        (hint,) = (option for option in options if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return tuple(_value(typing.get_args(hint)[0], kind, rng) for _ in range(rng.choice((0, 1, 1, 2, 3))))
+    return example(hint, rng) if kind is None else _PRIMITIVES[kind](rng)
+
+
+def _whole(bits: int) -> Callable[[random.Random], int]:
+    edges = (2 ** (bits - 1) - 1, -(2 ** (bits - 1)))
+    return lambda rng: rng.choice(WHOLE if rng.random() < 0.9 else edges)
+
+
+def _duration(bits: int) -> Callable[[random.Random], datetime.timedelta]:
+    whole = _whole(min(bits, 40))
+    return lambda rng: datetime.timedelta(milliseconds=whole(rng))
+
+
+_PRIMITIVES: Mapping[str, Callable[[random.Random], Any]] = {
+    "string": lambda rng: rng.choice(WORDS),
+    "int8": _whole(8),
+    "int16": _whole(16),
+    "int32": _whole(32),
+    "int64": _whole(64),
+    "timedelta_i32": _duration(32),
+    "timedelta_i64": _duration(64),
+    "error_code": lambda rng: rng.choice(tuple(KafkaError)),
+    "datetime_i64": lambda rng: datetime.datetime.fromtimestamp(rng.choice((0, 1, 10**9)), datetime.UTC),
+    "bool": lambda rng: rng.random() < 0.5,
+    "uuid": lambda rng: rng.choice((TOPIC_ID, TOPIC_ID, uuid.UUID(int=1))),
+    "bytes": lambda rng: rng.randbytes(rng.choice((0, 1, 20))),
+    "records": lambda rng: rng.choice((records(), records()[:40], b"")),
+}
+
+
+def _flip(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data)) if data else 0
+    return data[:at] + bytes((rng.getrandbits(8),)) + data[at + 1 :]
+
+
+def _edge(data: bytes, rng: random.Random) -> bytes:
+    at, edge = rng.randint(0, len(data)), rng.choice(EDGES)
+    return data[:at] + edge + data[at + len(edge) :]
+
+
+def _cut(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randint(0, len(data))]
+
+
+def _insert(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randint(0, len(data))
+    return data[:at] + rng.randbytes(rng.choice((1, 2, 4, 40))) + data[at:]
+
+
+def _remove(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randint(0, len(data))
+    return data[:at] + data[at + rng.choice((1, 2, 4)) :]
+
+
+def _repeat(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randint(0, len(data))
+    return data[:at] + data[max(0, at - rng.choice((1, 4, 30))) :]
+
+
+FAULTS: tuple[Callable[[bytes, random.Random], bytes], ...] = (_flip, _edge, _cut, _insert, _remove, _repeat)
