@@ -32,7 +32,7 @@ def expired(group: ClassicGroup, offsets: Offsets, *, now_ms: int, retention_ms:
 
 def group_expires(group: ClassicGroup, offsets: Offsets) -> bool:
     """Whether the group goes too, its expired offsets being removed."""
-    return group.state is State.EMPTY and not offsets and not group.awaited
+    return group.state is State.EMPTY and not offsets and not group.awaits_member
 
 
 def _looked_at(group: ClassicGroup, topic: str) -> bool:

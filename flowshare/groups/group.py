@@ -72,7 +72,7 @@ class ClassicGroup:
         return len(self._phases.members)
 
     @property
-    def awaited(self) -> bool:
+    def awaits_member(self) -> bool:
         """Whether a member that was told its id may come back with it."""
         return bool(self._phases.pending)
 
@@ -350,6 +350,10 @@ class ClassicGroup:
                 for one in phases.members
             ),
         )
+
+    def check(self) -> None:
+        """Assert the invariants of `states`; for tests."""
+        self._phases.check()
 
     # --- helpers ------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ class Phases:
         """Begin a join phase, or see whether the one under way is over."""
         if self.state is not State.PREPARING:
             self._prepare(now_ms)
-        if self._initial_left_ms is None:
+        if self._initial_left_ms is None or not len(self.members):
             self._complete_if_joined(now_ms)
         elif self.join_due_ms == now_ms:
             self.join_phase_due(now_ms)
@@ -334,3 +334,28 @@ class Phases:
             if member.syncing is not None:
                 self.answer_sync(member, error=error)
                 self.touch(member, now_ms)
+
+    # --- invariants ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the invariants of `states`, by their numbers there."""
+        members = tuple(self.members)
+        if self.state in (State.EMPTY, State.DEAD):
+            assert not members, 1
+        elif self.state is not State.PREPARING:
+            assert members, 1
+            assert self.protocol_name in self.members.candidates(), 3
+        else:
+            assert members or self.pending, 1
+        assert (self.members.leader is None) == (not members), 3
+        assert self.members.leader is None or self.members.leader in self.members, 3
+        assert not members or self.protocol_type, 3
+        assert self.state is State.PREPARING or not any(one.joining is not None for one in members), 4
+        assert self.state is State.COMPLETING or not any(one.syncing is not None for one in members), 4
+        assert (self.join_due_ms is not None) == (self.state is State.PREPARING), 5
+        assert self.sync_due_ms is not None or not any(one.sync_missing for one in members), 5
+        for one in members:
+            waits = one.syncing is not None or (one.joining is not None and not one.new)
+            assert waits or one.deadline_ms is not None, 5
+            assert one.instance_id is None or self.members.of_instance(one.instance_id) is one, 6
+            assert self.state is State.STABLE or not one.assignment, 7

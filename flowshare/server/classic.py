@@ -72,7 +72,7 @@ class Entry:
     def void(self) -> bool:
         """Whether it is as if it had never been: made for a request that came to nothing."""
         group = self.group
-        unused = group.state is State.EMPTY and group.generation == 0 and not group.awaited
+        unused = group.state is State.EMPTY and group.generation == 0 and not group.awaits_member
         return unused and not self.offsets and not self.lock.locked()
 
 
