@@ -35,13 +35,17 @@ def dev() -> None:
 @debug_option
 def up(port: int | None, data: Path | None, version: str | None, by: Literal["docker", "jars"] | None) -> None:
     """Start the broker, and print its URL when it is ready. When it runs already, only its URL is printed."""
+    from flowshare.dev.failure import DevFailure
     from flowshare.dev.up import current
     from flowshare.dev.up import up as start
 
     there = current()
     if there is None or not there.runs:
         click.echo("starting Kafka (the first time its jars, or its image, are fetched) …", err=True)
-    broker, started = start(version=version, port=port, data=data, how=by)
+    try:
+        broker, started = start(version=version, port=port, data=data, how=by)
+    except DevFailure as error:
+        raise click.ClickException(str(error)) from error  # keeps the lines of the log apart
     click.echo(
         f"{'started' if started else 'it runs already'}: {_where(broker)}; end it with: flowshare dev down", err=True
     )

@@ -52,9 +52,9 @@ def image_settings(wanted: Wanted, port: int) -> dict[str, str]:
 def start(wanted: Wanted) -> Broker:
     """Start it and wait until it is ready; the first time the engine fetches the image. Raises: DevFailure."""
     if not can(wanted):
-        raise DevFailure("a container has one node, keeps its data inside and is Kafka 3.7 or newer: take jars instead")
+        raise DevFailure("a container has one node, keeps its data inside and is Kafka 3.7 or newer: take jars (--by jars)")
     if not engine_runs():
-        raise DevFailure("no Docker engine answers: start it (systemctl start docker, or Docker Desktop), or take jars")
+        raise DevFailure("no Docker engine answers: start it (systemctl start docker, or Docker Desktop), or take jars (--by jars)")
     port = wanted.port or free_ports(1)[0]
     if not is_free(port):
         raise DevFailure(f"port {port} is in use: name another one, or 0 for any that is free")
@@ -64,7 +64,7 @@ def start(wanted: Wanted) -> Broker:
     done = _docker(*command, f"{IMAGE}:{wanted.version}", limit_s=_PULL_LIMIT_S)
     if done.returncode != 0:
         raise DevFailure(
-            f"docker could not start {IMAGE}:{wanted.version} (or take jars); it says: {done.stderr.strip()}"
+            f"docker could not start {IMAGE}:{wanted.version} (or take jars: --by jars); it says: {done.stderr.strip()}"
         )
     container = done.stdout.split()[-1]
     broker = Broker(version=wanted.version, addresses=(f"{HOST}:{port}",), container=container)

@@ -106,7 +106,9 @@ def _fetch(version: str, pom: bytes, target: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         if done.returncode != 0:
-            said = "\n".join(f"  {line}" for line in (done.stdout + done.stderr).splitlines()[:12])
+            # After the first empty line Maven explains how to run itself.
+            lines = (done.stdout + done.stderr).replace("[ERROR] \n", "\n").partition("\n\n")[0].splitlines()
+            said = "\n".join(f"  {line}" for line in lines[:12])
             raise DevFailure(
                 f"Maven could not fetch the jars of Kafka {version}: check the version and the way to Maven's "
                 f"repository (~/.m2/settings.xml names a mirror or a proxy). Maven says:\n{said}"
