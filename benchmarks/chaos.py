@@ -1,12 +1,13 @@
-"""Random `kill -9` of the worker under load, judged from outside.
+"""Random `kill -9` of workers under load, judged from outside.
 
-    python benchmarks/chaos.py --kills 20 [--seed N] [--records 20000]
+    python benchmarks/chaos.py --kills 20 [--workers 1] [--seed N] [--records 20000] [--broker kafka://host:port]
 
-The handler itself writes the start and the end of each record to a log that is synced at every line, so the judgement
+The handler itself writes the start and the end of each record to a log, which a kill does not undo, so the judgement
 does not depend on anything flowshare says. Lost: records that never ended. Ended twice: allowed only if the record was
-running at a kill or its accept was not yet confirmed then, so each must have ended shortly before a kill of its worker;
-how many there were at a kill is printed beside the bound. Then a record whose handler kills its own process each time:
-it must end in the dead letters and hold up nothing else. Prints the seed; exits non-zero on a violation.
+running at a kill of its worker or its accept was not yet confirmed then, so each must have ended shortly before that
+kill; how many there were at a kill is printed beside the bound. On an embedded path (the default: a new one) every
+second kill hits the process that leads the path. Then, with one worker, a record whose handler kills its own process
+each time: it must end in the dead letters and hold up nothing else. Prints the seed; exits non-zero on a violation.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common import fill
+from flowshare.log.owner import read_owner
 
 CONCURRENCY = 16
 UNCONFIRMED_S = 1.0
@@ -34,14 +37,15 @@ APP = """
 import asyncio, os, signal, time
 import flowshare as fs
 
-LOG = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_DSYNC)
+LOG = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 app = fs.App("chaos", broker=os.environ["URL"])
+TOPIC = os.environ["TOPIC"]
 
 def note(word, delivery):
     line = f"{word} {delivery.offset} {delivery.attempt} {os.getpid()} {time.clock_gettime(time.CLOCK_MONOTONIC)}\\n"
     os.write(LOG, line.encode())
 
-@app.share_agent(app.topic("values", value_type=bytes), concurrency=16,
+@app.share_agent(app.topic(TOPIC, value_type=bytes), group=f"{TOPIC}.work", concurrency=16,
                  retry=fs.Retry(max_attempts=3, delay=fs.exponential(0.1)))
 async def work(value: bytes, delivery: fs.Delivery) -> None:
     note("start", delivery)
@@ -75,48 +79,67 @@ class Journal:
 
 
 class World:
-    """A broker path, a journal and the worker of the moment."""
+    """A broker, a journal and the workers of the moment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, broker: str | None = None) -> None:
         self.folder = folder
-        self.url = f"embedded://{folder}/broker"
+        self.path = None if broker else folder / "broker"
+        self.url = broker or f"embedded://{self.path}"
+        self.topic = f"chaos-{uuid.uuid4().hex[:8]}"
         self.journal = folder / "journal"
         self.kills: dict[int, float] = {}
+        self.leader_kills = 0
+        self.workers: list[subprocess.Popen[bytes]] = []
         (folder / "chaosapp.py").write_text(APP)
 
-    def start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [str(Path(sys.executable).parent / "flowshare"), "worker", "chaosapp:app", "--log-level", "warning"],
-            cwd=self.folder,
-            env={**os.environ, "URL": self.url, "JOURNAL": str(self.journal)},
-        )
+    def start(self, count: int = 1) -> None:
+        """Start workers until there are `count`."""
+        self.workers = [worker for worker in self.workers if worker.poll() is None]
+        while len(self.workers) < count:
+            worker = subprocess.Popen(
+                [str(Path(sys.executable).parent / "flowshare"), "worker", "chaosapp:app", "--log-level", "error"],
+                cwd=self.folder,
+                env={**os.environ, "URL": self.url, "JOURNAL": str(self.journal), "TOPIC": self.topic},
+            )
+            self.workers.append(worker)
 
     def size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0
 
-    def wait_for_progress(self, worker: subprocess.Popen[bytes], limit_s: float = 60) -> None:
+    def wait_for_progress(self, limit_s: float = 60) -> None:
         before, deadline = self.size(), time.monotonic() + limit_s
         while self.size() == before:
-            if worker.poll() is not None:
+            if all(worker.poll() is not None for worker in self.workers):
                 return
             if time.monotonic() > deadline:
-                raise SystemExit(f"the worker made no progress for {limit_s} s")
+                raise SystemExit(f"the workers made no progress for {limit_s} s")
             time.sleep(0.01)
 
+    def leader(self) -> int | None:
+        """Process that leads the path now."""
+        owner = None if self.path is None else read_owner(self.path)
+        return None if owner is None else owner.pid
+
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        self.leader_kills += worker.pid == self.leader()
         worker.send_signal(signal.SIGKILL)
         worker.wait()
         self.kills[worker.pid] = time.clock_gettime(time.CLOCK_MONOTONIC)
 
-    def finish(self, worker: subprocess.Popen[bytes], records: int, limit_s: float = 300) -> None:
-        """Let the worker go on until every record ended, then stop it in order."""
+    def finish(self, records: int, limit_s: float = 600) -> None:
+        """Let the workers go on until every record ended, then stop them in order."""
         deadline = time.monotonic() + limit_s
         while len(Journal.read(self.journal).ends) < records:
-            if time.monotonic() > deadline or worker.poll() is not None:
+            if time.monotonic() > deadline or all(worker.poll() is not None for worker in self.workers):
                 break
             time.sleep(0.25)
-        worker.terminate()
-        worker.wait(timeout=60)
+        self.stop()
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.terminate()
+        for worker in self.workers:
+            worker.wait(timeout=60)
 
 
 def judge(world: World, records: int) -> int:
@@ -143,23 +166,30 @@ def judge(world: World, records: int) -> int:
     return len(lost) + len(wrong)
 
 
-def run_kills(kills: int, records: int, seed: int) -> int:
+def run_kills(kills: int, records: int, seed: int, workers: int, broker: str | None) -> int:
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
-        world = World(Path(folder))
-        fill(world.url, "values", [b"record %d" % number for number in range(records)])
-        worker = world.start()
+        world = World(Path(folder), broker)
+        fill(world.url, world.topic, [b"record %d" % number for number in range(records)])
         done = 0
-        while done < kills:
-            world.wait_for_progress(worker)
-            time.sleep(dice.uniform(0.0, 1.0))
-            if worker.poll() is None:
-                world.kill(worker)
-                done += 1
-            worker = world.start()
-        world.finish(worker, records)
+        try:
+            while done < kills:
+                world.start(workers)
+                world.wait_for_progress()
+                time.sleep(dice.uniform(0.0, 1.0))
+                alive = [worker for worker in world.workers if worker.poll() is None]
+                leading = [worker for worker in alive if worker.pid == world.leader()]
+                if alive:
+                    world.kill(dice.choice(leading if leading and done % 2 else alive))
+                    done += 1
+            world.start(workers)
+            world.finish(records)
+        finally:
+            for worker in world.workers:
+                worker.kill()
         left = records - len(Journal.read(world.journal).ends)
-        print(f"seed {seed}  kills {done}  unfinished {left}")
+        leaders = f"  of the leader {world.leader_kills}" if world.path is not None else ""
+        print(f"seed {seed}  workers {workers}  kills {done}{leaders}  unfinished {left}")
         return judge(world, records)
 
 
@@ -169,21 +199,21 @@ def run_poison() -> int:
         world = World(Path(folder))
         values = [b"record"] * 200
         values[50] = b"poison"
-        fill(world.url, "values", values)
+        fill(world.url, world.topic, values)
         deaths = 0
-        worker = world.start()
         deadline = time.monotonic() + 120
+        world.start()
         while time.monotonic() < deadline:
-            if worker.poll() is not None:
+            if world.workers[0].poll() is not None:
                 deaths += 1
-                worker = world.start()
+                world.start()
             if len(Journal.read(world.journal).ends) == 199 and deaths >= 3:
                 break
             time.sleep(0.05)
         time.sleep(2)  # the dead letter is written after the last restart
-        worker.terminate()
-        code = worker.wait(timeout=60)
-        letters = asyncio.run(dead_letters(world.url))
+        world.stop()
+        code = world.workers[0].returncode
+        letters = asyncio.run(dead_letters(world))
         ended = len(Journal.read(world.journal).ends)
         print(
             f"poison: process deaths {deaths}, other records ended {ended} of 199, dead letters {letters}, exit {code}"
@@ -191,16 +221,16 @@ def run_poison() -> int:
         return (ended != 199) + (letters != [50])
 
 
-async def dead_letters(url: str) -> list[int]:
+async def dead_letters(world: World) -> list[int]:
     from flowshare.backend import open_backend
     from flowshare.client.admin import ShareAdmin
     from flowshare.clock import LoopClock
 
-    backend = open_backend(url, clock=LoopClock())
+    backend = open_backend(world.url, clock=LoopClock())
     await backend.start()
     try:
         admin = ShareAdmin(lambda: backend.connect("chaos"), clock=LoopClock())
-        letters = await admin.read("chaos.work.dlq", 0, 0, limit=100)
+        letters = await admin.read(f"{world.topic}.work.dlq", 0, 0, limit=100)
         offsets = [int(dict(letter.headers)["flowshare.dlq.offset"]) for letter in letters]
         await admin.close()
         return offsets
@@ -211,11 +241,15 @@ async def dead_letters(url: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--broker", help="A broker URL; by default a new embedded path.")
     parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    violations = run_kills(options.kills, options.records, seed) + run_poison()
+    violations = run_kills(options.kills, options.records, seed, options.workers, options.broker)
+    if options.workers == 1 and options.broker is None:
+        violations += run_poison()
     print("violations", violations)
     sys.exit(violations != 0)
 

@@ -90,6 +90,10 @@ class Pipeline(asyncio.Protocol):
         self.end("the connection was closed")
         await self._gone
 
+    async def wait_ended(self) -> None:
+        """Wait until the connection is over."""
+        await asyncio.shield(self._gone)
+
     def end(self, reason: str) -> None:
         """End the connection for a reason that all callers are told."""
         if self.ended is not None:

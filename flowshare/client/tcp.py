@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowshare.client.errors import ClientError, NotConnected, Unsupported
+from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported
 from flowshare.client.handshake import SaslExchange, Versions, api_versions
 from flowshare.client.pipeline import Pipeline
 from flowshare.client.wire import Codec, codec_of
+from flowshare.client.wire.base import code
 from flowshare.protocol.kafka import ApiKey, read_response
+from flowshare.protocol.messages import DescribeShareGroupOffsetsResponse
+from flowshare.protocol.private import SHARE_OFFSETS, decode_answer, encode_call
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping, Sequence
 
     from flowshare.client.security import Security
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import Request
+    from flowshare.protocol.messages import Request, SharePartitionOffsets
 
 R = TypeVar("R")
 
@@ -53,12 +58,29 @@ class TcpConnection:
         """
         codec = codec_of(request)
         version = self._version(codec, request)
-        answer: R = await self._pipeline.call(
+        answer: Any = await self._pipeline.call(
             lambda number: codec.write(number, self._client_id, request, version),
             partial(_read, codec, request, version),
             name=api_name(codec),
             wait_s=codec.wait_ms(request) / 1000,
         )
+        if self.is_flowshare and isinstance(answer, DescribeShareGroupOffsetsResponse) and not answer.error:
+            answer = await self._with_own_fields(request, answer)
+        return cast("R", answer)
+
+    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
+        """One of flowshare's own calls (`protocol.private`).
+
+        Raises: Unsupported (a broker of somebody else's), ServerError, NotConnected, ConnectionLost.
+        """
+        if not self.is_flowshare:
+            raise Unsupported(f"{self._pipeline.about} is no flowshare server, which {name} needs")
+        body = {"call": name, **fields}
+        answer = await self._pipeline.call(
+            lambda number: encode_call(number, self._client_id, body), decode_answer, name=name
+        )
+        if "error" in answer:
+            raise ServerError(code(answer["error"]), answer.get("message"), about=f"{self._pipeline.about}: {name}")
         return answer
 
     async def close(self) -> None:
@@ -68,6 +90,15 @@ class TcpConnection:
     async def wait_closed(self) -> None:
         """Wait until the connection is over, from whichever end."""
         await self._pipeline.wait_ended()
+
+    async def _with_own_fields(
+        self, request: Any, answer: DescribeShareGroupOffsetsResponse
+    ) -> DescribeShareGroupOffsetsResponse:
+        """The answer with what only flowshare's servers know."""
+        topics = None if request.topics is None else dict(request.topics)
+        own = await self.call(SHARE_OFFSETS, group_id=request.group_id, topics=topics)
+        known = {(topic, partition): fields for topic, partition, *fields in own["partitions"]}
+        return replace(answer, partitions=tuple(_merged(part, known) for part in answer.partitions))
 
     def _version(self, codec: Codec, request: Any) -> int:
         """The highest common version. Raises: Unsupported."""
@@ -157,6 +188,14 @@ async def _connect(
 def api_name(codec: Codec) -> str:
     """The API's name as Kafka writes it."""
     return "".join(word.capitalize() for word in codec.name.split("_"))
+
+
+def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequence[int]]) -> SharePartitionOffsets:
+    fields = known.get((part.topic, part.partition))
+    if fields is None:
+        return part
+    in_flight, delayed, redeliveries, oldest_ms = fields
+    return replace(part, in_flight=in_flight, delayed=delayed, redeliveries=redeliveries, oldest_ms=oldest_ms)
 
 
 def _read(codec: Codec, request: Any, version: int, frame: bytes) -> Any:

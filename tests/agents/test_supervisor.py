@@ -77,7 +77,7 @@ class Fleet:
     async def until(self, word: str, count: int) -> list[tuple[str, int]]:
         """Wait for entries."""
         async with asyncio.timeout(LIMIT_S):
-            while len(found := self.journal(word)) < count:
+            while len(found := self.journal(word)) < count:  # noqa: ASYNC110 - written by another process
                 await asyncio.sleep(0.02)
         return found
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flowshare.backend import open_backend
-from flowshare.log.base import StorageHeld
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
@@ -58,16 +57,3 @@ async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -
 
     assert ranges(await connection.send(fetch("m2", at))) == [(4, 5, 2), (7, 9, 2)]
     await backend.close()
-
-
-async def test_a_path_is_held_by_one_backend(tmp_path: Path) -> None:
-    first, second = (open_backend(f"embedded://{tmp_path}/shop") for _ in range(2))
-    await first.start()
-
-    with pytest.raises(StorageHeld):
-        await second.start()
-    await first.close()
-
-    await second.start()
-    assert second.capabilities.durable
-    await second.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowshare.backend import BadBrokerUrl, open_backend, parse_broker
 from flowshare.backend.base import BackendError
@@ -150,3 +152,21 @@ def test_no_error_shows_a_password(url: str) -> None:
         parse_broker(url)
 
     assert "den" not in str(refused.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["kafka", "kafak", "embedded", "memory", ""]),
+    st.lists(st.sampled_from("@:/?#&=%,. aZ1"), max_size=6).map("".join),
+    st.lists(st.sampled_from("@:/?#&=%,. aZ1"), max_size=6).map("".join),
+)
+def test_whatever_stands_around_it_no_text_shows_a_password(scheme: str, before: str, after: str) -> None:
+    url = f"{scheme}://alice:{before}hidden{after}@host:9092"
+    try:
+        broker = parse_broker(url)
+    except BadBrokerUrl as error:
+        shown = str(error)
+    else:
+        shown = f"{broker} {broker!r}"
+
+    assert "hidden" not in shown

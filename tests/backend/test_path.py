@@ -1,0 +1,169 @@
+"""Several processes on one embedded path: joining, handing over, taking over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowshare.backend.embedded import EmbeddedBackend
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.producer import Producer
+from flowshare.clock import LoopClock
+from flowshare.log.base import StorageHeld
+from flowshare.log.owner import read_owner
+
+pytestmark = pytest.mark.asyncio
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 30.0
+
+LEADER = """
+import asyncio, sys
+from flowshare.backend.embedded import EmbeddedBackend
+
+async def main():
+    backend = EmbeddedBackend(sys.argv[1])
+    await backend.start()
+    print("leads" if backend.leading else "joined", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def until(condition, *, limit_s: float = LIMIT_S) -> None:
+    """Wait for something that has no event."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def process(path: Path):
+    """Another process on the path, killed at the end; it has led or joined when this is entered."""
+    running = subprocess.Popen([sys.executable, "-c", LEADER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    try:
+        assert running.stdout is not None
+        said = await asyncio.to_thread(running.stdout.readline)
+        yield running, said.strip()
+    finally:
+        running.kill()
+        running.wait()
+        running.stdout.close()
+
+
+@contextlib.asynccontextmanager
+async def backends(path: Path, count: int):
+    """Backends on one path, opened one after another and closed in the same order."""
+    made = [EmbeddedBackend(path) for _ in range(count)]
+    try:
+        for backend in made:
+            await backend.start()
+        yield made
+    finally:
+        for backend in made:
+            await backend.close()
+
+
+async def topics(backend: EmbeddedBackend) -> list[str]:
+    admin = ShareAdmin(lambda: backend.connect("test"), clock=LoopClock())
+    try:
+        return sorted(topic.name for topic in await admin.list_topics())
+    finally:
+        await admin.close()
+
+
+async def create(backend: EmbeddedBackend, name: str) -> None:
+    admin = ShareAdmin(lambda: backend.connect("test"), clock=LoopClock())
+    await admin.create_topic(name)
+    await admin.close()
+
+
+async def test_a_second_opening_joins_the_first(tmp_path: Path) -> None:
+    async with backends(tmp_path / "shop", 2) as (first, second):
+        await create(second, "orders")
+
+        assert (first.leading, second.leading) == (True, False)
+        assert await topics(first) == ["orders"]
+        assert first.bootstrap == second.bootstrap
+
+
+async def test_when_the_leader_closes_another_leads_with_everything_on_the_same_port(tmp_path: Path) -> None:
+    async with backends(tmp_path / "shop", 3) as (first, second, third):
+        await create(second, "orders")
+        where = first.bootstrap
+
+        await first.close()
+        await until(lambda: second.leading or third.leading)
+
+        leader, joined = (second, third) if second.leading else (third, second)
+        await until(lambda: joined.bootstrap is not None)
+        assert await topics(leader) == ["orders"]
+        assert await topics(joined) == ["orders"]
+        assert (leader.bootstrap, joined.bootstrap) == (where, where)
+
+
+@pytest.mark.slow
+async def test_when_the_leader_is_killed_another_process_takes_over_and_its_producer_goes_on(tmp_path: Path) -> None:
+    async with process(tmp_path / "shop") as (leader, said), backends(tmp_path / "shop", 1) as (joined,):
+        assert (said, joined.leading) == ("leads", False)
+        await create(joined, "orders")
+        producer = Producer(lambda: joined.connect("test"), clock=LoopClock())
+        await producer.send_many("orders", [b"one"])
+
+        leader.send_signal(signal.SIGKILL)
+        await producer.send_many("orders", [b"two"])
+
+        assert joined.leading
+        owner = read_owner(tmp_path / "shop")
+        assert owner is not None
+        assert owner.pid == os.getpid()
+        await producer.close()
+
+
+@pytest.mark.slow
+async def test_one_of_many_takes_over_and_the_others_find_it(tmp_path: Path) -> None:
+    path = tmp_path / "shop"
+    async with contextlib.AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(process(path)) for _ in range(3)]
+        joined = await stack.enter_async_context(backends(path, 1))
+        await create(joined[0], "orders")
+        for leader, _ in others:  # whoever leads, and then the next one
+            leader.send_signal(signal.SIGKILL)
+            leader.wait()
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    with contextlib.suppress(OSError, TimeoutError):
+                        assert await topics(joined[0]) == ["orders"]
+                        break
+                    await asyncio.sleep(0.05)
+        assert joined[0].leading
+
+
+async def test_a_holder_that_lets_nobody_join_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("flowshare.backend.path.FIRST_LIMIT_S", 0.0)
+    alone = EmbeddedBackend(tmp_path / "shop", listen=False)
+    await alone.start()
+
+    with pytest.raises(StorageHeld, match=f"held by process {os.getpid()}"):
+        await EmbeddedBackend(tmp_path / "shop").start()
+
+    await alone.close()
+
+
+async def test_a_leader_that_was_killed_leaves_its_port_to_the_next_one(tmp_path: Path) -> None:
+    async with process(tmp_path / "shop") as (leader, _):
+        before = read_owner(tmp_path / "shop")
+        leader.send_signal(signal.SIGKILL)
+        leader.wait()
+
+        async with backends(tmp_path / "shop", 1) as (again,):
+            assert before is not None
+            assert again.bootstrap == before.listener
