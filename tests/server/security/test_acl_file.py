@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
 from flowshare.server.security.acl_file import BadAclFile, parse_acls, read_acls
@@ -102,3 +104,36 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_acls(tmp_path / "binary")
     with pytest.raises(BadAclFile, match="missing cannot be read: No such file"):
         read_acls(tmp_path / "missing")
+
+
+WORDS = [
+    "allow",
+    "deny",
+    "User:a",
+    "User:*",
+    "read",
+    "all",
+    "topic",
+    "cluster",
+    "*",
+    "prefixed",
+    "from",
+    "::1",
+    '"',
+    "#",
+    "\n",
+]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=12))
+def test_any_text_is_bindings_or_refused_with_its_line(words: list[str]) -> None:
+    acls: tuple[Acl, ...] = ()
+    refusal = "acls line "
+    try:
+        acls = parse_acls(" ".join(words), where="acls")
+    except BadAclFile as error:
+        refusal = str(error)
+
+    assert refusal.startswith("acls line ")
+    assert len(set(acls)) == len(acls)

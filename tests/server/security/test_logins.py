@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowshare.client.login import LoginError, Scram
 from flowshare.protocol import scram
@@ -200,6 +203,45 @@ async def test_what_is_kept_of_a_password_is_not_shown() -> None:
 
     assert repr(credential) == "Credential(mechanism='SCRAM-SHA-256', iterations=4096)"
     assert Credential.parse(str(credential)) == credential
+
+
+def pieces() -> st.SearchStrategy[bytes]:
+    """Bytes that look a little like messages of a login."""
+    words = [
+        b"n,,",
+        b"y,,",
+        b"n=",
+        b"r=",
+        b"c=",
+        b"p=",
+        b"a=",
+        b"m=",
+        b",",
+        b"=",
+        b"alice",
+        b"biws",
+        b"AAAA",
+        b"\0",
+        b"=2C",
+    ]
+    return st.lists(st.sampled_from(words) | st.binary(max_size=4), max_size=8).map(b"".join)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_whatever_comes_a_login_only_goes_on_or_fails(mechanism: str) -> None:
+    server = await sasl()
+    # The hash of a password takes too long for so many tries, and nothing here has the right one.
+    server.users.password_fits = lambda name, password: False
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(pieces(), min_size=1, max_size=3))
+    def speak(messages: list[bytes]) -> None:
+        login = server.login(mechanism)
+        with suppress(LoginFailed):
+            for message in messages:
+                assert login.step(message).user is None
+
+    speak()
 
 
 async def test_escaped_names_are_read_again() -> None:
