@@ -1,0 +1,536 @@
+"""Consumer groups through the server: waiting requests, what is durable, restarts, sweeps, deletion."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from flowshare.groups.types import ClassicConfig, Supported
+from flowshare.log.base import StorageError
+from flowshare.log.memory import MemoryStorage
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    DeleteGroupsRequest,
+    DeleteTopicRequest,
+    DescribeGroupRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    OffsetToCommit,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+from flowshare.server.classic_members import MEMBER_BYTES_MAX
+from flowshare.server.classic_settings import CLASSIC_CONFIGS, parse_classic
+from flowshare.server.classic_store import GROUPS, OFFSETS
+from flowshare.server.server import Server
+from flowshare.share.config import ServerConfig
+from flowshare.share.errors import InvalidConfig
+from flowshare.testing.clock import ManualClock, settle
+from tests.groups.builders import subscription
+from tests.server.world import World, parked
+
+pytestmark = pytest.mark.asyncio
+
+R_S = 60.0
+"""The retention in seconds; sweeps are every second."""
+CONFIG = ClassicConfig(offsets_retention_minutes=1, retention_check_interval_ms=1_000)
+NONE = ErrorCode.NONE
+
+
+class ClassicWorld(World):
+    """A server with consumer groups."""
+
+    def __init__(self, storage, clock, config, classic) -> None:
+        super().__init__(storage, clock, config)
+        self.classic = classic
+        self.server = Server(storage=storage, config=config, clock=clock, classic=classic)
+
+    async def restart(self, *, config=None) -> None:
+        await self.server.close()
+        self.server = Server(storage=self.storage, config=self.config, clock=self.clock, classic=self.classic)
+        await self.start()
+
+    def join(self, member_id="", *, group="g", topics=("t",), instance=None, version=3, connection=None, **fields):
+        request = JoinGroupRequest(
+            group_id=group,
+            member_id=member_id,
+            instance_id=instance,
+            client_id="c",
+            protocol_type="consumer",
+            protocols=(Supported("range", subscription(*topics)),),
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=30_000,
+            version=version,
+        )
+        return (connection or self.admin).send(replace(request, **fields))
+
+    def sync(self, member_id, generation, assignments=(), *, group="g", instance=None):
+        return self.admin.send(
+            SyncGroupRequest(
+                group_id=group,
+                member_id=member_id,
+                instance_id=instance,
+                generation=generation,
+                assignments=tuple(assignments),
+            )
+        )
+
+    async def beat(self, member_id, generation, *, group="g"):
+        request = HeartbeatRequest(group_id=group, member_id=member_id, generation=generation)
+        return (await self.admin.send(request)).error
+
+    async def stable(self, *, group="g", topics=("t",)):
+        """A group with one member; its id."""
+        joined = await self.join(group=group, topics=topics)
+        assert joined.error is NONE, joined.message
+        synced = await self.sync(joined.member_id, joined.generation, [(joined.member_id, b"mine")], group=group)
+        assert (synced.error, synced.assignment) == (NONE, b"mine")
+        return joined.member_id
+
+    async def leave(self, *members, group="g"):
+        named = tuple(one if isinstance(one, LeavingMember) else LeavingMember(one) for one in members)
+        return await self.admin.send(LeaveGroupRequest(group_id=group, members=named))
+
+    async def commit(self, offset=5, *, group="g", topic="t", partition=0, metadata=None, **fields):
+        offsets = (OffsetToCommit(topic, partition, offset, 2, metadata),)
+        answer = await self.admin.send(OffsetCommitRequest(group_id=group, offsets=offsets, **fields))
+        return answer.partitions[0].error
+
+    async def txn_commit(self, offset, *, group="g", producer_id=4, epoch=0, **fields):
+        answer = await self.admin.send(
+            TxnOffsetCommitRequest(
+                transactional_id="x",
+                group_id=group,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                offsets=(OffsetToCommit("t", 0, offset),),
+                **fields,
+            )
+        )
+        return answer.partitions[0].error
+
+    async def committed(self, group="g", *, partitions=None, stable=False):
+        """Offsets by topic and partition; those with an error have its code."""
+        answer = await self.admin.send(OffsetFetchRequest(group_id=group, partitions=partitions, require_stable=stable))
+        if answer.error is not NONE:
+            return answer.error
+        return {(one.topic, one.partition): one.offset if one.error is NONE else one.error for one in answer.partitions}
+
+    async def groups(self, **filters):
+        answer = await self.admin.send(ListGroupsRequest(**filters))
+        return {one.group_id: (one.type, one.state, one.protocol_type) for one in answer.groups}
+
+    async def delete(self, group="g"):
+        answer = await self.admin.send(DeleteGroupsRequest(group_ids=(group,)))
+        return answer.groups[0].error
+
+
+@asynccontextmanager
+async def world(**fields):
+    """A started server with a topic `t` of two partitions."""
+    clock = ManualClock()
+    made = ClassicWorld(MemoryStorage(clock), clock, ServerConfig.embedded(), replace(CONFIG, **fields))
+    await made.start()
+    await made.topic("t", 2)
+    try:
+        yield made
+    finally:
+        made.storage.before_write = None
+        await made.server.close()
+        await made.storage.close()
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+async def test_members_wait_for_each_other_and_for_the_leaders_assignments() -> None:
+    async with world() as w:
+        one = await w.stable()
+        second = await parked(w.join())
+        assert await w.beat(one, 1) is ErrorCode.REBALANCE_IN_PROGRESS
+        first = await w.join(one)
+        second = await second
+        assert (first.generation, first.leader, len(first.members)) == (2, one, 2)
+        assert second.members == ()
+
+        waits = await parked(w.sync(second.member_id, 2))
+        await w.sync(one, 2, [(one, b"1"), (second.member_id, b"2")])
+
+        assert (await waits).assignment == b"2"
+        assert await w.beat(second.member_id, 2) is NONE
+
+
+async def test_a_new_client_is_told_its_id_first() -> None:
+    async with world() as w:
+        told = await w.join(version=4)
+        assert told.error is ErrorCode.MEMBER_ID_REQUIRED
+        joined = await w.join(told.member_id, version=4)
+        assert (joined.error, joined.member_id) == (NONE, told.member_id)
+        assert told.member_id.startswith("c-")
+
+
+async def test_assignments_are_durable_before_anybody_has_them() -> None:
+    async with world() as w:
+        joined = await w.join()
+        hold = asyncio.Event()
+        w.storage.before_write = hold.wait
+        waits = await parked(w.sync(joined.member_id, 1, [(joined.member_id, b"mine")]))
+        hold.set()
+        assert (await waits).assignment == b"mine"
+
+
+async def test_assignments_that_cannot_be_written_are_told_to_nobody() -> None:
+    async with world() as w:
+        joined = await w.join()
+        w.storage.before_write = refuse
+        answer = await w.sync(joined.member_id, 1, [(joined.member_id, b"mine")])
+        assert answer.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        w.storage.before_write = None
+        assert (await w.join(joined.member_id)).generation == 2
+
+
+async def test_a_closed_connection_leaves_the_member_until_its_session_times_out() -> None:
+    async with world() as w:
+        connection = w.server.connect(client_id="c", host="10.0.0.7")
+        joined = await w.join(connection=connection)
+        await w.sync(joined.member_id, 1, [(joined.member_id, b"mine")])
+        await w.commit(member_id=joined.member_id, generation=1)
+        await connection.close()
+        await w.clock.advance(9.9)
+        assert (await w.groups())["g"] == ("classic", "Stable", "consumer")
+        await w.clock.advance(0.2)
+        assert (await w.groups())["g"] == ("classic", "Empty", "consumer")
+
+
+async def test_a_join_whose_connection_is_closed_waits_no_longer() -> None:
+    async with world() as w:
+        await w.stable()
+        connection = w.server.connect(client_id="c")
+        waits = await parked(w.join(connection=connection))
+        await connection.close()
+        with pytest.raises(ConnectionError):
+            await waits
+        assert len(w.server.classic.waiting) == 0
+
+
+async def test_a_join_waits_no_longer_than_the_rebalance_timeout_for_members_that_are_gone() -> None:
+    async with world() as w:
+        await w.stable()
+        waits = await parked(w.join())
+        await w.clock.advance(10.0)
+        answer = await waits
+        assert (answer.error, answer.generation, len(answer.members)) == (NONE, 2, 1)
+
+
+async def test_a_server_that_closes_ends_all_waiting() -> None:
+    async with world() as w:
+        await w.stable()
+        waits = await parked(w.join())
+        await w.server.close()
+        with pytest.raises(ConnectionError):
+            await waits
+        await w.restart()
+
+
+async def test_several_members_leave_at_once_each_with_its_result() -> None:
+    async with world() as w:
+        joined = await w.join(instance="a")
+        await w.sync(joined.member_id, 1, instance="a")
+        answer = await w.leave(LeavingMember("", "a"), LeavingMember("stranger"), LeavingMember("x", "nobody"))
+        assert [one.error for one in answer.members] == [
+            NONE,
+            ErrorCode.UNKNOWN_MEMBER_ID,
+            ErrorCode.UNKNOWN_MEMBER_ID,
+        ]
+        assert (await w.leave("m", group="none")).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_a_leave_that_cannot_be_written_is_not_confirmed_and_written_later() -> None:
+    async with world() as w:
+        one = await w.stable()
+        await w.commit(member_id=one, generation=1)
+        w.storage.before_write = refuse
+        assert (await w.leave(one)).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        w.storage.before_write = None
+        await w.clock.advance(2.0)
+        await w.restart()
+        assert (await w.groups())["g"] == ("classic", "Empty", "consumer")
+
+
+async def test_requests_of_members_nobody_knows_leave_no_group_behind() -> None:
+    async with world() as w:
+        assert (await w.join("stranger")).error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert (await w.join(session_timeout_ms=1)).error is ErrorCode.INVALID_SESSION_TIMEOUT
+        assert (await w.join(protocols=())).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert (await w.join(group="")).error is ErrorCode.INVALID_GROUP_ID
+        assert (await w.join(group="x" * 1025)).error is ErrorCode.INVALID_GROUP_ID
+        huge = (Supported("range", bytes(MEMBER_BYTES_MAX)),)
+        assert (await w.join(protocols=huge)).error is ErrorCode.INVALID_REQUEST
+        assert (await w.sync("m", 1)).error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert await w.beat("m", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+        assert await w.commit(topic="none") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await w.groups() == {}
+
+
+# --- a group id belongs to one kind (G15) -----------------------------------------------------------------------------
+
+
+async def test_the_id_of_a_consumer_group_is_refused_to_share_groups_and_the_other_way_round() -> None:
+    async with world() as w:
+        await w.stable(group="classic")
+        refused = await w.member("m", "classic").heartbeat("t")
+        assert refused.error is ErrorCode.GROUP_ID_NOT_FOUND
+
+        await w.member("m", "share").heartbeat("t")
+        assert (await w.join(group="share")).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert await w.commit(group="share") is ErrorCode.GROUP_ID_NOT_FOUND
+        assert await w.committed("share") is ErrorCode.GROUP_ID_NOT_FOUND
+        assert await w.beat("m", 1, group="share") is ErrorCode.UNKNOWN_MEMBER_ID
+        described = await w.admin.send(DescribeGroupRequest(group_id="share"))
+        assert (described.error, described.state) == (ErrorCode.GROUP_ID_NOT_FOUND, "Dead")
+        assert {group: found[0] for group, found in (await w.groups()).items()} == {
+            "classic": "classic",
+            "share": "share",
+        }
+
+
+async def test_groups_are_listed_by_type_and_state() -> None:
+    async with world() as w:
+        await w.stable(group="one")
+        await w.commit(group="simple")
+        await w.member("m", "share").heartbeat("t")
+        assert await w.groups(types=("Classic",)) == {
+            "one": ("classic", "Stable", "consumer"),
+            "simple": ("classic", "Empty", ""),
+        }
+        assert set(await w.groups(states=("empty",))) == {"simple"}
+        assert set(await w.groups(types=("share", "classic"))) == {"one", "simple", "share"}
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_committed_is_fetched_and_survives_a_restart() -> None:
+    async with world() as w:
+        one = await w.stable()
+        assert await w.commit(7, member_id=one, generation=1, metadata="später") is NONE
+        await w.restart()
+        answer = await w.admin.send(OffsetFetchRequest(group_id="g", partitions=(("t", 0), ("t", 1), ("no", 0))))
+        found = [(one.topic, one.partition, one.offset, one.leader_epoch, one.metadata) for one in answer.partitions]
+        assert found == [("t", 0, 7, 2, "später"), ("t", 1, -1, -1, ""), ("no", 0, -1, -1, "")]
+        assert await w.committed() == {("t", 0): 7}
+        assert await w.beat(one, 1) is NONE
+
+
+async def test_a_group_nobody_knows_has_no_offsets() -> None:
+    async with world() as w:
+        assert await w.committed("none") == {}
+        assert await w.committed("none", partitions=(("t", 1),)) == {("t", 1): -1}
+
+
+async def test_offsets_are_confirmed_when_they_are_durable() -> None:
+    async with world() as w:
+        await w.commit(1)
+        hold = asyncio.Event()
+        w.storage.before_write = hold.wait
+        waits = await parked(w.commit(2))
+        assert await w.committed() == {("t", 0): 1}
+        hold.set()
+        assert await waits is NONE
+        assert await w.committed() == {("t", 0): 2}
+        w.storage.before_write = refuse
+        assert await w.commit(3) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert await w.committed() == {("t", 0): 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"topic": "none"}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"partition": 2}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"partition": -1}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"metadata": "x" * 4_097}, ErrorCode.OFFSET_METADATA_TOO_LARGE),
+        ({"metadata": "x" * 4_096}, ErrorCode.NONE),
+        ({"generation": 3, "member_id": "m"}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"generation": 3, "member_id": "m", "version": 8}, ErrorCode.ILLEGAL_GENERATION),
+    ],
+)
+async def test_a_simple_consumers_commit_is_checked(fields, error) -> None:
+    async with world() as w:
+        assert await w.commit(**fields) is error
+
+
+async def test_offsets_of_a_topic_that_members_read_are_not_deleted() -> None:
+    async with world() as w:
+        await w.topic("u")
+        one = await w.stable(topics=("t",))
+        await w.commit(member_id=one, generation=1)
+        await w.commit(topic="u", member_id=one, generation=1)
+        wanted = (("t", 0), ("u", 0))
+        answer = await w.admin.send(OffsetDeleteRequest(group_id="g", partitions=wanted))
+        assert [part.error for part in answer.partitions] == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, NONE]
+        assert await w.committed() == {("t", 0): 5}
+        await w.leave(one)
+        await w.admin.send(OffsetDeleteRequest(group_id="g", partitions=wanted))
+        assert await w.committed() == {}
+        missing = await w.admin.send(OffsetDeleteRequest(group_id="none", partitions=()))
+        assert missing.error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_a_transactions_offsets_count_when_it_is_committed_and_survive_a_restart_before() -> None:
+    async with world() as w:
+        await w.commit(1)
+        assert await w.txn_commit(9) is NONE
+        assert await w.committed(stable=True) == {("t", 0): ErrorCode.UNSTABLE_OFFSET_COMMIT}
+        assert await w.committed() == {("t", 0): 1}
+        await w.restart()
+        assert await w.committed(stable=True) == {("t", 0): ErrorCode.UNSTABLE_OFFSET_COMMIT}
+        assert await w.txn_commit(9, epoch=-1) is ErrorCode.INVALID_PRODUCER_EPOCH
+        await w.server.classic.complete_transaction(["g", "none"], 4, 0, committed=True)
+        await w.server.classic.complete_transaction(["g"], 4, 0, committed=False)
+        assert await w.committed(stable=True) == {("t", 0): 9}
+        await w.txn_commit(20, epoch=1)
+        await w.server.classic.complete_transaction(["g"], 4, 1, committed=False)
+        assert await w.committed(stable=True) == {("t", 0): 9}
+
+
+# --- deletion, expiry -------------------------------------------------------------------------------------------------
+
+
+async def test_deleting_a_group_takes_its_offsets_and_needs_it_empty() -> None:
+    async with world() as w:
+        one = await w.stable()
+        await w.commit(member_id=one, generation=1)
+        assert await w.delete() is ErrorCode.NON_EMPTY_GROUP
+        await w.leave(one)
+        assert await w.delete() is NONE
+        assert await w.delete() is ErrorCode.GROUP_ID_NOT_FOUND
+        assert await w.committed() == {}
+        await w.restart()
+        assert await w.groups() == {}
+        assert not await w.storage.scan(OFFSETS)
+
+
+async def test_a_group_whose_deletion_cannot_be_written_is_still_there() -> None:
+    async with world() as w:
+        await w.commit()
+        w.storage.before_write = refuse
+        assert await w.delete() is not NONE
+        w.storage.before_write = None
+        assert await w.committed() == {("t", 0): 5}
+        assert await w.commit(6) is NONE
+
+
+async def test_scenario_20_a_deleted_topic_takes_its_offsets_at_once_and_begins_anew() -> None:
+    async with world() as w:
+        await w.topic("u")
+        await w.commit(topic="u")
+        await w.commit()
+        await w.admin.send(DeleteTopicRequest(name="t"))
+        assert await w.committed() == {("u", 0): 5}
+        await w.topic("t")
+        assert await w.committed(partitions=(("t", 0),)) == {("t", 0): -1}
+
+
+async def test_offsets_of_a_topic_that_went_without_the_group_hearing_of_it_go_at_the_start() -> None:
+    async with world() as w:
+        await w.commit()
+        await w.storage.delete_topic("t")
+        await w.storage.create_topic("t")
+        await w.restart()
+        assert await w.committed() == {}
+
+
+async def test_scenario_02_expired_offsets_go_at_a_sweep_and_the_group_with_them() -> None:
+    async with world() as w:
+        one = await w.stable()
+        await w.commit(member_id=one, generation=1)
+        await w.leave(one)
+        await w.clock.advance(R_S - 1.5)
+        assert await w.committed() == {("t", 0): 5}
+        await w.clock.advance(3.0)
+        assert await w.committed() == {}
+        assert await w.groups() == {}
+        assert not await w.storage.scan(GROUPS)
+
+
+async def test_scenario_17_a_restart_does_not_start_the_time_of_an_empty_group_anew() -> None:
+    async with world() as w:
+        one = await w.stable()
+        await w.commit(member_id=one, generation=1)
+        await w.clock.advance(5.0)
+        await w.leave(one)
+        await w.clock.advance(R_S / 2)
+        await w.restart()
+        await w.clock.advance(R_S / 2 - 1.5)
+        assert await w.committed() == {("t", 0): 5}
+        await w.clock.advance(3.0)
+        assert await w.committed() == {}
+
+
+async def test_a_sweep_that_cannot_write_is_done_again() -> None:
+    async with world() as w:
+        await w.commit()
+        w.storage.before_write = refuse
+        await w.clock.advance(R_S + 2)
+        assert await w.committed() == {("t", 0): 5}
+        w.storage.before_write = None
+        await w.clock.advance(2.0)
+        assert await w.committed() == {}
+
+
+async def test_a_commit_that_waits_while_its_group_is_deleted_is_told_to_try_again() -> None:
+    async with world() as w:
+        await w.commit(1)
+        hold = asyncio.Event()
+        w.storage.before_write = hold.wait
+        deletion = await parked(w.delete())
+        waits = asyncio.ensure_future(w.commit(2))
+        await settle()
+        hold.set()
+        assert await deletion is NONE
+        assert await waits is NONE
+        assert await w.committed() == {("t", 0): 2}
+
+
+async def test_a_group_that_cannot_be_read_is_refused_and_goes_only_when_it_is_deleted() -> None:
+    async with world() as w:
+        await w.commit()
+        ((key, value),) = await w.storage.scan(OFFSETS)
+        await w.storage.write([(key, value[:-1] + b"?")])
+        await w.restart()
+        assert await w.committed() is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert await w.commit() is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert (await w.join()).error is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert await w.storage.scan(OFFSETS)
+        assert await w.delete() is NONE
+        assert await w.commit() is NONE
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+async def test_settings_are_read_by_kafkas_names_and_checked() -> None:
+    read = parse_classic({"offsets.retention.minutes": "2", "group.initial.rebalance.delay.ms": "3000"})
+    assert (read.offsets_retention_ms, read.initial_rebalance_delay_ms) == (120_000, 3_000)
+    assert parse_classic({}) == ClassicConfig()
+    assert len(CLASSIC_CONFIGS) == 7
+    with pytest.raises(InvalidConfig, match="retention"):
+        parse_classic({"offsets.retention.minutes": "0"})
+    with pytest.raises(InvalidConfig, match="must not exceed"):
+        parse_classic({"group.min.session.timeout.ms": "9000", "group.max.session.timeout.ms": "8000"})
+    with pytest.raises(InvalidConfig):
+        parse_classic({"offsets.retention.minute": "1"})
+
+
+async def refuse() -> None:
+    raise StorageError("the disk is full")
