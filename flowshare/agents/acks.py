@@ -32,9 +32,15 @@ GAP: Final = bytes((AcknowledgeType.GAP,))
 RENEW: Final = bytes((AcknowledgeType.RENEW,))
 
 LOST: Final = frozenset(
-    {ErrorCode.INVALID_RECORD_STATE, ErrorCode.SHARE_SESSION_NOT_FOUND, ErrorCode.INVALID_SHARE_SESSION_EPOCH}
+    {
+        ErrorCode.INVALID_RECORD_STATE,
+        ErrorCode.SHARE_SESSION_NOT_FOUND,
+        ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+    }
 )
-"""Errors that say that the lock is gone."""
+"""Errors that say that the lock is gone; a partition's new leader knows nothing of those that the old one gave."""
 HALVED: Final = frozenset({ErrorCode.INVALID_RECORD_STATE, ErrorCode.INVALID_REQUEST})
 """Errors that one offset of many may have caused."""
 NOT_DONE: Final = frozenset(
@@ -44,7 +50,6 @@ NOT_DONE: Final = frozenset(
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
     }
 )
 """Errors after which the records are still held and the same acknowledgement may be sent again."""

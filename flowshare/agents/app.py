@@ -22,7 +22,7 @@ from flowshare.agents.agent import ShareAgent
 from flowshare.agents.capabilities import refusals
 from flowshare.agents.errors import UsageError
 from flowshare.agents.faust_producer import FaustProducer
-from flowshare.agents.settings import read_options, refuse_faust_streams
+from flowshare.agents.settings import read_options, read_share, refuse_faust_streams
 from flowshare.agents.topic import Topic
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class App(faust.App):
     """An application of share agents.
 
     id: names the app's groups. broker: where the log is, e.g. `embedded:///var/lib/shop` (the environment variable
-    FLOWSHARE_BROKER replaces it). The other options are Faust's (timezone, web_port, datadir, …); an unknown one is
+    FLOWSHARE_BROKER replaces it). share: who leads the share groups on a Kafka cluster, `auto` (the brokers, where they
+    can) or `native` (the brokers). The other options are Faust's (timezone, web_port, datadir, …); an unknown one is
     refused.
     """
 
@@ -61,6 +62,8 @@ class App(faust.App):
         """Raises: OptionError, UsageError with what to write instead."""
         if broker is not None:
             options["broker"] = broker
+        self.share = read_share(id, options.get("share", "auto"))
+        """Who leads the share groups of a Kafka cluster: `auto` or `native`."""
         self._broker, options = read_options(id, options)
         options.setdefault("Topic", Topic)
         self.app_id = id

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 def refusals(agent: ShareAgent, kind: str, offered: Capabilities) -> list[str]:
     """What the agent cannot have on this backend, one sentence each with what to do."""
     found = []
-    if not offered.delayed_release:
-        found.append(f"retries of agent {agent.name} come back at once: the {kind} backend cannot delay a release")
     if not offered.group_configs and agent.options.auto_offset_reset != "latest":
         found.append(
             f"agent {agent.name} starts at {agent.options.auto_offset_reset!r}, but groups have no settings on the "

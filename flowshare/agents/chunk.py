@@ -7,13 +7,14 @@ to the feeder once per loop iteration. Everything below the line in `__init__` b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 
 if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome
+    from flowshare.agents.retry_topic import Origin
     from flowshare.agents.values import Decoder
     from flowshare.protocol.messages import TopicPartition
 
@@ -24,6 +25,7 @@ class Chunk:
     __slots__ = (
         "_count",
         "_counts",
+        "_origins",
         "accepted",
         "agent",
         "arrived",
@@ -39,6 +41,7 @@ class Chunk:
         "runs",
         "settled",
         "topic",
+        "topic_id",
         "tp",
     )
 
@@ -53,11 +56,17 @@ class Chunk:
         deadline: float,
         generation: int,
         arrived: float,
+        origins: Mapping[int, Origin] | None = None,
     ) -> None:
+        """origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s."""
+        first = next(iter(origins.values())) if origins else None
         self.agent = agent
         self.topic = topic
         self.tp = tp
-        self.partition = tp.partition
+        """Where it was acquired; `topic`, `topic_id` and `partition` are where it comes from."""
+        self.topic_id = tp.topic_id if first is None else first.topic_id
+        self.partition = tp.partition if first is None else first.partition
+        self._origins = origins
         self.decode = decode
         self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
@@ -79,9 +88,16 @@ class Chunk:
 
     def attempt(self, offset: int) -> int:
         """How often this record was delivered, this time included."""
-        if self._counts is None:
-            return self._count
-        return self._counts.get(offset, self._count)
+        count = self._count if self._counts is None else self._counts.get(offset, self._count)
+        return count if self._origins is None else count + self._origins[offset].attempts
+
+    def origin(self, offset: int) -> Origin | None:
+        """Where a record of a retry topic came from."""
+        return None if self._origins is None else self._origins[offset]
+
+    def place(self, offset: int) -> int:
+        """The record's offset in the partition that it comes from."""
+        return offset if self._origins is None else self._origins[offset].offset
 
     def whole(self, record: RawRecord) -> DecodedRecord:
         """One of the chunk's records with all its fields."""

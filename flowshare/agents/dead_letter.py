@@ -7,6 +7,7 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.chunk import Chunk
+from flowshare.agents.retry_topic import PREFIX as RETRY_PREFIX
 from flowshare.agents.send import Produce
 from flowshare.protocol.decoding import DecodedRecord
 
@@ -25,7 +26,7 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
 
     Headers of an earlier dead letter (a replayed record that died again) are replaced.
     """
-    headers = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
+    headers = [(name, value) for name, value in record.headers if not name.startswith((PREFIX, RETRY_PREFIX))]
     error = outcome.error
     described = {
         "reason": clip(outcome.reason, REASON_MAX),
@@ -33,7 +34,7 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
         "trace": "" if error is None else trace(error),
         "topic": chunk.topic,
         "partition": str(chunk.partition),
-        "offset": str(record.offset),
+        "offset": str(chunk.place(record.offset)),
         "attempts": str(record.delivery_count),
         "agent": chunk.agent,
         "group": group,

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Final
 
 from flowshare.agents.chunk import Chunk
+from flowshare.agents.retry_topic import PREFIX as RETRY_PREFIX
 from flowshare.protocol.decoding import RawRecord
 
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
@@ -66,7 +67,7 @@ class Delivery:
     @property
     def offset(self) -> int:
         """Offset in the partition."""
-        return self._record.offset
+        return self._chunk.place(self._record.offset)
 
     @property
     def key(self) -> bytes | None:
@@ -81,7 +82,10 @@ class Delivery:
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers, in order; a name may stand more than once."""
-        return tuple(self._record.headers)
+        headers = tuple(self._record.headers)
+        if self._chunk.origin(self._record.offset) is None:
+            return headers
+        return tuple(pair for pair in headers if not pair[0].startswith(RETRY_PREFIX))
 
     def header(self, name: str) -> bytes | None:
         """The last header of this name, or None."""
@@ -100,7 +104,7 @@ class Delivery:
     @property
     def id(self) -> str:
         """`topic id:partition:offset`: the same for every attempt and for no other record; the idempotency key."""
-        return f"{self._chunk.tp.topic_id}:{self._chunk.partition}:{self._record.offset}"
+        return f"{self._chunk.topic_id}:{self._chunk.partition}:{self._chunk.place(self._record.offset)}"
 
     def renew(self) -> Renewal:
         """Start the acquisition lock anew now. Flowshare does so by itself; for `renew=False` and for certainty."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import GAP, REJECT, RELEASE, AckSender, Confirmed
 from flowshare.agents.chunk import Chunk
+from flowshare.agents.crowd import Crowd
 from flowshare.agents.diagnose import StallWatch
 from flowshare.agents.held import Holdings
 from flowshare.agents.intake import Intake
@@ -23,8 +24,10 @@ from flowshare.agents.locks import LockKeeper
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.prefetch import Prefetch
 from flowshare.agents.ratelimit import TokenBucket
+from flowshare.agents.retry_topic import retry_topic
 from flowshare.agents.settle import Settler
 from flowshare.agents.setup import prepare
+from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
 from flowshare.client.member import ShareMember
 from flowshare.protocol.batches import DecodeError
@@ -36,9 +39,10 @@ if TYPE_CHECKING:
     from flowshare.agents.pool import Handed, Pool
     from flowshare.agents.runtime import Observer
     from flowshare.agents.stats import AgentStats
+    from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.member import Fetched
-    from flowshare.client.producer import Producer
+    from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
@@ -63,8 +67,9 @@ class Feeder:
         service_loop: asyncio.AbstractEventLoop,
         handler_loop: asyncio.AbstractEventLoop,
         connect: Callable[[], Awaitable[Connection]],
-        producer: Producer,
+        producer: RecordProducer,
         admin: ShareAdmin,
+        capabilities: Capabilities,
         random: random_module.Random,
         stats: AgentStats,
         observer: Observer | None,
@@ -94,9 +99,20 @@ class Feeder:
             stats=stats,
             on_decided=self._decided,
         )
+        self._capabilities = capabilities
+        self._delays = None if capabilities.delayed_release else self._settler.own_delays()
+        if not capabilities.unrun_release:
+            self._held.keep_from = options.retry.max_attempts
+        self._crowd: Crowd | None = None
         self._prefetch = Prefetch(
-            options.records_at_once, fixed_buffer=options.batch.size if options.batch else 0, now=now
+            options.records_at_once,
+            fixed_buffer=options.batch.size if options.batch else 0,
+            careful=not capabilities.unrun_release,
+            now=now,
         )
+        self._waiting = None
+        if self._delays is not None:
+            self._waiting = WaitingRecords(agent, self._acks, self._held, self._delays, self._feed, clock=clock)
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
         self._intake = Intake()
         self._locks = LockKeeper(
@@ -146,12 +162,16 @@ class Feeder:
 
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
-        await prepare(self.agent, self._admin)
-        member = self._member = ShareMember(
-            self._connect, group_id=self.agent.group, topics=self.agent.topics, clock=self._clock
-        )
+        limits = await prepare(self.agent, self._admin, self._capabilities)
+        topics = self.agent.topics
+        if self._delays is not None:
+            topics = (*topics, retry_topic(self.agent.group))
+        member = self._member = ShareMember(self._connect, group_id=self.agent.group, topics=topics, clock=self._clock)
         await member.start()
-        self._held.generation = member.generation
+        if not self._capabilities.window_by_count:
+            self._crowd = Crowd(self.agent.group, limits.locks, clock=self._clock, admin=self._admin)
+            await self._crowd.start()
+        self._held.follow(member)
         self._acks.start(member)
         self._locks.start(member)
         await self._leadership.start(member.member_id)
@@ -175,6 +195,8 @@ class Feeder:
             self._member.wakeup()
         self._room.set()
         self._held.give_back()
+        if self._delays is not None:
+            self._delays.drain()
         return await self.settle(timeout_s)
 
     async def settle(self, limit_s: float) -> bool:
@@ -201,6 +223,8 @@ class Feeder:
             await asyncio.gather(fetching, return_exceptions=True)
         unrun = self._held.take_unrun()
         await self._leadership.stop()
+        if self._crowd is not None:
+            await self._crowd.stop()
         await self._settler.stop()
         await self._acks.stop()
         member, self._member = self._member, None
@@ -234,8 +258,7 @@ class Feeder:
             mode=AcquireMode.RECORD_LIMIT,
         )
         self._stats.fetches += 1
-        if member.generation != self._held.generation:
-            self._held.lose_all(member.generation)
+        self._held.look(member)
         if fetched:
             self._take(fetched)
         else:
@@ -244,8 +267,8 @@ class Feeder:
     async def _wait_for_room(self) -> int:
         """How many records to ask for, once it is worth asking; 0 when the agent drains."""
         while True:
-            target = self._prefetch.target
-            room = target - self.outstanding
+            target, held = self._target()
+            room = target - held
             if self._draining:
                 return 0
             if not self.paused and room >= max(1, target // 4) and self._acks.unconfirmed < UNCONFIRMED_MAX:
@@ -262,6 +285,13 @@ class Feeder:
             self._room.clear()
             await self._room.wait()
 
+    def _target(self) -> tuple[int, int]:
+        """How many records to hold, and how many are held that handlers wait for."""
+        if self._crowd is None or self._delays is None:
+            return self._prefetch.target, self.outstanding
+        self._delays.locks = self._crowd.share
+        return min(self._prefetch.target, self._crowd.share), self.outstanding - self._delays.parked
+
     def _take(self, fetched: Iterable[Fetched]) -> None:
         """Decode what came and hand it on."""
         now = self._clock.monotonic()
@@ -271,9 +301,9 @@ class Feeder:
             self._stats.received += count
             if self._bucket is not None:
                 self._bucket.take(count)
-            chunk = self._chunk(part, now)
-            if chunk is not None:
-                chunks.append(chunk)
+            chunks += self._chunks(part, now)
+            if self._delays is not None and self._delays.parked:
+                self._delays.passed(part.tp, part.acquired[-1].last)
         self._stall.something_fetched()
         if not chunks:
             return
@@ -287,8 +317,8 @@ class Feeder:
         self._locks.watch()
         self._feed(chunks)
 
-    def _chunk(self, part: Fetched, now: float) -> Chunk | None:
-        """The records of one partition; what needs no handler is acknowledged here."""
+    def _chunks(self, part: Fetched, now: float) -> list[Chunk]:
+        """The records of one partition that are to be handled now; what needs no handler is acknowledged here."""
         key = (part.tp, part.generation)
         try:
             decoded = self._intake.decode(part.records, part.acquired)
@@ -298,7 +328,7 @@ class Feeder:
             logger.error(said, self.agent.name, part.topic, part.partition, error)  # noqa: TRY400 - no trace is of use
             for first, last, _ in part.acquired:
                 self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
-            return None
+            return []
         for first, last in decoded.gaps:
             self._acks.other(key, first, last, GAP, "gaps")
         for first, last in decoded.missing:
@@ -306,7 +336,12 @@ class Feeder:
         for first, last, reason in decoded.corrupt:
             self._corrupt(part, key, first, last, reason)
         if not decoded.runs:
-            return None
+            return []
+        if self._waiting is not None and part.topic == self._waiting.topic:
+            chunks = self._waiting.chunks(part, decoded.runs, now)
+            for chunk in chunks:
+                self._redelivered(chunk)
+            return chunks
         chunk = Chunk(
             self.agent.name,
             part.topic,
@@ -321,7 +356,7 @@ class Feeder:
             chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
         if any(count > 1 for _, _, count in part.acquired):
             self._redelivered(chunk)
-        return chunk
+        return [chunk]
 
     def _redelivered(self, chunk: Chunk) -> None:
         """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""

@@ -12,6 +12,7 @@ from flowshare.agents.chunk import Chunk, runs
 
 if TYPE_CHECKING:
     from flowshare.agents.stats import AgentStats
+    from flowshare.client.member import ShareMember
     from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.messages import TopicPartition
 
@@ -29,7 +30,10 @@ class Holdings:
         self.outstanding = 0
         """Records that are held and not decided yet."""
         self.generation = 0
-        """Number of the connection over which what is held now was acquired."""
+        """The member's, when it was last asked what it still holds."""
+        self.keep_from = 0
+        """Records at this attempt or a later one are not given back unrun (0: all are): it would cost the last one."""
+        self._holds: Callable[[TopicPartition, int], bool] = _always
         self._acks = acks
         self._stats = stats
         self._feed = feed
@@ -77,11 +81,18 @@ class Holdings:
     def give_back(self) -> None:
         """Records that no handler has begun go back, without costing an attempt."""
         for chunk in list(self.live):
-            offsets = [record.offset for record in _steal(chunk)]
+            waiting = _steal(chunk)
+            if self.keep_from:
+                kept = [record for record in waiting if chunk.attempt(record.offset) >= self.keep_from]
+                waiting = [record for record in waiting if chunk.attempt(record.offset) < self.keep_from]
+                if kept:
+                    chunk.records.extend(reversed(kept))
+                    self._feed([chunk])
+            offsets = [record.offset for record in waiting]
             if not offsets:
                 continue
             self.decided(chunk, offsets)
-            if chunk.generation == self.generation:
+            if self._holds(chunk.tp, chunk.generation):
                 for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
                     self._acks.other((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
 
@@ -90,7 +101,7 @@ class Holdings:
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
         for chunk in list(self.live):
             offsets = [record.offset for record in _steal(chunk)]
-            if offsets and chunk.generation == self.generation:
+            if offsets and self._holds(chunk.tp, chunk.generation):
                 unrun.setdefault(chunk.tp, []).extend(runs(offsets))
         return unrun
 
@@ -119,11 +130,22 @@ class Holdings:
             chunk.records.extend(reversed(kept))
             self._feed([chunk])
 
-    def lose_all(self, generation: int) -> None:
-        """The connection is another one: the server gave everything that was held to others."""
-        self.generation = generation
+    def holds(self, chunk: Chunk) -> bool:
+        """Whether what was acquired with this chunk can still be this member's."""
+        return self._holds(chunk.tp, chunk.generation)
+
+    def follow(self, member: ShareMember) -> None:
+        """From now on `member` says what is held."""
+        self.generation = member.generation
+        self._holds = member.holds
+
+    def look(self, member: ShareMember) -> None:
+        """Connections may have ended, partitions may have moved: what came over them was given to others."""
+        if member.generation == self.generation:
+            return
+        self.follow(member)
         for chunk in list(self.live):
-            if chunk.generation != generation:
+            if not self.holds(chunk):
                 self.lose(chunk, chunk.unfinished())
 
     def _less(self, chunk: Chunk, count: int) -> None:
@@ -134,6 +156,11 @@ class Holdings:
             self.live.pop(chunk, None)
         if self.outstanding == 0:
             self._empty.set()
+
+
+def _always(tp: TopicPartition, generation: int) -> bool:
+    del tp, generation
+    return True
 
 
 def _steal(chunk: Chunk) -> list[RawRecord]:

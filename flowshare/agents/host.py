@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flowshare.agents.app import App
     from flowshare.backend.base import Backend
     from flowshare.client.admin import ShareAdmin
-    from flowshare.client.producer import Producer
+    from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Host:
         self._random = random
         self._part_factories = tuple(parts)
         self._parts: list[ServicePart] = []
-        self._producer: Producer | None = None
+        self._producer: RecordProducer | None = None
         self._admin: ShareAdmin | None = None
         self._outbox: Outbox | None = None
         self._drained: asyncio.Future[bool] | None = None
@@ -194,12 +194,12 @@ class Host:
     # --- what others ask -------------------------------------------------------------------------------------------
 
     @property
-    def producer(self) -> Producer:
+    def producer(self) -> RecordProducer:
         """The process's producer, for the service loop. Raises: RuntimeError when the host does not run."""
         return _running(self._producer)
 
     @property
-    def maybe_producer(self) -> Producer | None:
+    def maybe_producer(self) -> RecordProducer | None:
         """The process's producer, or None when the host does not run."""
         return self._producer
 
@@ -260,21 +260,30 @@ class Host:
     # --- on the service loop ---------------------------------------------------------------------------------------
 
     async def _start_service(self) -> None:
-        from flowshare.backend import open_backend
+        from flowshare.backend import make_producer, open_backend
         from flowshare.client.admin import ShareAdmin
-        from flowshare.client.producer import Producer
 
         if self._backend is None:
             self._backend = open_backend(self.app.broker_address, clock=self.clock)
             await self._backend.start()
-        self._producer = Producer(self._connect, clock=self.clock, linger_s=self.settings.linger_s)
+        self._producer = make_producer(
+            self._backend,
+            self._connect,
+            clock=self.clock,
+            linger_s=self.settings.linger_s,
+            client_id=self._client_id,
+        )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
         self._outbox = Outbox(self._producer, self.service.loop)
         if self.watchdog is not None:
             self.watchdog.watch_from_here()
 
     async def _connect(self) -> Any:
-        return await self.backend.connect(self.settings.client_id or self.app.conf.id)
+        return await self.backend.connect(self._client_id)
+
+    @property
+    def _client_id(self) -> str:
+        return self.settings.client_id or str(self.app.conf.id)
 
     async def _start_agents(self) -> None:
         for name, agent in self.app.share_agents.items():
@@ -286,6 +295,7 @@ class Host:
                 connect=self._connect,
                 producer=self.producer,
                 admin=self.admin,
+                capabilities=self.backend.capabilities,
                 random=self._random,
                 inline_threads=self.settings.inline_threads,
                 observer=self._observer,

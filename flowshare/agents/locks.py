@@ -86,8 +86,7 @@ class LockKeeper:
         if member is None or not self._holdings.live:
             return
         now = self._clock.monotonic()
-        if member.generation != self._holdings.generation:
-            self._holdings.lose_all(member.generation)
+        self._holdings.look(member)
         self._look_for_stuck_handlers(now)
         if self._agent.options.renew and (self._renewing is None or self._renewing.done()):
             lock_s = self._lock_s(member)
@@ -108,7 +107,7 @@ class LockKeeper:
         abandoned = self._pool.abandoned(lock_s)
         for chunk in chunks:
             held = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
-            if held and chunk.generation == self._holdings.generation:
+            if held and self._holdings.holds(chunk):
                 lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), runs(held))
                 if deadline:
                     chunk.deadline = deadline

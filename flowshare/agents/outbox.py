@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from flowshare.client.errors import BufferFull
 
 if TYPE_CHECKING:
-    from flowshare.client.producer import Producer, RecordMetadata
+    from flowshare.client.batching import RecordMetadata
+    from flowshare.client.producing import RecordProducer
 
 OUTSTANDING_MAX: Final = 50_000
 """Records that may wait for their confirmation; further `send`s wait."""
@@ -35,7 +36,7 @@ class _Letter(NamedTuple):
 class Outbox:
     """Sends through `producer`, which lives on `service_loop`, from any loop."""
 
-    def __init__(self, producer: Producer, service_loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, producer: RecordProducer, service_loop: asyncio.AbstractEventLoop) -> None:
         self._producer = producer
         self._service_loop = service_loop
         self._letters: deque[_Letter] = deque()

@@ -269,7 +269,7 @@ class Pool(abc.ABC):
 
     def _where(self, chunk: Chunk, record: RawRecord | DecodedRecord) -> str:
         offset = record.offset
-        return where(chunk.agent, chunk.topic, chunk.partition, offset, chunk.attempt(offset))
+        return where(chunk.agent, chunk.topic, chunk.partition, chunk.place(offset), chunk.attempt(offset))
 
 
 def _nobody(handed: Handed) -> None:

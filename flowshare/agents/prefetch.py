@@ -10,6 +10,9 @@ from typing import Final
 
 AHEAD_S: Final = 0.05
 """How long the buffer should last."""
+AHEAD_CAREFUL_S: Final = 0.2
+"""The same where giving back costs an attempt: a fetch takes longer there, and nothing is held until it is sure to run
+soon."""
 STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
 BUFFER_MAX: Final = 8_000
@@ -20,10 +23,14 @@ _WINDOW_RECORDS: Final = 500
 class Prefetch:
     """Measures the handlers' speed and says how many records to hold. Times are monotonic seconds."""
 
-    __slots__ = ("_busy_s", "_count", "_fixed", "_rate", "_slots", "progress_at", "stuck")
+    __slots__ = ("_busy_s", "_careful", "_count", "_fixed", "_rate", "_slots", "progress_at", "stuck")
 
-    def __init__(self, slots: int, *, fixed_buffer: int = 0, now: float = 0.0) -> None:
-        """slots: records that handlers hold at once. fixed_buffer: hold at least so many more (a whole batch)."""
+    def __init__(self, slots: int, *, fixed_buffer: int = 0, careful: bool = False, now: float = 0.0) -> None:
+        """slots: records that handlers hold at once. fixed_buffer: hold at least so many more (a whole batch).
+
+        careful: giving back costs an attempt, so nothing is held that may have to go back.
+        """
+        self._careful = careful
         self._slots = slots
         self._fixed = fixed_buffer
         self._rate: float | None = None
@@ -68,6 +75,9 @@ class Prefetch:
         """How many records to hold in all."""
         if self.stuck:
             return self._slots
+        if self._careful:
+            ahead = 0 if self._rate is None else int(self._rate * AHEAD_CAREFUL_S)
+            return self._slots + max(min(BUFFER_MAX, ahead), self._fixed)
         # Until the speed is known as many wait as run; what slow handlers do not get to goes back.
         wanted = self._slots if self._rate is None else int(self._rate * AHEAD_S)
         ahead = min(BUFFER_MAX, wanted)

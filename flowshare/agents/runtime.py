@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from flowshare.agents.feeder import Feeder
 from flowshare.agents.pool import make_pool
 from flowshare.agents.stats import AgentStats
+from flowshare.backend.capabilities import MEMORY
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
     from flowshare.agents.times import HandlerTimes
+    from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
-    from flowshare.client.producer import Producer
+    from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
@@ -74,6 +76,7 @@ class AgentRuntime:
     service_loop, handler_loop: see the module's text; both must run when `start` is awaited.
     connect: opens a connection to the backend.
     producer, admin: shared by all agents of the process, live on the service loop.
+    capabilities: what the backend can do.
     random: source of the jitter of retry delays.
     inline_threads: run `def` handlers on the handler loop instead of in threads (test kit).
     observer: told of every settled record (test kit).
@@ -87,8 +90,9 @@ class AgentRuntime:
         service_loop: asyncio.AbstractEventLoop,
         handler_loop: asyncio.AbstractEventLoop,
         connect: Callable[[], Awaitable[Connection]],
-        producer: Producer,
+        producer: RecordProducer,
         admin: ShareAdmin,
+        capabilities: Capabilities = MEMORY,
         random: random_module.Random | None = None,
         inline_threads: bool = False,
         observer: Observer | None = None,
@@ -114,6 +118,7 @@ class AgentRuntime:
             connect=connect,
             producer=producer,
             admin=admin,
+            capabilities=capabilities,
             random=random or random_module.Random(),  # noqa: S311 - jitter, not a secret
             stats=self.stats_counters,
             observer=observer,
@@ -172,7 +177,7 @@ class AgentRuntime:
                 self.agent.name,
                 chunk.topic,
                 chunk.partition,
-                record.offset,
+                chunk.place(record.offset),
                 record.delivery_count,
                 max(0.0, now - slot.started),
                 chunk.deadline - now,

@@ -27,7 +27,9 @@ _COMPAT: Final = frozenset(
         "replication_factor",
     }
 )
-_OWN: Final = frozenset({"broker", "monitor", "config_source", "loop", "beacon"})
+_OWN: Final = frozenset({"broker", "share", "monitor", "config_source", "loop", "beacon"})
+SHARES: Final = ("auto", "native")
+"""Who may lead the share groups of a Kafka cluster: who can, or its brokers."""
 
 
 def known_options() -> frozenset[str]:
@@ -42,7 +44,7 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     UsageError for a broker URL that cannot be read.
     """
     refuse_unknown(f"App({app_id!r})", options, known_options())
-    left = dict(options)
+    left = {name: value for name, value in options.items() if name != "share"}
     broker = os.environ.get(BROKER_ENV) or left.pop("broker", None)
     left.pop("broker", None)
     left["broker"] = PLACEHOLDER
@@ -53,6 +55,18 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
         return parse_broker(str(broker)), left
     except BadBrokerUrl as error:
         raise UsageError(f"App({app_id!r}): {error}") from None
+
+
+def read_share(app_id: str, given: Any) -> str:
+    """Who leads the app's share groups on a Kafka cluster (embedded and memory have no choice). Raises: UsageError."""
+    if given == "workers":
+        raise UsageError(
+            f"App({app_id!r}): share='workers' (the workers lead the share groups, on brokers that have none) is not "
+            "part of this version; write share='auto' and use Kafka 4.2 or newer, or broker='embedded:///path'"
+        )
+    if given not in SHARES:
+        raise UsageError(f"App({app_id!r}): share takes 'auto' or 'native', not {given!r}")
+    return str(given)
 
 
 def refuse_faust_streams(app: faust.App, kind: str) -> None:

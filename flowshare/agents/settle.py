@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents.acks import ACCEPT, REJECT, RELEASE, AckSender
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.dead_letter import dead_letter, without_trace
+from flowshare.agents.delays import Delays
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.send import Produce, SendGroup
@@ -30,7 +31,7 @@ from flowshare.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
     from flowshare.agents.stats import AgentStats
-    from flowshare.client.producer import Producer
+    from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
 
 logger = logging.getLogger("flowshare.agents")
@@ -52,7 +53,7 @@ class Settler:
         agent: ShareAgent,
         *,
         clock: Clock,
-        producer: Producer,
+        producer: RecordProducer,
         acks: AckSender,
         random: random_module.Random,
         stats: AgentStats,
@@ -70,6 +71,19 @@ class Settler:
         self._pump: asyncio.Task[None] | None = None
         self.dead_letter_trouble: str | None = None
         """Why dead letters cannot be produced now."""
+        self.delays: Delays | None = None
+        """What delays releases where the server does not."""
+
+    def own_delays(self) -> Delays:
+        """Delay releases here from now on, instead of leaving it to the server."""
+        self.delays = Delays(
+            self._agent,
+            clock=self._clock,
+            produce=self._produce,
+            release=self._release_now,
+            accept=self._accept_waiting,
+        )
+        return self.delays
 
     def settle(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         """Do what the outcome asks for."""
@@ -85,6 +99,8 @@ class Settler:
 
     async def stop(self) -> None:
         """Stop producing; what waits is left unacknowledged."""
+        if self.delays is not None:
+            self.delays.stop()
         pump, self._pump = self._pump, None
         self._outbox.clear()
         if pump is not None:
@@ -151,9 +167,22 @@ class Settler:
     def _release(
         self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str, *, unrun: bool = False
     ) -> None:
-        self._ack(
-            chunk, record, RELEASE, counter, reason=reason, delay_s=delay_s, delay_ms=round(delay_s * 1000), unrun=unrun
-        )
+        if self.delays is not None and delay_s > 0:
+            self.delays.release(chunk, record, reason, delay_s, counter)
+            return
+        delay_ms = round(delay_s * 1000)
+        self._ack(chunk, record, RELEASE, counter, reason=reason, delay_s=delay_s, delay_ms=delay_ms, unrun=unrun)
+
+    def _release_now(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str) -> None:
+        """The delay is over."""
+        self._ack(chunk, record, RELEASE, counter, reason=reason, delay_s=delay_s)
+
+    def _accept_waiting(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str) -> None:
+        """It waits in the retry topic now: done with here, and counted as what it is."""
+        offset = record.offset
+        self._on_decided(chunk, record, reason, delay_s)
+        if offset not in chunk.lost:
+            self._acks.other((chunk.tp, chunk.generation), offset, offset, ACCEPT, counter)
 
     # --- dead ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +199,7 @@ class Settler:
                 self.dead_letter_trouble = None
                 self._ack(chunk, record, REJECT, "dead_lettered", reason=outcome.reason)
             else:
-                self._undead(chunk, record, error)
+                self._undead(chunk, record, outcome, error)
 
         def first_try(error: BaseException | None) -> None:
             if error is not None and _too_large(error):
@@ -180,7 +209,7 @@ class Settler:
 
         self._produce(letter, first_try)
 
-    def _undead(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
+    def _undead(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, error: BaseException) -> None:
         """Never reject what no dead letter holds. At the last attempt the delivery is not counted."""
         self._stats.dead_letter_failed += 1
         self.dead_letter_trouble = (
@@ -192,6 +221,9 @@ class Settler:
             self.dead_letter_trouble,
             DEAD_LETTER_DELAY_S,
         )
+        if self.delays is not None:  # a release costs an attempt, and the last one loses the record
+            self.delays.hold(chunk, record, DEAD_LETTER_DELAY_S, lambda: self._dead(chunk, record, outcome))
+            return
         last = record.delivery_count >= self._agent.options.retry.max_attempts
         self._release(chunk, record, self.dead_letter_trouble, DEAD_LETTER_DELAY_S, "released", unrun=last)
 
@@ -255,7 +287,8 @@ class Settler:
         self._pump = None
 
     def _where(self, chunk: Chunk, record: DecodedRecord) -> str:
-        return where(chunk.agent, chunk.topic, chunk.partition, record.offset, record.delivery_count)
+        offset = chunk.place(record.offset)
+        return where(chunk.agent, chunk.topic, chunk.partition, offset, record.delivery_count)
 
 
 def _error_of(future: asyncio.Future[Any]) -> BaseException | None:

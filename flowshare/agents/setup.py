@@ -7,16 +7,20 @@ nothing (KIP-932 leaves the reset to the group's config).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.errors import UsageError
+from flowshare.agents.limits import GroupLimits, native_limits
+from flowshare.agents.retry_topic import retry_topic
 from flowshare.agents.send import topic_name
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
+    from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
 
 logger = logging.getLogger("flowshare.agents")
@@ -27,11 +31,16 @@ DEAD_LETTER_ON: Final = "share.dead.letter.on"
 DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
 
 
-async def prepare(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """Make missing topics (if the app allows it) and set the group's settings.
+async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+    """Make missing topics (if the app allows it) and set the group's settings; what the group gets.
 
     Raises: UsageError with what to do.
     """
+    if capabilities.own_limits:
+        limits = GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
+    else:
+        await check_kind(agent, admin)
+        limits = await native_limits(agent, admin)
     for channel in agent.channels:
         await _need_topic(agent, admin, channel)
     for sink in agent.options.sink:
@@ -39,8 +48,11 @@ async def prepare(agent: ShareAgent, admin: ShareAdmin) -> None:
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter  # True, a name, or a topic with partitions and settings of its own
         await _need_topic(agent, admin, agent.dead_letter_topic if given is True else given)
-    await _set_group(agent, admin)
+    if not capabilities.delayed_release:
+        await _need_topic(agent, admin, retry_topic(agent.group))
+    await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
     await _warn_of_older_group(agent, admin)
+    return limits
 
 
 async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> None:
@@ -102,11 +114,31 @@ def dead_letter_settings(agent: ShareAgent) -> dict[str, str | None]:
     return {DEAD_LETTER_TOPIC: topic, DEAD_LETTER_COPY: "true", DEAD_LETTER_ON: "limit"}
 
 
-async def _set_group(agent: ShareAgent, admin: ShareAdmin) -> None:
+async def check_kind(agent: ShareAgent, admin: ShareAdmin) -> None:
+    """See that the group's name is free for a share group, and tell where it lives and why.
+
+    The first start of a group decides; the group on the brokers is what says so to later ones.
+    Raises: UsageError when it is a group of another kind.
+    """
+    kind = await admin.group_kind(agent.group)
+    if kind not in (None, "share"):
+        raise UsageError(
+            f"agent {agent.name}: {agent.group!r} is a {kind} group on the brokers, and a name is for one kind of "
+            f"group only; give the agent another one with group=…, or delete that group first"
+        )
+    reason = "its group is there" if kind else "the brokers have share groups and the agent asks for nothing they lack"
+    logger.info("agent=%s group=%s: share=native (asked: %s), as %s", agent.name, agent.group, agent.app.share, reason)
+
+
+async def _set_group(
+    agent: ShareAgent, admin: ShareAdmin, settings: Mapping[str, str | None], *, dead_letters: bool
+) -> None:
     try:
-        await admin.alter_group_configs(agent.group, group_settings(agent))
+        await admin.alter_group_configs(agent.group, settings)
     except ServerError as error:
         raise UsageError(f"agent {agent.name}: its group's settings are refused: {error}") from error
+    if not dead_letters:
+        return
     try:
         await admin.alter_group_configs(agent.group, dead_letter_settings(agent))
     except ServerError as error:

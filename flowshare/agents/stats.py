@@ -12,7 +12,7 @@ class AgentStats:
     received: deliveries taken from the group. accepted: confirmed accepts. released: `Release` outcomes.
     retried: exceptions and timeouts that were released for another attempt. dead_lettered: rejected after the dead
     letter was confirmed. rejected: rejected without dead letter (`dead_letter=None`). gaps: acquired offsets without
-    a record. undecodable: values that did not fit the annotation. timed_out: handlers past `timeout`.
+    a record. deferred: records that wait on in the retry topic, written anew. undecodable: values that did not fit the annotation. timed_out: handlers past `timeout`.
     cancelled: handlers that ended with CancelledError or another BaseException. lock_lost: outcomes discarded because
     the acquisition lock was gone. ack_unknown: acknowledgements whose result is unknown. renewed: locks renewed.
     unrun: records given back before a handler began. redelivered: deliveries after the first. sent: records produced
@@ -27,6 +27,7 @@ class AgentStats:
     retried: int = 0
     dead_lettered: int = 0
     rejected: int = 0
+    deferred: int = 0
     gaps: int = 0
     undecodable: int = 0
     timed_out: int = 0

@@ -8,9 +8,11 @@ from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
 
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
+    from flowshare.client.link import Connect
+    from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
 
-__all__ = ["BadBrokerUrl", "BrokerUrl", "open_backend", "parse_broker"]
+__all__ = ["BadBrokerUrl", "BrokerUrl", "make_producer", "open_backend", "parse_broker"]
 
 
 def open_backend(url: str | BrokerUrl, *, clock: Clock | None = None) -> Backend:
@@ -29,9 +31,24 @@ def open_backend(url: str | BrokerUrl, *, clock: Clock | None = None) -> Backend
 
             return MemoryBackend(clock=clock)
         case "kafka":
-            from flowshare.backend.base import BackendError
+            from flowshare.backend.native import NativeBackend
 
-            raise BackendError(
-                f"broker {broker}: Kafka clusters are not supported yet, they come with the native and workers "
-                "backends; use embedded:///path or memory://"
-            )
+            return NativeBackend(broker, clock=clock)
+
+
+def make_producer(
+    backend: Backend,
+    connect: Connect,
+    *,
+    clock: Clock,
+    linger_s: float | None = None,
+    client_id: str = "producer",
+) -> RecordProducer:
+    """The producer for a backend; `connect` opens a connection to it."""
+    from flowshare.backend.native import NativeBackend
+
+    if isinstance(backend, NativeBackend):
+        return backend.producer(client_id=client_id, linger_s=linger_s)
+    from flowshare.client.producer import Producer
+
+    return Producer(connect, clock=clock, linger_s=linger_s, client_id=client_id)

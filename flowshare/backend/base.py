@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from flowshare.backend.url import Kind
     from flowshare.protocol.messages import Connection
 
 
@@ -23,6 +22,9 @@ class Capabilities:
     unrun_release: a record that was never run can go back without costing an attempt. server_dead_letters: what the
     delivery limit archives can be dead-lettered by the server. ranges_only: acquiring without record bytes.
     group_configs: groups have settings. fast_acknowledge: acknowledgements need not wait for a fetch.
+    own_limits: any delivery limit and lock duration can be had. window_by_count: finished records behind a slow one do
+    not count against the record locks. private_stats: the server tells what is in flight and delayed.
+    `backend.capabilities` has the table.
     """
 
     durable: bool
@@ -32,14 +34,17 @@ class Capabilities:
     ranges_only: bool = True
     group_configs: bool = True
     fast_acknowledge: bool = True
+    own_limits: bool = True
+    window_by_count: bool = True
+    private_stats: bool = True
 
 
 class Backend(Protocol):
     """One opened backend; everything happens on the loop that called `start`."""
 
     @property
-    def kind(self) -> Kind:
-        """Which backend it is: the scheme of its URL."""
+    def kind(self) -> str:
+        """Which backend it is: embedded, memory or native."""
         ...
 
     @property

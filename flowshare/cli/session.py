@@ -15,7 +15,7 @@ from flowshare.cli.holder import Holder, find
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
     from flowshare.client.admin import ShareAdmin
-    from flowshare.client.producer import Producer
+    from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
 
 T = TypeVar("T")
@@ -28,15 +28,20 @@ class Session:
     backend: Backend
     admin: ShareAdmin
     clock: Clock
-    _producer: Producer | None = None
+    _producer: RecordProducer | None = None
 
     @property
-    def producer(self) -> Producer:
+    def producer(self) -> RecordProducer:
         """A producer on this log."""
         if self._producer is None:
-            from flowshare.client.producer import Producer
+            from flowshare.backend import make_producer
 
-            self._producer = Producer(lambda: self.backend.connect("flowshare-cli"), clock=self.clock)
+            self._producer = make_producer(
+                self.backend,
+                lambda: self.backend.connect("flowshare-cli"),
+                clock=self.clock,
+                client_id="flowshare-cli",
+            )
         return self._producer
 
     async def close(self) -> None:

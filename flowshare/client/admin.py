@@ -133,6 +133,19 @@ class ShareAdmin:
         """Set (None: unset) settings of a topic; with `dry_run` they are only checked."""
         await self._alter_configs("topic", name, configs, dry_run)
 
+    async def broker_configs(self) -> list[ConfigEntry]:
+        """Settings of one broker of a cluster, defaults included. Raises: ServerError (no server of its own here)."""
+        nodes = (await self._ask(MetadataRequest(topics=()))).nodes
+        if not nodes:
+            check(ErrorCode.INVALID_REQUEST, "there are no brokers: the server is in this process", "broker settings")
+        return await self._configs("broker", str(min(nodes)))
+
+    async def group_kind(self, group_id: str) -> str | None:
+        """Which kind of group has this name (share, consumer, classic, …); None: there is none."""
+        answer = await self._ask(ListGroupsRequest())
+        check(answer.error, None, "listing groups")
+        return next((group.type.lower() for group in answer.groups if group.group_id == group_id), None)
+
     async def offsets(self, topic: str, partition: int) -> PartitionBounds:
         """First and next offset of a partition's log."""
         start = await self._offset(topic, partition, EARLIEST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_after_another_connection_nothing_old_is_held_or_given_back():
     ledger, chunk = Ledger(), chunk_of(0, 5)
     ledger.held.add(chunk)
 
-    ledger.held.lose_all(1)
+    ledger.held.look(SimpleNamespace(generation=1, holds=lambda tp, generation: generation == 1))
 
     assert chunk.records == []
     assert ledger.releases() == []

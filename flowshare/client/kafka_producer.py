@@ -1,0 +1,414 @@
+"""`KafkaProducer`: the `Producer` for Kafka clusters, over aiokafka's idempotent one.
+
+aiokafka keeps connections, retries, producer id and sequence numbers, so a record whose answer was lost is in the log
+once. Batches are made here: one queue a partition, and what comes while a batch waits to be sent goes into the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, overload
+
+from flowshare.client.batching import RECORD_OVERHEAD, Buffer, RecordMetadata
+from flowshare.client.errors import (
+    BufferFull,
+    ClientError,
+    Closed,
+    ConnectionLost,
+    DeliveryTimeout,
+    NotConnected,
+    RecordTooLarge,
+    ServerError,
+)
+from flowshare.client.link import Connect, Link
+from flowshare.client.partitioner import partition_for
+from flowshare.client.producer import Message
+from flowshare.client.settings import Compression, ProducerSettings
+from flowshare.client.topics import TopicSizes
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from flowshare.client.security import Security
+    from flowshare.clock import Clock
+
+BATCH_OVERHEAD: Final = 61
+ROUND: Final = 500
+"""Records that `send_many` adds before it lets others run."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Letter(NamedTuple):
+    message: Message
+    size: int
+    outcome: asyncio.Future[RecordMetadata]
+
+
+class _Queue:
+    """Records of one partition that wait for a batch; `sending`: its task."""
+
+    __slots__ = ("letters", "sending")
+
+    def __init__(self) -> None:
+        self.letters: deque[_Letter] = deque()
+        self.sending: asyncio.Task[None] | None = None
+
+
+class _Topic:
+    """One topic: its partitions once they are known, and the records that wait for that."""
+
+    __slots__ = ("count", "early", "queues", "resolving", "sticky")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.early: list[_Letter] = []
+        self.queues: dict[int, _Queue] = {}
+        self.resolving: asyncio.Task[None] | None = None
+        self.sticky = 0
+
+
+class KafkaProducer:
+    """Sends records in batches. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        bootstrap: Sequence[str],
+        connect: Connect,
+        *,
+        clock: Clock,
+        linger_s: float | None = None,
+        compression: Compression | None = None,
+        settings: ProducerSettings | None = None,
+        security: Security | None = None,
+        client_id: str = "producer",
+    ) -> None:
+        """Connects at the first record; `connect` opens a connection to the same cluster, where topics are looked up.
+
+        The short arguments override the same ones of `settings`.
+        """
+        chosen: dict[str, Any] = {"linger_s": linger_s, "compression": compression}
+        self._settings = replace(
+            settings or ProducerSettings(), **{name: value for name, value in chosen.items() if value is not None}
+        )
+        self._bootstrap = tuple(bootstrap)
+        self._clock = clock
+        self._security = security
+        self._client_id = client_id
+        self._link = Link(connect, clock=clock, settings=self._settings.link, name=client_id)
+        self._sizes = TopicSizes(
+            self._link,
+            clock=clock,
+            age_max_s=self._settings.metadata_age_max_s,
+            create=self._settings.auto_create_topics,
+        )
+        self._kafka: Any = None
+        self._starting: asyncio.Task[Any] | None = None
+        self._buffer = Buffer(self._settings.buffer_bytes)
+        self._topics: dict[str, _Topic] = {}
+        self._open: set[asyncio.Future[RecordMetadata]] = set()
+        self._closed = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that are not confirmed yet."""
+        return self._buffer.used
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """Send one record and return when it is confirmed; waits while the buffer is full.
+
+        Raises: RecordTooLarge (at once), DeliveryTimeout, ServerError, Closed.
+        """
+        message = Message(value, key, headers, timestamp_ms, partition)
+        size = self._size(topic, message)
+        if not self._buffer.take(size):
+            await self._buffer.wait(size)
+        return await self._add(topic, message, size)
+
+    def send_nowait(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Queue one record; the future is done when it is confirmed or failed.
+
+        Raises: BufferFull, RecordTooLarge, Closed (now); the future: DeliveryTimeout, ServerError.
+        """
+        message = Message(value, key, headers, timestamp_ms, partition)
+        size = self._size(topic, message)
+        if not self._buffer.take(size):
+            raise BufferFull(
+                f"{self._buffer.used} of {self._buffer.limit} bytes wait to be confirmed; await send(), "
+                "or raise buffer_bytes"
+            )
+        return self._add(topic, message, size)
+
+    @overload
+    async def send_many(
+        self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: Literal[False] = False
+    ) -> list[RecordMetadata]: ...
+    @overload
+    async def send_many(
+        self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: Literal[True]
+    ) -> list[RecordMetadata | ClientError]: ...
+    async def send_many(
+        self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: bool = False
+    ) -> list[RecordMetadata] | list[RecordMetadata | ClientError]:
+        """Send many records of one topic and return when all are settled, in order.
+
+        An item is a value or a `Message`. With `return_exceptions` a failed record's error stands in its place.
+        Raises: the first error otherwise (the other records may be in the log); Closed.
+        """
+        outcomes: list[asyncio.Future[RecordMetadata]] = []
+        for number, item in enumerate(items):
+            message = item if isinstance(item, Message) else Message(item)
+            try:
+                size = self._size(topic, message)
+            except RecordTooLarge as error:
+                refused: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+                refused.set_exception(error)
+                outcomes.append(refused)
+                continue
+            if not self._buffer.take(size):
+                await self._buffer.wait(size)
+            outcomes.append(self._add(topic, message, size))
+            if number % ROUND == ROUND - 1:
+                await self._clock.sleep(0)
+        settled = await asyncio.gather(*outcomes, return_exceptions=True)
+        if not return_exceptions:
+            for outcome in settled:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        return cast("list[RecordMetadata | ClientError]", settled)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until what is queued is settled. Raises: TimeoutError."""
+        if self._open:
+            await self._clock.wait_for(asyncio.wait(tuple(self._open)), timeout_s)
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """Flush for up to `timeout_s` seconds, fail what is left, close the connections."""
+        if self._closed:
+            return
+        self._closed = True
+        self._buffer.close()
+        try:
+            await self.flush(timeout_s)
+        except TimeoutError:
+            logger.warning("the producer was closed with records that are not confirmed")
+        await self._end()
+
+    async def _end(self) -> None:
+        queues = [queue for topic in self._topics.values() for queue in topic.queues.values()]
+        tasks = [task for task in (queue.sending for queue in queues) if task is not None]
+        tasks += [topic.resolving for topic in self._topics.values() if topic.resolving is not None]
+        if self._starting is not None:
+            tasks.append(self._starting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in tuple(self._open):
+            _fail(outcome, Closed("the producer was closed before the record was confirmed"))
+        if self._kafka is not None:
+            await self._kafka.stop()
+        await self._link.close()
+
+    # --- queues -------------------------------------------------------------------------------------------------
+
+    def _size(self, topic: str, message: Message) -> int:
+        """Bytes the record takes, about, and from above. Raises: RecordTooLarge, Closed."""
+        if self._closed:
+            raise Closed("the producer is closed")
+        value, key, headers, _, _ = message
+        size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
+        for name, content in headers:
+            size += 10 + 4 * len(name) + len(content or b"")
+        if size + BATCH_OVERHEAD > self._settings.request_bytes_max:
+            raise RecordTooLarge(
+                f"a record of {size} bytes for {topic} is larger than request_bytes_max "
+                f"({self._settings.request_bytes_max}); send less, or raise it"
+            )
+        return size
+
+    def _add(self, name: str, message: Message, size: int) -> asyncio.Future[RecordMetadata]:
+        outcome: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        self._open.add(outcome)
+        outcome.add_done_callback(self._settled(size))
+        topic = self._topics.setdefault(name, _Topic())
+        letter = _Letter(message, size, outcome)
+        if self._sizes.get(name) is None and topic.resolving is None:
+            topic.resolving = asyncio.create_task(self._resolve(name, topic), name=f"topic {name}")
+        if topic.count:  # an old partition count does until the new one is known
+            self._route(name, topic, letter)
+        else:
+            topic.early.append(letter)
+        return outcome
+
+    def _settled(self, size: int) -> Any:
+        def settled(outcome: asyncio.Future[RecordMetadata]) -> None:
+            self._open.discard(outcome)
+            self._buffer.give(size)
+
+        return settled
+
+    def _route(self, name: str, topic: _Topic, letter: _Letter) -> None:
+        message = letter.message
+        partition = message.partition
+        if partition is None:
+            partition = topic.sticky if message.key is None else partition_for(message.key, topic.count)
+        elif not 0 <= partition < topic.count:
+            text = f"there is no partition {partition}, the topic has {topic.count}"
+            _fail(letter.outcome, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {name}"))
+            return
+        queue = topic.queues.setdefault(partition, _Queue())
+        queue.letters.append(letter)
+        if queue.sending is None:
+            queue.sending = asyncio.create_task(
+                self._send_all(name, topic, partition, queue), name=f"{name}-{partition}"
+            )
+
+    async def _resolve(self, name: str, topic: _Topic) -> None:
+        """Learn how many partitions there are, then route (or fail) what waited for it, in order."""
+        problem: ClientError | None = None
+        try:
+            topic.count = await self._sizes.ask(name, timeout_s=self._settings.delivery_timeout_s)
+        except Exception as error:  # noqa: BLE001 - goes to the senders
+            problem = _problem(error, f"topic {name}")
+        topic.resolving = None
+        early, topic.early = topic.early, []
+        if problem is not None and not topic.queues:
+            self._topics.pop(name, None)  # names that never were topics must not pile up
+        for letter in early:
+            if problem is None:
+                self._route(name, topic, letter)
+            else:
+                _fail(letter.outcome, problem)
+
+    # --- aiokafka -----------------------------------------------------------------------------------------------
+
+    async def _started(self) -> Any:
+        if self._kafka is not None:
+            return self._kafka
+        if self._starting is None or self._starting.done():  # one that failed is tried again for the next record
+            self._starting = asyncio.create_task(self._start(), name="kafka producer")
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> Any:
+        from aiokafka import AIOKafkaProducer
+
+        settings = self._settings
+        secured = {} if self._security is None else self._security.for_aiokafka()
+        kafka: Any = AIOKafkaProducer(
+            bootstrap_servers=",".join(self._bootstrap),
+            client_id=self._client_id,
+            acks="all",
+            enable_idempotence=True,
+            compression_type=None if settings.compression == "none" else settings.compression,
+            max_batch_size=settings.batch_bytes,
+            max_request_size=settings.request_bytes_max,
+            linger_ms=round(settings.linger_s * 1000),
+            request_timeout_ms=round(settings.delivery_timeout_s * 1000),
+            metadata_max_age_ms=round(settings.metadata_age_max_s * 1000),
+            **secured,
+        )
+        try:
+            await kafka.start()
+        except BaseException:
+            await kafka.stop()
+            raise
+        self._kafka = kafka
+        return kafka
+
+    async def _send_all(self, name: str, topic: _Topic, partition: int, queue: _Queue) -> None:
+        """Make batches of what waits until nothing does; a batch waits until the one before it is on its way."""
+        while queue.letters:
+            batch: list[_Letter] = []
+            try:
+                kafka = await self._started()
+                builder = kafka.create_batch()
+                while queue.letters and _append(builder, queue.letters[0].message):
+                    batch.append(queue.letters.popleft())
+                topic.sticky = (partition + 1) % topic.count if queue.letters else topic.sticky
+                builder.close()
+                sent = await kafka.send_batch(builder, name, partition=partition)
+            except Exception as error:  # noqa: BLE001 - goes to the senders
+                problem = _problem(error, f"producing to {name}-{partition}")
+                for letter in batch or [queue.letters.popleft()]:
+                    _fail(letter.outcome, problem)
+                continue
+            except asyncio.CancelledError:
+                for letter in batch:
+                    _fail(letter.outcome, Closed("the producer was closed before the record was confirmed"))
+                raise
+            sent.add_done_callback(_confirm(name, partition, batch))
+            await self._clock.sleep(0)
+        queue.sending = None
+
+
+def _append(builder: Any, message: Message) -> bool:
+    headers = [(name, content) for name, content in message.headers]
+    added = builder.append(timestamp=message.timestamp_ms, key=message.key, value=message.value, headers=headers)
+    return added is not None
+
+
+def _confirm(name: str, partition: int, batch: list[_Letter]) -> Any:
+    def confirm(sent: asyncio.Future[Any]) -> None:
+        error = Closed("the producer was closed") if sent.cancelled() else sent.exception()
+        if error is not None:
+            problem = _problem(error, f"producing to {name}-{partition}")
+            for letter in batch:
+                _fail(letter.outcome, problem)
+            return
+        offset = sent.result().offset
+        for index, letter in enumerate(batch):
+            if not letter.outcome.done():
+                letter.outcome.set_result(RecordMetadata(name, partition, offset + index))
+
+    return confirm
+
+
+def _fail(outcome: asyncio.Future[RecordMetadata], error: BaseException) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+
+
+def _problem(error: BaseException, about: str) -> ClientError:
+    """aiokafka's errors as ours."""
+    from aiokafka import errors as kafka
+
+    if isinstance(error, NotConnected | ConnectionLost):
+        return DeliveryTimeout(f"{about} could not be looked up: {error}")
+    if isinstance(error, ClientError):
+        return error
+    if isinstance(error, kafka.MessageSizeTooLargeError | kafka.RecordListTooLargeError):
+        return RecordTooLarge(f"{about}: {error}; send less in one record, or raise the topic's max.message.bytes")
+    if isinstance(error, kafka.KafkaTimeoutError | TimeoutError):
+        return DeliveryTimeout(f"{about}: not confirmed in time: {error or type(error).__name__}")
+    if isinstance(error, kafka.ProducerClosed):
+        return Closed("the producer was closed before the record was confirmed")
+    if isinstance(error, kafka.KafkaConnectionError | OSError):
+        return NotConnected(f"{about}: {error}")
+    number = getattr(error, "errno", None)
+    if isinstance(error, kafka.BrokerResponseError) and isinstance(number, int) and number in set(ErrorCode):
+        return ServerError(ErrorCode(number), about=about)
+    return ClientError(f"{about}: {type(error).__name__}: {error}")
