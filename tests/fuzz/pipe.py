@@ -145,7 +145,7 @@ async def target():
     finally:
         await server.close()
         await storage.close()
-        gc.collect()  # so that tasks whose errors nobody asked for speak up
+        gc.collect(1)  # so that tasks whose errors nobody asked for speak up
         logger.removeHandler(failures)
         assert not failures.found, failures.found[0]
 

@@ -22,7 +22,7 @@ EXAMPLES = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, 
 
 
 @pytest.mark.slow
-@EXAMPLES
+@settings(EXAMPLES, max_examples=400)
 @given(rng=st.randoms(use_true_random=False), count=st.integers(1, 5), piece=st.sampled_from((1, 7, 65_536)))
 def test_faulty_requests_of_any_api_end_in_an_answer_or_a_closed_connection(rng, count, piece):
     async def work(target: Target) -> None:
@@ -65,6 +65,7 @@ def test_noise_behind_a_good_header_does_no_harm(body, number, version):
     run(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_every_version_of_every_api_answers_a_valid_request(seed):
     """Valid in form: what it asks for may be refused, and the refusal is an answer (none to Produce with acks=0)."""

@@ -1,0 +1,172 @@
+"""`flowshare serve` as a process of its own: what it prints, refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from flowshare.cli.serve import serve
+from flowshare.server.standalone import Address, StandaloneError
+
+START_S = 60
+END_S = 30
+READY = "listening on "
+
+
+@contextmanager
+def served(*args: str):
+    """A `flowshare serve` process, ready; its address."""
+    command = [sys.executable, "-m", "flowshare.cli", "serve", "--listen", "127.0.0.1:0", *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().strip()
+            assert line.startswith(READY), process.communicate(timeout=END_S)[1]
+            yield process, line.removeprefix(READY)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def refused(*args: str) -> str:
+    """What a call that has to fail says."""
+    command = [sys.executable, "-m", "flowshare.cli", "serve", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 1, done
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def metadata(address: str):
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=END_S)
+
+
+@pytest.mark.slow
+def test_a_foreign_client_finds_the_broker_and_its_topics_again_after_a_restart(tmp_path):
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    with served("--data", str(tmp_path / "log")) as (process, address):
+        owner = json.loads((tmp_path / "log" / "owner.json").read_bytes())
+        assert (owner["pid"], owner["listener"], owner["address"]) == (process.pid, address, None)
+        admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        admin.create_topics([NewTopic("orders", 3, 1)])["orders"].result(END_S)
+        found = metadata(address)
+        (broker,) = found.brokers.values()
+        assert f"{broker.host}:{broker.port}" == address
+        assert len(found.topics["orders"].partitions) == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
+    assert not (tmp_path / "log" / "owner.json").exists()
+    with served("--data", str(tmp_path / "log")) as (process, address):
+        assert len(metadata(address).topics["orders"].partitions) == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_S) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [":memory:", "memory://"])
+def test_a_broker_in_memory_keeps_nothing_and_writes_nothing(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    with served("--data", data) as (process, address):
+        host, port = address.split(":")
+        socket.create_connection((host, int(port)), timeout=END_S).close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_held_path_is_refused_with_its_holder(tmp_path):
+    with served("--data", str(tmp_path / "log")) as (process, address):
+        text = refused("--data", str(tmp_path / "log"), "--listen", "127.0.0.1:0")
+        assert f"process {process.pid}" in text
+        assert address in text
+
+
+@pytest.mark.slow
+def test_a_taken_port_is_refused_and_the_path_is_let_go(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = refused("--data", str(tmp_path / "log"), "--listen", f"127.0.0.1:{port}")
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another address" in text
+    assert not (tmp_path / "log" / "owner.json").exists()
+
+
+@pytest.mark.slow
+def test_settings_come_from_the_file_and_from_words_and_the_words_win(tmp_path):
+    (tmp_path / "server.properties").write_text("max.connections=1\ngroup.share.max.size=5\n")
+    args = ("--data", ":memory:", "--config", str(tmp_path / "server.properties"), "--set", "max.connections=2")
+    with served(*args) as (_, address):
+        host, port = address.split(":")
+        first, second, third = (socket.create_connection((host, int(port)), timeout=END_S) for _ in range(3))
+        assert third.recv(1) == b""
+        for held in (first, second):
+            held.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                held.recv(1)
+        for held in (first, second, third):
+            held.close()
+
+
+def told(*args: str) -> str:
+    """What a refused call says, without a process."""
+    result = CliRunner().invoke(serve, ["--data", ":memory:", *args])
+    assert result.exit_code != 0
+    return str(result.exception) if not isinstance(result.exception, SystemExit) else result.output
+
+
+OPEN = (
+    (("--listen", "192.0.2.1:0"), "192.0.2.1:0 can be reached from other machines: add TLS"),
+    (("--listen", "0.0.0.0:9092"), "name the address they are to use with --advertise"),
+    (("--listen", "0.0.0.0:9092", "--advertise", "broker:9092"), "add TLS .--tls-cert., logins .--sasl-users., ACLs"),
+    (("--listen", "9092"), "'9092' is no address; write host:port"),
+    (("--listen", "::1:9092"), "is no address"),
+    (("--listen", "127.0.0.1:99999"), "is no address"),
+    (("--listen", "127.0.0.1:0", "--super-user", "User:root"), "--super-user goes with --acls"),
+    (("--set", "max.conections=1"), "did you mean max.connections?"),
+    (("--set", "max.connections"), "write name=value"),
+    (("--tls-key", __file__), "need the server's certificate: --tls-cert"),
+    (("--tls-cert", __file__, "--tls-client-auth", "required"), "no CA file says whose are trusted"),
+    (("--sasl-users", __file__), "line 1"),
+    (("--acls", __file__), "line 1"),
+)
+
+
+@pytest.mark.parametrize(("args", "text"), OPEN)
+def test_a_call_that_cannot_work_is_refused_in_one_sentence(args, text):
+    import re
+
+    assert re.search(text, told(*args))
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback"),
+    [
+        ("127.0.0.1:9092", "127.0.0.1", 9092, True),
+        ("localhost:0", "localhost", 0, True),
+        ("[::1]:65535", "::1", 65535, True),
+        ("broker.example:1", "broker.example", 1, False),
+        ("10.0.0.1:9092", "10.0.0.1", 9092, False),
+        (":9092", "", 9092, False),
+    ],
+)
+def test_addresses_are_read_and_written(text, host, port, loopback):
+    address = Address.parse(text)
+    assert (address.host, address.port, address.loopback) == (host, port, loopback)
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:x", "host:-1", "host:٣", "::1:1", "host:65536"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(StandaloneError, match="write host:port"):
+        Address.parse(text)
