@@ -52,9 +52,13 @@ def image_settings(wanted: Wanted, port: int) -> dict[str, str]:
 def start(wanted: Wanted) -> Broker:
     """Start it and wait until it is ready; the first time the engine fetches the image. Raises: DevFailure."""
     if not can(wanted):
-        raise DevFailure("a container has one node, keeps its data inside and is Kafka 3.7 or newer: take jars (--by jars)")
+        raise DevFailure(
+            "a container has one node, keeps its data inside and is Kafka 3.7 or newer: take jars (--by jars)"
+        )
     if not engine_runs():
-        raise DevFailure("no Docker engine answers: start it (systemctl start docker, or Docker Desktop), or take jars (--by jars)")
+        raise DevFailure(
+            "no Docker engine answers: start it (systemctl start docker, or Docker Desktop), or take jars (--by jars)"
+        )
     port = wanted.port or free_ports(1)[0]
     if not is_free(port):
         raise DevFailure(f"port {port} is in use: name another one, or 0 for any that is free")
