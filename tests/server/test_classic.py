@@ -13,10 +13,13 @@ from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
+    AddOffsetsToTxnRequest,
     DeleteGroupsRequest,
     DeleteTopicRequest,
     DescribeGroupRequest,
+    EndTxnRequest,
     HeartbeatRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     LeavingMember,
@@ -105,18 +108,30 @@ class ClassicWorld(World):
         answer = await self.admin.send(OffsetCommitRequest(group_id=group, offsets=offsets, **fields))
         return answer.partitions[0].error
 
-    async def txn_commit(self, offset, *, group="g", producer_id=4, epoch=0, **fields):
+    async def begin(self, group="g"):
+        """A producer with an open transaction that is going to commit offsets of the group."""
+        begun = await self.admin.send(InitProducerIdRequest(transactional_id="x"))
+        added = await self.admin.send(
+            AddOffsetsToTxnRequest(transactional_id="x", producer=begun.producer, group_id=group)
+        )
+        assert (begun.error, added.error) == (NONE, NONE)
+        return begun.producer
+
+    async def txn_commit(self, offset, producer, *, group="g"):
         answer = await self.admin.send(
             TxnOffsetCommitRequest(
                 transactional_id="x",
                 group_id=group,
-                producer_id=producer_id,
-                producer_epoch=epoch,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
                 offsets=(OffsetToCommit("t", 0, offset),),
-                **fields,
             )
         )
         return answer.partitions[0].error
+
+    async def end(self, producer, *, committed):
+        answer = await self.admin.send(EndTxnRequest(transactional_id="x", producer=producer, committed=committed))
+        return answer.error
 
     async def committed(self, group="g", *, partitions=None, stable=False):
         """Offsets by topic and partition; those with an error have its code."""
@@ -389,17 +404,34 @@ async def test_offsets_of_a_topic_that_members_read_are_not_deleted() -> None:
 async def test_a_transactions_offsets_count_when_it_is_committed_and_survive_a_restart_before() -> None:
     async with world() as w:
         await w.commit(1)
-        assert await w.txn_commit(9) is NONE
+        producer = await w.begin()
+        assert await w.txn_commit(9, producer) is NONE
         assert await w.committed(stable=True) == {("t", 0): ErrorCode.UNSTABLE_OFFSET_COMMIT}
         assert await w.committed() == {("t", 0): 1}
         await w.restart()
         assert await w.committed(stable=True) == {("t", 0): ErrorCode.UNSTABLE_OFFSET_COMMIT}
-        assert await w.txn_commit(9, epoch=-1) is ErrorCode.INVALID_PRODUCER_EPOCH
-        await w.server.classic.complete_transaction(["g", "none"], 4, 0, committed=True)
-        await w.server.classic.complete_transaction(["g"], 4, 0, committed=False)
+        assert await w.end(producer, committed=True) is NONE
         assert await w.committed(stable=True) == {("t", 0): 9}
-        await w.txn_commit(20, epoch=1)
-        await w.server.classic.complete_transaction(["g"], 4, 1, committed=False)
+
+
+async def test_a_transactions_offsets_never_were_when_it_is_aborted() -> None:
+    async with world() as w:
+        producer = await w.begin()
+        await w.txn_commit(9, producer)
+        assert await w.end(producer, committed=False) is NONE
+        assert await w.committed(stable=True) == {}
+        await w.restart()
+        assert await w.committed(stable=True) == {}
+        assert await w.txn_commit(9, producer) is not NONE
+
+
+async def test_the_end_of_a_transaction_may_be_told_twice_and_to_groups_that_are_gone() -> None:
+    async with world() as w:
+        await w.commit(1)
+        producer = await w.begin()
+        await w.txn_commit(9, producer)
+        for committed in (True, False):
+            await w.server.classic.complete_transaction(["g", "none"], *producer, committed=committed)
         assert await w.committed(stable=True) == {("t", 0): 9}
 
 

@@ -140,7 +140,6 @@ class TxnOffsetCommitRequest(Request["OffsetCommitResponse"]):
     instance_id: str | None = None
     generation: int = -1
     offsets: tuple[OffsetToCommit, ...]
-    version: int = 5
 
 
 class OffsetResult(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowshare.server.edge.base import Call, Peer
     from flowshare.server.edge.forms import Form
 
-FIRST_BATCHED = 8
+FIRST_BATCHED: Final = 8
 """First version of OffsetFetch that asks for several groups."""
 
 
@@ -36,7 +36,8 @@ class OffsetEdge:
             Api(key=ApiKey.OFFSET_COMMIT, lowest=2, highest=9, answer=self.commit),
             Api(key=ApiKey.OFFSET_FETCH, lowest=1, highest=9, answer=self.fetch),
             Api(key=ApiKey.OFFSET_DELETE, lowest=0, highest=0, answer=self.delete),
-            Api(key=ApiKey.TXN_OFFSET_COMMIT, lowest=0, highest=5, answer=self.commit_in_transaction),
+            # Version 5 would add the group to the transaction by itself (KIP-890); so far AddOffsetsToTxn does that.
+            Api(key=ApiKey.TXN_OFFSET_COMMIT, lowest=0, highest=4, answer=self.commit_in_transaction),
         )
 
     async def commit(self, call: Call) -> Any:
@@ -81,7 +82,6 @@ class OffsetEdge:
                     instance_id=getattr(ask, "group_instance_id", None),
                     generation=int(getattr(ask, "generation_id", -1)),
                     offsets=offsets,
-                    version=call.version,
                 )
             )
             refused += got.partitions
