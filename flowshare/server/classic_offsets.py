@@ -30,6 +30,8 @@ from flowshare.protocol.messages import (
 from flowshare.server.failures import EXPECTED, failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowshare.protocol.messages import OffsetToCommit
     from flowshare.server.classic import ClassicGroups, Entry
     from flowshare.server.connection import Handlers, InProcess
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
 class ClassicOffsetApis:
     """Answers requests for committed offsets."""
 
-    def __init__(self, groups: ClassicGroups) -> None:
+    def __init__(self, groups: ClassicGroups, *, check: Callable[[str, int, int, str], None]) -> None:
+        """`check`(transactional id, producer id, epoch, group) raises what speaks against a transaction's offsets."""
         self._groups = groups
+        self._check = check
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -90,6 +94,7 @@ class ClassicOffsetApis:
         producer, retention_ms = None, -1
         if isinstance(request, TxnOffsetCommitRequest):
             producer = Producer(request.producer_id, request.producer_epoch)
+            self._check(request.transactional_id, *producer, request.group_id)
         else:
             retention_ms = request.retention_ms
         entry.group.check_commit(

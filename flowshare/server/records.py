@@ -23,8 +23,10 @@ from flowshare.server.log_reading import LogWatch, Reading
 from flowshare.server.parking import Ended, Waiter, WaitLimit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowshare.clock import Clock
-    from flowshare.log.base import Log
+    from flowshare.log.base import Admission, Log
     from flowshare.server.connection import Handlers, InProcess
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
@@ -36,8 +38,10 @@ BEFORE_ALL: Final = -(1 << 62)
 class RecordApis:
     """Answers the record APIs."""
 
-    def __init__(self, log: Log, clock: Clock) -> None:
+    def __init__(self, log: Log, clock: Clock, *, admission: Callable[[ProduceRequest], Admission | None]) -> None:
+        """`admission`: what the log is to ask before it takes a transaction's batch."""
         self._log = log
+        self._admission = admission
         self._clock = clock
         self._watch = LogWatch(log)
 
@@ -53,7 +57,8 @@ class RecordApis:
     async def produce(self, request: ProduceRequest, _: InProcess) -> ProduceResponse:
         """Append record batches; answered when they are confirmed."""
         try:
-            appended = await self._log.append(request.topic, request.partition, request.records)
+            admit = self._admission(request)
+            appended = await self._log.append(request.topic, request.partition, request.records, admit=admit)
         except LogError as error:
             code, message = failure(error)
             return ProduceResponse(error=code, message=message)

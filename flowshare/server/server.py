@@ -28,10 +28,14 @@ from flowshare.server.sessions import Sessions
 from flowshare.server.share_ack import Acknowledger, ShareAcknowledging
 from flowshare.server.share_fetch import ShareFetching
 from flowshare.server.share_offsets import ShareOffsetApis
+from flowshare.server.share_resume import ShareResuming
 from flowshare.server.share_state import ShareStateApis
 from flowshare.server.stats import Stats
 from flowshare.server.topic_index import TopicIndex
 from flowshare.server.topics import TopicApis
+from flowshare.server.transaction_apis import TransactionApis
+from flowshare.server.transactions import Transactions
+from flowshare.transactions.config import TransactionConfig
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -42,11 +46,17 @@ if TYPE_CHECKING:
 class Server:
     """Share groups, topics and records over one storage; the storage is the caller's to close.
 
-    `classic`: settings of consumer groups; None: the defaults.
+    `classic`: settings of consumer groups, `transactions`: of producers and transactions; None: the defaults.
     """
 
     def __init__(
-        self, *, storage: Storage, config: ServerConfig, clock: Clock, classic: ClassicConfig | None = None
+        self,
+        *,
+        storage: Storage,
+        config: ServerConfig,
+        clock: Clock,
+        classic: ClassicConfig | None = None,
+        transactions: TransactionConfig | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -89,6 +99,12 @@ class Server:
             config=classic or ClassicConfig(),
             is_share_group=lambda group_id: group_id in self._coordinator.groups or group_id in damage,
         )
+        self._transactions = Transactions(
+            storage=storage,
+            clock=clock,
+            config=transactions or TransactionConfig(),
+            settle=self.classic.complete_transaction,
+        )
         self._keep_on_close = config.return_grace_ms > 0
         self._closing = False
         self._sessions = Sessions(self._partitions, sessions_max=config.share_sessions_max)
@@ -101,6 +117,7 @@ class Server:
         await self._partitions.start()
         await self._coordinator.start()
         await self.classic.start()
+        await self._transactions.start()
 
     async def close(self) -> None:
         """Close all connections, write what is queued, stop all tasks.
@@ -111,6 +128,7 @@ class Server:
         for connection in tuple(self._connections):
             await connection.close()
         await self._coordinator.close()
+        await self._transactions.close()
         await self.classic.close()
         await self._dead_letters.close()
         await self._partitions.close()
@@ -176,6 +194,7 @@ class Server:
             ShareAcknowledging(
                 acknowledger=acknowledger, sessions=self._sessions, stats=self._stats, config_of=config_of
             ),
+            ShareResuming(self._partitions),
             GroupApis(coordinator=self._coordinator, classic=self.classic, topics=self._topics),
             ShareOffsetApis(
                 log=storage,
@@ -187,9 +206,10 @@ class Server:
             ),
             ConfigApis(log=storage, server=self.config, configs=self._configs, coordinator=self._coordinator),
             ClassicMemberApis(self.classic),
-            ClassicOffsetApis(self.classic),
+            ClassicOffsetApis(self.classic, check=self._transactions.check_offsets),
             TopicApis(log=storage, topics=self._topics, coordinator=self._coordinator, classic=self.classic),
-            RecordApis(storage, clock),
+            RecordApis(storage, clock, admission=self._transactions.admission),
+            TransactionApis(transactions=self._transactions, log=storage, clock=clock),
             ShareStateApis(store=storage, topics=self._topics, partitions=self._partitions),
         )
         return {request: handler for family in families for request, handler in family.handlers().items()}

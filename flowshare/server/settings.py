@@ -14,9 +14,11 @@ from typing import Final
 from flowshare.groups.types import ClassicConfig
 from flowshare.server.classic_settings import CLASSIC_CONFIGS, parse_classic
 from flowshare.server.limits import LISTENER_CONFIGS, ListenerLimits
+from flowshare.server.transaction_settings import TRANSACTION_CONFIGS, parse_transactions
 from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
 from flowshare.share.errors import InvalidConfig
 from flowshare.share.settings import unknown
+from flowshare.transactions.config import TransactionConfig
 
 PROPERTIES_BYTES_MAX: Final = 1024 * 1024
 _KEY: Final = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]?\s*(?P<value>.*)", re.DOTALL)
@@ -28,18 +30,22 @@ class Settings:
 
     server: ServerConfig
     classic: ClassicConfig
+    transactions: TransactionConfig
     limits: ListenerLimits
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Settings:
         """Read settings by their names. Raises: InvalidConfig (unknown name, value out of bounds, contradiction)."""
-        known = {**EMBEDDED_CONFIGS, **CLASSIC_CONFIGS, **LISTENER_CONFIGS}
+        known = {**EMBEDDED_CONFIGS, **CLASSIC_CONFIGS, **TRANSACTION_CONFIGS, **LISTENER_CONFIGS}
         for name in values:
             if name not in known:
                 raise unknown(name, known)
         return cls(
             server=ServerConfig.embedded({name: text for name, text in values.items() if name in EMBEDDED_CONFIGS}),
             classic=parse_classic({name: text for name, text in values.items() if name in CLASSIC_CONFIGS}),
+            transactions=parse_transactions(
+                {name: text for name, text in values.items() if name in TRANSACTION_CONFIGS}
+            ),
             limits=ListenerLimits.parse({name: text for name, text in values.items() if name in LISTENER_CONFIGS}),
         )
 

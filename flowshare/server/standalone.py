@@ -9,19 +9,23 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.server.cluster import cluster_id
 from flowshare.server.edge.base import Node
 from flowshare.server.settings import Settings
 
 if TYPE_CHECKING:
+    import ssl
+
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.server.listener import Listener
+    from flowshare.server.security.acls import Acl
     from flowshare.server.security.authorizer import AclStore
     from flowshare.server.security.sasl import Sasl
     from flowshare.server.security.tls import ServerTls
+    from flowshare.server.security.users_file import UsersFile
     from flowshare.server.server import Server
 
 logger = logging.getLogger(__name__)
@@ -67,6 +71,14 @@ class Address:
             return False
 
 
+class Files(NamedTuple):
+    """What the files of the options say; None for one that is not given."""
+
+    tls: ssl.SSLContext | None
+    users: UsersFile | None
+    acls: tuple[Acl, ...] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneOptions:
     """What to open.
@@ -101,6 +113,20 @@ class StandaloneOptions:
                 f"{self.listen} can be reached from other machines: add {', '.join(missing)}, or listen on 127.0.0.1, "
                 "or say --insecure"
             )
+
+    def read_files(self) -> Files:
+        """Read what the options name, so that a wrong file is found before anything is opened.
+
+        Raises: BadTls, BadUsersFile, BadAclFile.
+        """
+        from flowshare.server.security.acl_file import read_acls
+        from flowshare.server.security.users_file import read_users
+
+        return Files(
+            tls=self.tls.context() if self.tls is not None else None,
+            users=read_users(self.users_file) if self.users_file is not None else None,
+            acls=read_acls(self.acl_file) if self.acl_file is not None else None,
+        )
 
     def _missing(self) -> list[str]:
         certain = self.tls is not None and self.tls.client_certificates == "required"
@@ -167,10 +193,14 @@ class Standalone:
         from flowshare.server.server import Server
 
         options = self._options
-        tls = options.tls.context() if options.tls is not None else None
+        files = options.read_files()
         self._storage = storage = await self._open()
         server = Server(
-            storage=storage, config=self._settings.server, clock=self._clock, classic=self._settings.classic
+            storage=storage,
+            config=self._settings.server,
+            clock=self._clock,
+            classic=self._settings.classic,
+            transactions=self._settings.transactions,
         )
         await server.start()
         self._server = server
@@ -179,9 +209,9 @@ class Standalone:
             node=self._node(await cluster_id(storage)),
             clock=self._clock,
             limits=self._settings.limits,
-            tls=tls,
-            sasl=await self._sasl(storage),
-            authorizer=await self._authorizer(storage),
+            tls=files.tls,
+            sasl=await _sasl(files.users, storage),
+            authorizer=await self._authorizer(files.acls, storage),
         )
         await listener.start(options.listen.host, options.listen.port)
         self._listener = listener
@@ -206,24 +236,22 @@ class Standalone:
         told = self._options.advertise or self._options.listen
         return Node(host=told.host, port=told.port, cluster_id=cluster)
 
-    async def _sasl(self, storage: Storage) -> Sasl | None:
-        if self._options.users_file is None:
+    async def _authorizer(self, acls: tuple[Acl, ...] | None, storage: Storage) -> AclStore | None:
+        if acls is None:
             return None
-        from flowshare.server.security.sasl import Sasl
-        from flowshare.server.security.users import Users
-        from flowshare.server.security.users_file import read_users
-
-        users = Users(storage, read_users(self._options.users_file))
-        await users.start(os.urandom)
-        return Sasl(users, random=os.urandom)
-
-    async def _authorizer(self, storage: Storage) -> AclStore | None:
-        if self._options.acl_file is None:
-            return None
-        from flowshare.server.security.acl_file import read_acls
         from flowshare.server.security.authorizer import AclStore
 
-        file = read_acls(self._options.acl_file)
-        store = AclStore(storage, file=file, super_users=self._options.super_users)
+        store = AclStore(storage, file=acls, super_users=self._options.super_users)
         await store.start()
         return store
+
+
+async def _sasl(file: UsersFile | None, storage: Storage) -> Sasl | None:
+    if file is None:
+        return None
+    from flowshare.server.security.sasl import Sasl
+    from flowshare.server.security.users import Users
+
+    users = Users(storage, file)
+    await users.start(os.urandom)
+    return Sasl(users, random=os.urandom)

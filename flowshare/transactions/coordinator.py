@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 
 from flowshare.transactions.errors import (
     ConcurrentTransactions,
+    InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTransactionRequest,
     InvalidTransactionTimeout,
@@ -74,6 +75,11 @@ def check_init(transactional_id: str, timeout_ms: int, asker: Asker, *, timeout_
         raise InvalidTransactionTimeout(
             f"a transaction timeout of {timeout_ms} ms; 1 to {timeout_max_ms} are taken (transaction.max.timeout.ms)"
         )
+
+
+def wants_new_id(known: Transaction | None) -> bool:
+    """Whether `init` may need a new producer id."""
+    return known is None or known.state is State.DEAD or known.epoch >= EPOCH_EXHAUSTED - 1
 
 
 def init(
@@ -185,9 +191,9 @@ def expired(known: Transaction, *, now_ms: int, expiration_ms: int) -> bool:
 def check_write(known: Transaction | None, asker: Asker, place: tuple[str, int]) -> None:
     """Whether a transactional batch may go to this partition now.
 
-    Raises: InvalidProducerIdMapping, ProducerFenced, InvalidTxnState.
+    Raises: InvalidProducerIdMapping, InvalidProducerEpoch, InvalidTxnState.
     """
-    transaction = _known(known, asker)
+    transaction = _writing(known, asker)
     if transaction.state is not State.ONGOING or place not in transaction.partitions:
         raise InvalidTxnState(
             f"transactional id {transaction.transactional_id!r} is {transaction.state.value} and has not added "
@@ -197,7 +203,7 @@ def check_write(known: Transaction | None, asker: Asker, place: tuple[str, int])
 
 def check_offsets(known: Transaction | None, asker: Asker, group_id: str) -> None:
     """Whether offsets of this group may be committed with the transaction now; raises as `check_write`."""
-    transaction = _known(known, asker)
+    transaction = _writing(known, asker)
     if transaction.state is not State.ONGOING or group_id not in transaction.groups:
         raise InvalidTxnState(
             f"transactional id {transaction.transactional_id!r} is {transaction.state.value} and has not added group "
@@ -213,6 +219,14 @@ def _known(known: Transaction | None, asker: Asker) -> Transaction:
     if asker.epoch != known.epoch:
         raise _fenced(known, asker)
     return known
+
+
+def _writing(known: Transaction | None, asker: Asker) -> Transaction:
+    """As `_known`; writers are told of a fence by the error that partitions have for it."""
+    try:
+        return _known(known, asker)
+    except ProducerFenced as error:
+        raise InvalidProducerEpoch(str(error)) from error
 
 
 def _check_asker(known: Transaction, asker: Asker) -> None:

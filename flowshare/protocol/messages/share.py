@@ -127,6 +127,35 @@ class ShareAcknowledgeResponse:
     node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
 
+class HeldRanges(NamedTuple):
+    """Ranges (first, last: inclusive) that a member holds of a partition."""
+
+    topic_id: uuid.UUID
+    partition: int
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareResumeRequest(Request["ShareResumeResponse"]):
+    """A member whose connection ended says what it holds; it sends nothing else before the answer (flowshare's own).
+
+    partitions: all that it fetches from or holds something of.
+    """
+
+    group_id: str
+    member_id: str
+    partitions: tuple[HeldRanges, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareResumeResponse:
+    """What of it is still the member's; whatever else was locked for it went back without costing an attempt."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    partitions: tuple[HeldRanges, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGroupDescribeRequest(Request["ShareGroupDescribeResponse"]):
     group_ids: tuple[str, ...]

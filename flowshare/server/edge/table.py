@@ -13,6 +13,7 @@ from flowshare.server.edge.configs import ConfigsEdge
 from flowshare.server.edge.groups import GroupsEdge
 from flowshare.server.edge.metadata import MetadataEdge
 from flowshare.server.edge.offsets import OffsetEdge
+from flowshare.server.edge.private import PrivateApis
 from flowshare.server.edge.records import RecordsEdge
 from flowshare.server.edge.sasl import SaslApis
 from flowshare.server.edge.scram import ScramApis
@@ -20,6 +21,7 @@ from flowshare.server.edge.share import ShareApis
 from flowshare.server.edge.share_admin import ShareAdminApis
 from flowshare.server.edge.share_state import ShareStateEdge
 from flowshare.server.edge.topics import TopicsEdge
+from flowshare.server.edge.transactions import TransactionsEdge
 from flowshare.server.security.authorizer import AclStore
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def families(
         MetadataEdge(server.config),
         TopicsEdge(topics=server.topics, config=server.config, clock=clock),
         RecordsEdge(server.topics),
+        TransactionsEdge(server.topics),
+        PrivateApis(),
     )
 
 

@@ -1,0 +1,284 @@
+"""Producers and transactions at the socket: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, and looks.
+
+Transactions are of version 1 (KIP-890's version 2 is not offered): the highest versions of AddPartitionsToTxn and
+EndTxn here are the last ones before it, so that no client expects more.
+
+Rights: WRITE on the transactional id, on the topics that are added, READ on the group; DESCRIBE to look. A producer
+without transactions needs WRITE on some topic, or IDEMPOTENT_WRITE on the cluster (KIP-679).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionRequest,
+    DescribeTransactionResponse,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    ProducerIdentity,
+)
+from flowshare.server.edge.base import Api, Call, Operation, Peer, ResourceType
+from flowshare.server.edge.forms import (
+    NO_TIME,
+    Form,
+    by_topic,
+    duration,
+    form,
+    may_cluster,
+    may_group,
+    may_topic,
+    milliseconds,
+)
+
+if TYPE_CHECKING:
+    from flowshare.server.topic_index import TopicIndex
+
+FENCED_SINCE: Final = {ApiKey.INIT_PRODUCER_ID: 4}
+"""First version that knows PRODUCER_FENCED; the others do from version 2 on. Before: INVALID_PRODUCER_EPOCH."""
+FENCED_SINCE_OTHERS: Final = 2
+START: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+
+class TransactionsEdge:
+    """Answers the APIs of producers and transactions."""
+
+    def __init__(self, topics: TopicIndex) -> None:
+        self._topics = topics
+
+    def apis(self) -> Sequence[Api]:
+        """The seven APIs."""
+        return (
+            Api(key=ApiKey.INIT_PRODUCER_ID, lowest=0, highest=5, answer=self.init),
+            Api(key=ApiKey.ADD_PARTITIONS_TO_TXN, lowest=0, highest=3, answer=self.add_partitions),
+            Api(key=ApiKey.ADD_OFFSETS_TO_TXN, lowest=0, highest=4, answer=self.add_offsets),
+            Api(key=ApiKey.END_TXN, lowest=0, highest=4, answer=self.end),
+            Api(key=ApiKey.DESCRIBE_PRODUCERS, lowest=0, highest=0, answer=self.describe_producers),
+            Api(key=ApiKey.DESCRIBE_TRANSACTIONS, lowest=0, highest=0, answer=self.describe),
+            Api(key=ApiKey.LIST_TRANSACTIONS, lowest=0, highest=1, answer=self.list),
+        )
+
+    async def init(self, call: Call) -> Any:
+        """InitProducerId."""
+        ask, make = call.request, form("init_producer_id", call.version)
+        transactional_id = ask.transactional_id
+        if transactional_id is None:
+            error = ErrorCode.NONE if _may_produce(call.peer) else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        else:
+            error = _may(call.peer, Operation.WRITE, transactional_id)
+        got = InitProducerIdResponse(error=error)
+        if error is ErrorCode.NONE:
+            got = await call.peer.connection.send(
+                InitProducerIdRequest(
+                    transactional_id=transactional_id,
+                    timeout_ms=milliseconds(ask.transaction_timeout),
+                    known=_producer(ask) if call.version >= 3 else ProducerIdentity(),
+                )
+            )
+        return make(
+            "InitProducerIdResponse",
+            throttle_time=NO_TIME,
+            error_code=_told(got.error, ApiKey.INIT_PRODUCER_ID, call.version),
+            producer_id=got.producer.producer_id,
+            producer_epoch=got.producer.epoch,
+        )
+
+    async def add_partitions(self, call: Call) -> Any:
+        """AddPartitionsToTxn: all partitions, or none."""
+        ask, make = call.request, form("add_partitions_to_txn", call.version)
+        places = [(topic.name, number) for topic in ask.v3_and_below_topics for number in topic.partitions]
+        transactional_id = ask.v3_and_below_transactional_id
+        error = _may(call.peer, Operation.WRITE, transactional_id)
+        if error is not ErrorCode.NONE:
+            return _added(make, [(place, error) for place in places])
+        errors = {place: self._addable(call.peer, *place) for place in places}
+        if any(error is not ErrorCode.NONE for error in errors.values()):
+            skipped = ErrorCode.OPERATION_NOT_ATTEMPTED
+            return _added(
+                make, [(place, skipped if errors[place] is ErrorCode.NONE else errors[place]) for place in places]
+            )
+        got = await call.peer.connection.send(
+            AddPartitionsToTxnRequest(
+                transactional_id=transactional_id,
+                producer=ProducerIdentity(int(ask.v3_and_below_producer_id), int(ask.v3_and_below_producer_epoch)),
+                partitions=tuple(places),
+            )
+        )
+        told = _told(got.error, ApiKey.ADD_PARTITIONS_TO_TXN, call.version)
+        return _added(make, [(place, told) for place in places])
+
+    def _addable(self, peer: Peer, topic: str, partition: int) -> ErrorCode:
+        if not may_topic(peer, Operation.WRITE, topic):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        known = self._topics.by_name(topic)
+        if known is None or not 0 <= partition < known.partitions:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.NONE
+
+    async def add_offsets(self, call: Call) -> Any:
+        """AddOffsetsToTxn."""
+        ask = call.request
+        error = _may(call.peer, Operation.WRITE, ask.transactional_id)
+        if error is ErrorCode.NONE and not may_group(call.peer, Operation.READ, ask.group_id):
+            error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        if error is ErrorCode.NONE:
+            got = await call.peer.connection.send(
+                AddOffsetsToTxnRequest(
+                    transactional_id=ask.transactional_id, producer=_producer(ask), group_id=ask.group_id
+                )
+            )
+            error = _told(got.error, ApiKey.ADD_OFFSETS_TO_TXN, call.version)
+        make = form("add_offsets_to_txn", call.version)
+        return make("AddOffsetsToTxnResponse", throttle_time=NO_TIME, error_code=error)
+
+    async def end(self, call: Call) -> Any:
+        """EndTxn."""
+        ask = call.request
+        error = _may(call.peer, Operation.WRITE, ask.transactional_id)
+        if error is ErrorCode.NONE:
+            got = await call.peer.connection.send(
+                EndTxnRequest(transactional_id=ask.transactional_id, producer=_producer(ask), committed=ask.committed)
+            )
+            error = _told(got.error, ApiKey.END_TXN, call.version)
+        return form("end_txn", call.version)("EndTxnResponse", throttle_time=NO_TIME, error_code=error)
+
+    # --- looks ----------------------------------------------------------------------------------------------------
+
+    async def describe_producers(self, call: Call) -> Any:
+        """DescribeProducers."""
+        make = form("describe_producers", call.version)
+        topics: list[Any] = []
+        for topic in call.request.topics:
+            allowed = may_topic(call.peer, Operation.READ, topic.name)
+            parts: list[Any] = []
+            for number in topic.partition_indexes:
+                got = DescribeProducersResponse(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                if allowed:
+                    ask = DescribeProducersRequest(topic=topic.name, partition=int(number))
+                    got = await call.peer.connection.send(ask)
+                parts.append(_producers(make, number, got))
+            topics.append(make("TopicResponse", name=topic.name, partitions=tuple(parts)))
+        return make("DescribeProducersResponse", throttle_time=NO_TIME, topics=tuple(topics))
+
+    async def describe(self, call: Call) -> Any:
+        """DescribeTransactions."""
+        make = form("describe_transactions", call.version)
+        states: list[Any] = []
+        for transactional_id in call.request.transactional_ids:
+            got = DescribeTransactionResponse(error=_may(call.peer, Operation.DESCRIBE, transactional_id))
+            if got.error is ErrorCode.NONE:
+                got = await call.peer.connection.send(DescribeTransactionRequest(transactional_id=transactional_id))
+            seen = [place for place in got.partitions if may_topic(call.peer, Operation.DESCRIBE, place[0])]
+            topics = tuple(
+                make("TopicData", topic=name, partitions=tuple(numbers)) for name, numbers in by_topic(seen).items()
+            )
+            states.append(
+                make(
+                    "TransactionState",
+                    error_code=got.error,
+                    transactional_id=transactional_id,
+                    transaction_state=got.state,
+                    transaction_timeout=duration(max(got.timeout_ms, 0)),
+                    transaction_start_time=START + datetime.timedelta(milliseconds=got.started_ms),
+                    producer_id=got.producer.producer_id,
+                    producer_epoch=got.producer.epoch,
+                    topics=topics,
+                )
+            )
+        return make("DescribeTransactionsResponse", throttle_time=NO_TIME, transaction_states=tuple(states))
+
+    async def list(self, call: Call) -> Any:
+        """ListTransactions: those that the peer may describe."""
+        ask, make = call.request, form("list_transactions", call.version)
+        got = await call.peer.connection.send(
+            ListTransactionsRequest(
+                states=tuple(ask.state_filters),
+                producer_ids=tuple(int(number) for number in ask.producer_id_filters),
+                running_ms=int(ask.duration_filter) if call.version >= 1 else -1,
+            )
+        )
+        states = tuple(
+            make(
+                "TransactionState",
+                transactional_id=one.transactional_id,
+                producer_id=one.producer_id,
+                transaction_state=one.state,
+            )
+            for one in got.transactions
+            if _may(call.peer, Operation.DESCRIBE, one.transactional_id) is ErrorCode.NONE
+        )
+        return make(
+            "ListTransactionsResponse",
+            throttle_time=NO_TIME,
+            error_code=ErrorCode.NONE,
+            unknown_state_filters=got.unknown_states,
+            transaction_states=states,
+        )
+
+
+def _may(peer: Peer, operation: Operation, transactional_id: str) -> ErrorCode:
+    allowed = peer.may(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    return ErrorCode.NONE if allowed else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def _may_produce(peer: Peer) -> bool:
+    return may_cluster(peer, Operation.IDEMPOTENT_WRITE) or peer.may_somewhere(Operation.WRITE, ResourceType.TOPIC)
+
+
+def _producer(ask: Any) -> ProducerIdentity:
+    return ProducerIdentity(int(ask.producer_id), int(ask.producer_epoch))
+
+
+def _told(error: ErrorCode, key: ApiKey, version: int) -> ErrorCode:
+    """The error in words of the client's version."""
+    if error is ErrorCode.PRODUCER_FENCED and version < FENCED_SINCE.get(key, FENCED_SINCE_OTHERS):
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return error
+
+
+def _added(make: Form, errors: list[tuple[tuple[str, int], ErrorCode]]) -> Any:
+    topics = by_topic((topic, (number, error)) for (topic, number), error in errors)
+    results = tuple(
+        make(
+            "AddPartitionsToTxnTopicResult",
+            name=name,
+            results_by_partition=tuple(
+                make("AddPartitionsToTxnPartitionResult", partition_index=number, partition_error_code=error)
+                for number, error in parts
+            ),
+        )
+        for name, parts in topics.items()
+    )
+    return make("AddPartitionsToTxnResponse", throttle_time=NO_TIME, results_by_topic_v3_and_below=results)
+
+
+def _producers(make: Form, partition: int, got: DescribeProducersResponse) -> Any:
+    active = tuple(
+        make(
+            "ProducerState",
+            producer_id=one.producer_id,
+            producer_epoch=one.epoch,
+            last_sequence=one.last_sequence,
+            last_timestamp=one.touched_ms,
+            coordinator_epoch=0,
+            current_txn_start_offset=one.open_since,
+        )
+        for one in got.producers
+    )
+    return make(
+        "PartitionResponse",
+        partition_index=partition,
+        error_code=got.error,
+        error_message=got.message,
+        active_producers=active,
+    )
