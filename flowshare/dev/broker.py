@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -89,7 +89,8 @@ class Broker:
         # Nodes end before the controller, ZooKeeper last: a node without its controller waits for it when it ends.
         stuck = [one.pid for one in reversed(self.processes) if not one.end(STOP_LIMIT_S if self.keep else 0)]
         for child in self.children:
-            child.poll()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)  # a JVM whose first thread has ended is collected when its other threads have, too
         if stuck:
             raise DevFailure(f"process {stuck[0]} does not end; end it with: kill -9 {stuck[0]}")
         if self.data is not None and not self.keep:

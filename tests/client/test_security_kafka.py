@@ -1,0 +1,110 @@
+"""Flowshare's client logs into a real Kafka with TLS and SASL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.security import Security
+from flowshare.client.settings import LinkSettings
+from flowshare.client.tcp import open_tcp
+from flowshare.clock import LoopClock
+from flowshare.dev.broker import Wanted, running
+from flowshare.dev.probe import HOST, free_ports
+from flowshare.protocol.errors import ErrorCode
+from tests.server.security.certificates import Certificates
+
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.asyncio]
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+LIMIT_S = 30.0
+
+
+class Secured:
+    """A Kafka that listens without security, with TLS (client certificates required), and with TLS and logins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = Certificates(folder)
+        self.plain, self.tls, self.sasl, controller = free_ports(4)
+        key = load_pem_private_key(self.files.server_key.read_bytes(), None)
+        keystore = folder / "keystore.pem"
+        keystore.write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + self.files.server.read_bytes()
+        )
+        ports = {"PLAINTEXT": self.plain, "TLS": self.tls, "LOGIN": self.sasl}
+        listeners = ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
+        module = "org.apache.kafka.common.security"
+        self.settings = {
+            "listeners": f"{listeners},CONTROLLER://{HOST}:{controller}",
+            "advertised.listeners": listeners,
+            "controller.quorum.voters": f"1@{HOST}:{controller}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL,CONTROLLER:PLAINTEXT",
+            "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+            "listener.name.login.plain.sasl.jaas.config": (
+                f'{module}.plain.PlainLoginModule required user_alice="wonder land";'
+            ),
+            "listener.name.login.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+            "listener.name.login.scram-sha-512.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(keystore),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.files.ca),
+            "listener.name.tls.ssl.client.auth": "required",
+        }
+
+    def make_users(self) -> None:
+        """Users for SCRAM."""
+        admin = AdminClient({"bootstrap.servers": f"{HOST}:{self.plain}"})
+        mechanisms = (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
+        for mechanism in mechanisms:
+            made = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 8192), b"wonder land")
+            for future in admin.alter_user_scram_credentials([made]).values():
+                future.result(LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    found = Secured(tmp_path_factory.mktemp("certificates"))
+    with running(Wanted(port=found.plain, settings=found.settings)):
+        found.make_users()
+        yield found
+
+
+async def log_in(port: int, security: Security) -> None:
+    """Connect and close. Raises: what `open_tcp` raises."""
+    settings = LinkSettings(connect_timeout_s=LIMIT_S)
+    connection = await open_tcp(HOST, port, client_id="test", clock=LoopClock(), settings=settings, security=security)
+    await connection.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_the_right_password_logs_in_and_a_wrong_one_is_told(broker: Secured, mechanism: str) -> None:
+    def login(password: str) -> Security:
+        return Security(
+            protocol="SASL_SSL", mechanism=mechanism, username="alice", password=password, ca_file=broker.files.ca
+        )
+
+    async with asyncio.timeout(LIMIT_S):
+        while True:  # a broker learns of new users a little later
+            try:
+                await log_in(broker.sasl, login("wonder land"))
+            except ServerError:
+                continue
+            break
+
+    with pytest.raises(ServerError) as refused:
+        await log_in(broker.sasl, login("looking glass"))
+    assert refused.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+async def test_a_client_certificate_is_shown_where_it_is_required(broker: Secured) -> None:
+    await log_in(broker.tls, Security(protocol="SSL", ca_file=broker.files.ca, certificate_file=broker.files.client))
+
+    with pytest.raises((ClientError, ConnectionError)):
+        await log_in(broker.tls, Security(protocol="SSL", ca_file=broker.files.ca))
