@@ -102,7 +102,7 @@ class BrokerUrl:
         return self._text(":***")
 
     def _text(self, password: str) -> str:
-        query = "&".join(f"{name}={text}" for name, text in sorted(self.options.items()))
+        query = "&".join(f"{name}={quote(text, safe='/:,')}" for name, text in sorted(self.options.items()))
         login = f"{quote(self.username, safe='')}{password if self.password else ''}@" if self.username else ""
         return f"{self.kind}://{login}{self.path or ','.join(self.hosts)}{'?' + query if query else ''}"
 

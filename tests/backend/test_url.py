@@ -66,7 +66,7 @@ def test_kafka_is_refused_with_one_clear_error() -> None:
 
 
 def test_the_url_is_shown_again() -> None:
-    for url in ("embedded:///x?fsync=true", "memory://", "kafka://a:1,b:2"):
+    for url in ("embedded:///x?fsync=true", "memory://", "kafka://a:1,b:2", "kafka://a:1?ca_file=/a%26%2B%25b"):
         assert str(parse_broker(url)) == url
 
 
