@@ -1,0 +1,333 @@
+"""Consumer groups at a socket: every version that is advertised, and what rights refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.protocol.kafka import ApiKey
+from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.server.edge.classic import ClassicGroupEdge
+from flowshare.server.edge.offsets import OffsetEdge
+from tests.groups.builders import subscription
+from tests.server.edge.kit import edge, errors, ms, part
+
+pytestmark = pytest.mark.asyncio
+
+ADVERTISED = {
+    api.key: (api.lowest, api.highest) for family in (ClassicGroupEdge(), OffsetEdge()) for api in family.apis()
+}
+GROUP, TOPIC, TXN = ResourceType.GROUP, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+
+
+def versions(key):
+    low, high = ADVERTISED[key]
+    return pytest.mark.parametrize("version", range(low, high + 1))
+
+
+async def join(s, version=5, member_id="", **fields):
+    """JoinGroup; with the id that a first one is told."""
+    asked = {
+        "group_id": "g",
+        "session_timeout": ms(10_000),
+        "rebalance_timeout": ms(30_000),
+        "member_id": member_id,
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": [part(name="range", metadata=subscription("t"))],
+        "reason": None,
+        **fields,
+    }
+    answer = await s.ask("join_group", version, **asked)
+    if answer.error_code.name == "member_id_required":
+        assert version >= 4
+        return await s.ask("join_group", version, **{**asked, "member_id": answer.member_id})
+    return answer
+
+
+async def sync(s, member_id, version=3, generation=1, **fields):
+    """SyncGroup of a leader that assigns to itself."""
+    return await s.ask(
+        "sync_group",
+        version,
+        **{
+            "group_id": "g",
+            "generation_id": generation,
+            "member_id": member_id,
+            "group_instance_id": None,
+            "protocol_type": "consumer",
+            "protocol_name": "range",
+            "assignments": [part(member_id=member_id, assignment=b"mine")],
+            **fields,
+        },
+    )
+
+
+async def stable(s):
+    """A group of one member; its id."""
+    joined = await join(s)
+    await sync(s, joined.member_id)
+    return joined.member_id
+
+
+def one(offset=7, partition=0, topic="t"):
+    """Topics of a commit."""
+    made = part(partition_index=partition, committed_offset=offset, committed_leader_epoch=3, committed_metadata="note")
+    return [part(name=topic, partitions=[made])]
+
+
+async def commit(s, version=9, *, group="g", generation=-1, member_id="", topics=None, **fields):
+    """OffsetCommit of a simple consumer, unless told otherwise."""
+    return await s.ask(
+        "offset_commit",
+        version,
+        group_id=group,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=None,
+        topics=topics or one(),
+        **{"retention_time": ms(-1), **fields},
+    )
+
+
+async def fetch(s, version, *, group="g", topics=(("t", (0,)),)):
+    """OffsetFetch of one group: offsets by topic and partition, and the error of the whole."""
+    wanted = None if topics is None else [part(name=name, partition_indexes=numbers) for name, numbers in topics]
+    if version >= 8:
+        asked = {"groups": [part(group_id=group, topics=wanted, member_id=None, member_epoch=-1)]}
+    else:
+        asked = {"group_id": group, "topics": wanted}
+    answer = await s.ask("offset_fetch", version, require_stable=True, **asked)
+    if version >= 8:
+        (answer,) = answer.groups
+    found = {(topic.name, p.partition_index): p for topic in answer.topics for p in topic.partitions}
+    return found, getattr(answer, "error_code", None)
+
+
+# --- every version ----------------------------------------------------------------------------------------------------
+
+
+@versions(ApiKey.JOIN_GROUP)
+async def test_a_member_joins_in_every_version(version) -> None:
+    async with edge() as e:
+        s = await e.socket("shop")
+        answer = await join(s, version)
+        assert not errors(answer)
+        assert (answer.generation_id, answer.leader, answer.protocol_name) == (1, answer.member_id, "range")
+        assert [(m.member_id, m.metadata) for m in answer.members] == [(answer.member_id, subscription("t"))]
+        assert answer.member_id.startswith("shop-")
+        if version >= 7:
+            assert answer.protocol_type == "consumer"
+        refused = await join(s, version, protocol_type="connect")
+        assert errors(refused) == {"inconsistent_group_protocol"}
+        assert refused.generation_id == -1
+
+
+@versions(ApiKey.SYNC_GROUP)
+async def test_a_member_gets_its_assignment_in_every_version(version) -> None:
+    async with edge() as e:
+        s = await e.socket()
+        joined = await join(s)
+        answer = await sync(s, joined.member_id, version)
+        assert (errors(answer), answer.assignment) == (set(), b"mine")
+        assert errors(await sync(s, joined.member_id, version, generation=9)) == {"illegal_generation"}
+        other = await sync(s, joined.member_id, version, protocol_name="sticky")
+        assert errors(other) == ({"inconsistent_group_protocol"} if version >= 5 else set())
+
+
+@versions(ApiKey.HEARTBEAT)
+async def test_a_member_is_heard_of_in_every_version(version) -> None:
+    async with edge() as e:
+        s = await e.socket()
+        member_id = await stable(s)
+        asked = {"group_id": "g", "member_id": member_id, "group_instance_id": None}
+        assert not errors(await s.ask("heartbeat", version, generation_id=1, **asked))
+        assert errors(await s.ask("heartbeat", version, generation_id=2, **asked)) == {"illegal_generation"}
+
+
+@versions(ApiKey.LEAVE_GROUP)
+async def test_a_member_leaves_in_every_version(version) -> None:
+    async with edge() as e:
+        s = await e.socket()
+        member_id = await stable(s)
+
+        async def leave():
+            member = part(member_id=member_id, group_instance_id=None, reason="done")
+            return await s.ask("leave_group", version, group_id="g", member_id=member_id, members=[member])
+
+        assert not errors(await leave())
+        assert errors(await leave()) == {"unknown_member_id"}
+
+
+@versions(ApiKey.DESCRIBE_GROUPS)
+async def test_groups_are_described_in_every_version(version) -> None:
+    async with edge() as e:
+        s = await e.socket("shop")
+        member_id = await stable(s)
+        answer = await s.ask(
+            "describe_groups", version, groups=("g", "none"), include_authorized_operations=version >= 3
+        )
+        found, missing = answer.groups
+        assert (found.group_state, found.protocol_type, found.protocol_data) == ("Stable", "consumer", "range")
+        assert [
+            (m.member_id, m.client_id, m.client_host, m.member_metadata, m.member_assignment) for m in found.members
+        ] == [(member_id, "shop", "127.0.0.1", subscription("t"), b"mine")]
+        assert missing.group_state == "Dead"
+        assert missing.error_code.name == ("group_id_not_found" if version >= 6 else "none")
+        if version >= 3:
+            assert found.authorized_operations & 1 << Operation.READ
+
+
+@versions(ApiKey.OFFSET_COMMIT)
+async def test_offsets_are_committed_in_every_version(version) -> None:
+    async with edge() as e:
+        await e.topic("t")
+        s = await e.socket()
+        assert not errors(await commit(s, version))
+        assert errors(await commit(s, version, topics=one(partition=4))) == {"unknown_topic_or_partition"}
+        strange = await commit(s, version, group="none", generation=3, member_id="m")
+        assert errors(strange) == {"group_id_not_found" if version >= 9 else "illegal_generation"}
+        found, _ = await fetch(s, 8)
+        assert (found["t", 0].committed_offset, found["t", 0].metadata) == (7, "note")
+        assert found["t", 0].committed_leader_epoch == (3 if version >= 6 else -1)
+
+
+@versions(ApiKey.OFFSET_FETCH)
+async def test_offsets_are_fetched_in_every_version(version) -> None:
+    async with edge() as e:
+        await e.topic("t", 2)
+        s = await e.socket()
+        await commit(s)
+        found, error = await fetch(s, version, topics=(("t", (0, 1)), ("none", (0,))))
+        assert {key: p.committed_offset for key, p in found.items()} == {("t", 0): 7, ("t", 1): -1, ("none", 0): -1}
+        assert error is None or error.name == "none"
+        if version >= 2:
+            found, _ = await fetch(s, version, topics=None)
+            assert set(found) == {("t", 0)}
+        assert (await fetch(s, version, group="none"))[0]["t", 0].committed_offset == -1
+
+
+async def test_offsets_of_several_groups_are_fetched_at_once() -> None:
+    async with edge((Operation.DESCRIBE, GROUP, "secret")) as e:
+        await e.topic("t")
+        s = await e.socket()
+        await commit(s, group="a")
+        groups = [part(group_id=name, topics=None, member_id=None, member_epoch=-1) for name in ("a", "secret", "b")]
+        answer = await s.ask("offset_fetch", 9, groups=groups, require_stable=False)
+        assert [(g.group_id, g.error_code.name, len(g.topics)) for g in answer.groups] == [
+            ("a", "none", 1),
+            ("secret", "group_authorization_failed", 0),
+            ("b", "none", 0),
+        ]
+
+
+async def test_offsets_are_deleted() -> None:
+    async with edge() as e:
+        await e.topic("t")
+        s = await e.socket()
+        await commit(s)
+
+        async def delete(group):
+            topics = [part(name="t", partitions=[part(partition_index=0)])]
+            return await s.ask("offset_delete", 0, group_id=group, topics=topics)
+
+        answer = await delete("g")
+        assert (errors(answer), len(answer.topics)) == (set(), 1)
+        assert (await fetch(s, 8))[0]["t", 0].committed_offset == -1
+        assert errors(await delete("none")) == {"group_id_not_found"}
+
+
+@versions(ApiKey.TXN_OFFSET_COMMIT)
+async def test_a_transactions_offsets_are_unstable_in_every_version(version) -> None:
+    async with edge() as e:
+        await e.topic("t")
+        s = await e.socket()
+        begun = await s.ask("init_producer_id", 1, transactional_id="x", transaction_timeout=ms(60_000))
+        producer = {"transactional_id": "x", "producer_id": begun.producer_id, "producer_epoch": begun.producer_epoch}
+        assert not errors(await s.ask("add_offsets_to_txn", 0, group_id="g", **producer))
+        member = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+        answer = await s.ask("txn_offset_commit", version, group_id="g", topics=one(), **member, **producer)
+        assert not errors(answer)
+        assert (await fetch(s, 8))[0]["t", 0].error_code.name == "unstable_offset_commit"
+        assert not errors(await s.ask("end_txn", 0, committed=True, **producer))
+        assert (await fetch(s, 8))[0]["t", 0].committed_offset == 7
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+async def test_who_may_not_read_a_group_is_no_member_of_it() -> None:
+    async with edge((Operation.READ, GROUP, "g")) as e:
+        await e.topic("t")
+        s = await e.socket()
+        member = part(member_id="m", group_instance_id=None, reason=None)
+        refused = [
+            await join(s),
+            await sync(s, "m"),
+            await s.ask("heartbeat", 0, group_id="g", member_id="m", generation_id=1),
+            await s.ask("leave_group", 0, group_id="g", member_id="m"),
+            await s.ask("leave_group", 5, group_id="g", members=[member]),
+            await commit(s),
+        ]
+        assert [errors(answer) for answer in refused] == [{"group_authorization_failed"}] * len(refused)
+        assert e.server.classic.listed() == ()
+
+
+@pytest.mark.parametrize("version", [1, 2, 8])
+async def test_who_may_not_describe_a_group_sees_none_of_its_offsets(version) -> None:
+    async with edge((Operation.DESCRIBE, GROUP, "g")) as e:
+        s = await e.socket()
+        found, error = await fetch(s, version)
+        if version == 1:
+            assert found["t", 0].error_code.name == "group_authorization_failed"
+        else:
+            assert (found, error.name) == ({}, "group_authorization_failed")
+        answer = await s.ask("describe_groups", 6, groups=("g",), include_authorized_operations=False)
+        assert errors(answer) == {"group_authorization_failed"}
+
+
+async def test_topics_that_one_may_not_read_are_refused_one_by_one() -> None:
+    async with edge((Operation.READ, TOPIC, "secret")) as e:
+        await e.topic("t")
+        await e.topic("secret")
+        s = await e.socket()
+        answer = await commit(s, topics=[*one(), *one(topic="secret")])
+        by_topic = {topic.name: topic.partitions[0].error_code.name for topic in answer.topics}
+        assert by_topic == {"t": "none", "secret": "topic_authorization_failed"}
+        topics = [part(name=name, partitions=[part(partition_index=0)]) for name in ("t", "secret")]
+        deleted = await s.ask("offset_delete", 0, group_id="g", topics=topics)
+        by_topic = {topic.name: topic.partitions[0].error_code.name for topic in deleted.topics}
+        assert by_topic == {"t": "none", "secret": "topic_authorization_failed"}
+
+
+async def test_topics_that_one_may_not_see_are_left_out_of_all_offsets_and_refused_when_asked_for() -> None:
+    async with edge((Operation.DESCRIBE, TOPIC, "secret")) as e:
+        await e.topic("t")
+        await e.topic("secret")
+        s = await e.socket()
+        await commit(s, topics=[*one(), *one(topic="secret")])
+        assert set((await fetch(s, 8, topics=None))[0]) == {("t", 0)}
+        found, _ = await fetch(s, 8, topics=(("secret", (0,)),))
+        assert found["secret", 0].error_code.name == "topic_authorization_failed"
+        assert found["secret", 0].committed_offset == -1
+
+
+@pytest.mark.parametrize(
+    ("denied", "error"),
+    [
+        ((Operation.WRITE, TXN, "x"), "transactional_id_authorization_failed"),
+        ((Operation.READ, GROUP, "g"), "group_authorization_failed"),
+        ((Operation.READ, TOPIC, "t"), "topic_authorization_failed"),
+    ],
+)
+async def test_offsets_in_a_transaction_need_rights_on_all_three(denied, error) -> None:
+    async with edge(denied) as e:
+        await e.topic("t")
+        s = await e.socket()
+        asked = {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0, "group_id": "g"}
+        assert errors(await s.ask("txn_offset_commit", 2, topics=one(), **asked)) == {error}
+
+
+async def test_who_may_not_delete_a_group_may_not_delete_its_offsets() -> None:
+    async with edge((Operation.DELETE, GROUP, "g")) as e:
+        s = await e.socket()
+        assert errors(await s.ask("offset_delete", 0, group_id="g", topics=())) == {"group_authorization_failed"}
