@@ -1,6 +1,6 @@
 """The answer to ShareFetch, v1 and v2 (they are alike), straight from the plain message to bytes.
 
-By hand because it is what every delivery costs: kio takes some 30 µs for the smallest answer, this a fifth of that,
+By hand because it is what every delivery costs: kio takes some 30 µs for the smallest answer, this a third of that,
 and the records are copied once. Tests hold it equal to kio.
 """
 

@@ -1,0 +1,64 @@
+"""Flowshare's own API, key 32500: what Kafka's messages have no field for, between flowshare and flowshare.
+
+A request is a request header (v2) and a JSON object `{"call": name, …}`, an answer a response header (v1) and a JSON
+object; one with `error` (Kafka's number) and `message` says why there is nothing else. ApiVersions tells of the key,
+which is how flowshare finds flowshare; nobody else asks for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import orjson
+
+from flowshare.protocol.compact import framed
+from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.kafka import ApiKey
+
+VERSION: Final = 0
+SHARE_OFFSETS: Final = "share_offsets"
+"""{"group_id", "topics": {name: [partition, …]} or null} -> {"partitions": [[topic, partition, in_flight, delayed,
+redeliveries, oldest_ms], …]}: the fields of DescribeShareGroupOffsets that only flowshare has."""
+
+_REQUEST: Final = struct.Struct(">hhih")
+_RESPONSE: Final = struct.Struct(">iB")
+_NO_TAGS: Final = b"\0"
+
+Body = Mapping[str, Any]
+
+
+def encode_call(correlation_id: int, client_id: str, body: Body) -> bytes:
+    """The frame of a call, its length included."""
+    name = client_id.encode()
+    return framed(
+        [_REQUEST.pack(ApiKey.FLOWSHARE, VERSION, correlation_id, len(name)), name, _NO_TAGS, orjson.dumps(body)]
+    )
+
+
+def decode_call(frame: bytes, position: int, version: int) -> dict[str, Any]:
+    """The object of the call whose body begins at `position`. Raises: DecodeError."""
+    del version  # there is one
+    return _object(frame[position:])
+
+
+def encode_answer(correlation_id: int, version: int, body: Body) -> bytes:
+    """The frame of an answer, its length included."""
+    del version
+    return framed([_RESPONSE.pack(correlation_id, 0), orjson.dumps(body)])
+
+
+def decode_answer(frame: bytes) -> dict[str, Any]:
+    """The object of an answer (without its length). Raises: DecodeError."""
+    return _object(frame[_RESPONSE.size :])
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise DecodeError(f"the private message is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DecodeError("the private message is no JSON object")
+    return cast("dict[str, Any]", found)

@@ -1,0 +1,92 @@
+"""Flowshare's own API (`protocol.private`): calls that only flowshare's client makes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest
+from flowshare.protocol.private import SHARE_OFFSETS, VERSION, decode_call, encode_answer
+from flowshare.server.edge.base import Api, Call, Operation
+from flowshare.server.edge.forms import may_group, may_topic
+
+Body = dict[str, Any]
+TOPICS_MAX: Final = 10_000
+"""Topics, and partitions of a topic, that one call may name."""
+
+
+class PrivateApis:
+    """Answers flowshare's own calls, by name."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Callable[[Call], Awaitable[Body]]] = {SHARE_OFFSETS: self.share_offsets}
+
+    def apis(self) -> Sequence[Api]:
+        """The one API."""
+        return (
+            Api(
+                key=ApiKey.FLOWSHARE,
+                lowest=VERSION,
+                highest=VERSION,
+                answer=self.answer,
+                decode=decode_call,
+                encode=encode_answer,
+            ),
+        )
+
+    async def answer(self, call: Call) -> Body:
+        """What the call asks for, or why not."""
+        name = call.request.get("call")
+        handler = self._calls.get(name) if isinstance(name, str) else None
+        if handler is None:
+            known = ", ".join(self._calls)
+            message = f"this server has no call {name!r} (it has: {known}); upgrade it"
+            return refusal(ErrorCode.UNSUPPORTED_VERSION, message)
+        return await handler(call)
+
+    async def share_offsets(self, call: Call) -> Body:
+        """What flowshare knows of a group's share-partitions beyond Kafka's answer. Needs DESCRIBE, as that does."""
+        group_id, topics = call.request.get("group_id"), _topics(call.request.get("topics"))
+        if not isinstance(group_id, str) or topics is INVALID:
+            return refusal(ErrorCode.INVALID_REQUEST, "share_offsets needs a group_id, and topics or null")
+        if not may_group(call.peer, Operation.DESCRIBE, group_id):
+            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {group_id} is not allowed")
+        answer = await call.peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=topics))
+        if answer.error is not ErrorCode.NONE:
+            return refusal(answer.error, answer.message)
+        return {
+            "partitions": [
+                [part.topic, part.partition, part.in_flight, part.delayed, part.redeliveries, part.oldest_ms]
+                for part in answer.partitions
+                if part.error is ErrorCode.NONE and may_topic(call.peer, Operation.DESCRIBE, part.topic)
+            ]
+        }
+
+
+INVALID: Final[dict[str, tuple[int, ...]]] = {}
+"""Stands for topics that are not what they should be; compared by identity."""
+
+
+def refusal(code: ErrorCode, message: str | None) -> Body:
+    """An answer that says why there is none."""
+    return {"error": int(code), "message": message}
+
+
+def _topics(asked: object) -> dict[str, tuple[int, ...]] | None:
+    """Partitions by topic name; None: all; `INVALID`."""
+    if asked is None:
+        return None
+    if not isinstance(asked, dict) or len(cast("Body", asked)) > TOPICS_MAX:
+        return INVALID
+    found: dict[str, tuple[int, ...]] = {}
+    for name, partitions in cast("dict[str, object]", asked).items():
+        if not isinstance(partitions, list):
+            return INVALID
+        listed = cast("list[object]", partitions)
+        numbers = [number for number in listed if type(number) is int]
+        if len(numbers) != len(listed) or len(numbers) > TOPICS_MAX:
+            return INVALID
+        found[name] = tuple(numbers)
+    return found

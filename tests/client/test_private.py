@@ -1,0 +1,93 @@
+"""Flowshare's own calls: found, answered, refused in clear words, and never sent to anybody else's broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.client.errors import ConnectionLost, ServerError, Unsupported
+from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.private import decode_answer, decode_call, encode_answer, encode_call
+from tests.client.sockets import EVERYTHING, connected, fake_broker
+from tests.client.test_wire import joined, new_topic, served
+
+pytestmark = pytest.mark.asyncio
+OURS = {**EVERYTHING, 32500: (0, 0)}
+
+
+async def test_an_unknown_call_is_refused_with_what_there_is():
+    async with served(None) as connection:
+        with pytest.raises(ServerError, match=r"no call 'dance' \(it has: share_offsets\); upgrade") as caught:
+            await connection.call("dance")
+
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"group_id": 7},
+        {"group_id": "g", "topics": []},
+        {"group_id": "g", "topics": {"t": 1}},
+        {"group_id": "g", "topics": {"t": [True]}},
+        {"group_id": "g", "topics": {"t": ["0"]}},
+        {"group_id": "g", "topics": {"t": list(range(10_001))}},
+    ],
+)
+async def test_fields_that_make_no_sense_are_refused(fields):
+    async with served(None) as connection:
+        with pytest.raises(ServerError, match="share_offsets needs a group_id, and topics or null"):
+            await connection.call("share_offsets", **fields)
+
+
+async def test_a_group_that_is_not_there_has_kafkas_error():
+    async with served(None) as connection:
+        with pytest.raises(ServerError) as caught:
+            await connection.call("share_offsets", group_id="nobody", topics=None)
+
+        assert caught.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_only_the_topics_asked_for_are_told():
+    async with served(None) as connection:
+        topic, _ = await new_topic(connection, partitions=2)
+        await joined(connection, "g", topic)
+
+        answer = await connection.call("share_offsets", group_id="g", topics={topic: [1]})
+        whole = await connection.send(m.DescribeShareGroupOffsetsRequest(group_id="g"))
+
+        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1]]
+        assert len(whole.partitions) == 2
+
+
+async def test_a_broker_of_somebody_elses_is_never_asked():
+    async with fake_broker() as broker, connected(broker) as connection:
+        with pytest.raises(Unsupported, match="is no flowshare server"):
+            await connection.call("share_offsets")
+
+        assert len(broker.starts) == 1
+
+
+async def test_an_answer_that_is_no_object_ends_the_connection():
+    async with fake_broker(OURS) as broker, connected(broker) as connection:
+        broker.answer = lambda start, frame, writer: encode_answer(start.correlation_id, 0, [1])  # type: ignore[arg-type]
+
+        with pytest.raises(ConnectionLost, match="no JSON object"):
+            await connection.call("share_offsets")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'"text"', b"[" * 5000])
+async def test_a_body_that_is_no_json_object_is_garbage(body):
+    with pytest.raises(DecodeError):
+        decode_call(b"head" + body, 4, 0)
+    with pytest.raises(DecodeError):
+        decode_answer(b"head!" + body)
+
+
+async def test_calls_and_answers_come_back_as_they_were():
+    body = {"call": "x", "number": 7, "text": "é"}
+
+    assert decode_call(encode_call(1, "c", body), 4 + 10 + 1 + 1, 0) == body
+    assert decode_answer(encode_answer(1, 0, body)[4:]) == body
