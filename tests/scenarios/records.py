@@ -9,6 +9,8 @@ from flowshare.protocol.batches import BatchBuilder, batch_headers
 from flowshare.protocol.headers import ATTRIBUTES_AT, CONTROL_MASK, CRC_AT, TRANSACTIONAL_MASK, crc32c
 from tests.scenarios.words import Batch, Place
 
+PRODUCER_AT = 43
+
 
 def build(batch: Batch, *, timestamp_ms: int, size: int = 0) -> bytes:
     """A batch with one record an offset; values are the offsets, padded to `size` bytes."""
@@ -41,6 +43,23 @@ def make_control(storage: MemoryStorage, where: Place) -> None:
     struct.pack_into(">h", records, ATTRIBUTES_AT, attributes | CONTROL_MASK | TRANSACTIONAL_MASK)
     struct.pack_into(">I", records, CRC_AT, crc32c()(memoryview(records)[ATTRIBUTES_AT:]))
     log.batches[-1] = stored._replace(records=bytes(records))
+
+
+def transactional(records: bytes, producer_id: int, epoch: int) -> bytes:
+    """The batch as the first one of a transactional producer."""
+    made = bytearray(records)
+    (attributes,) = struct.unpack_from(">h", made, ATTRIBUTES_AT)
+    struct.pack_into(">h", made, ATTRIBUTES_AT, attributes | TRANSACTIONAL_MASK)
+    struct.pack_into(">qhi", made, PRODUCER_AT, producer_id, epoch, 0)
+    struct.pack_into(">I", made, CRC_AT, crc32c()(memoryview(made)[ATTRIBUTES_AT:]))
+    return bytes(made)
+
+
+def end_in_place(storage: MemoryStorage, where: Place, producer_id: int, *, committed: bool) -> None:
+    """End the producer's transaction at its last batch, without a marker: the catalogue's logs have none there."""
+    log = storage._partitions[where.topic][where.partition]
+    change = log.producers.mark(producer_id, 0, log.end - 1, 0, committed=committed)
+    log.producers.confirm(change)
 
 
 def compact(storage: MemoryStorage, where: Place, gone: Batch) -> None:

@@ -192,7 +192,6 @@ SCENARIOS = (
     ),
     Scenario(
         id="O13",
-        on="core",
         given="""
             config isolation=read_committed
             transactions 10 abort_every=5
@@ -202,7 +201,6 @@ SCENARIOS = (
     ),
     Scenario(
         id="O14",
-        on="core",
         given="""
             config isolation=read_uncommitted
             transactions 10 abort_every=5
@@ -221,8 +219,22 @@ SCENARIOS = (
         then="describe => next=75",
     ),
     Scenario(
+        id="O15",
+        on="server",
+        given="""
+            config isolation=read_committed
+            log 10-14x 15-19 20-34 50-57 58-67x 70-74x
+        """,
+        when="fetch M1 batch=10 => [15-19]c1 [20-49]c1 [50-57]c1 [68-69]c1",
+        then="""
+            log 75-79
+            fetch M2 => [75-79]c1
+            ack M1 15-57:accept 68-69:gap => NONE
+            describe => start=75
+        """,
+    ),
+    Scenario(
         id="O16",
-        on="core",
         given="""
             config isolation=read_committed
             log 0-4 5-9o
@@ -237,7 +249,6 @@ SCENARIOS = (
     ),
     Scenario(
         id="O17",
-        on="core",
         given="""
             config isolation=read_uncommitted
             log 0-4x 5-9
@@ -253,6 +264,17 @@ SCENARIOS = (
     Scenario(
         id="O18",
         on="core",
+        given="""
+            config isolation=read_committed
+            transactions 2000
+        """,
+        when="consume M1 => records=2000",
+        then="describe => start=4000 lag=0",
+    ),
+    Scenario(
+        id="O18",
+        on="server",
+        slow=True,
         given="""
             config isolation=read_committed
             transactions 2000
