@@ -13,7 +13,9 @@ from kio.schema.errors import ErrorCode as KafkaError
 from flowshare.clock import LoopClock
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module, read_response, write_request
+from flowshare.protocol.messages import IncrementalAlterConfigsRequest
 from flowshare.server.edge.base import ANONYMOUS
 from flowshare.server.listener import Listener
 from flowshare.server.server import Server
@@ -86,7 +88,7 @@ class Socket:
 
 
 def build(name: str, version: int, part: str | None = None, /, **values):
-    """kio's request, or a part of it; dicts become the parts that the fields want."""
+    """kio's request, or a part of it; every `part` becomes the entity that its field wants."""
     made = module(name, version, "request")
     part = part or next(key for key in vars(made) if key.lower() == name.replace("_", "") + "request")
     entity = getattr(made, part)
@@ -133,6 +135,13 @@ class Edge:
         await self.server.close()
         await self.storage.close()
 
+    async def configure(self, group_id: str = "g", **configs: str) -> None:
+        """Set a group's settings; `_` in their names stands for `.`."""
+        named = {name.replace("_", "."): value for name, value in configs.items()}
+        request = IncrementalAlterConfigsRequest(resource_type="group", resource=group_id, configs=named)
+        answer = await self.admin.send(request)
+        assert answer.error is ErrorCode.NONE, answer.message
+
     async def topic(self, name: str = "t", partitions: int = 1):
         """Make a topic; its id."""
         made = await self.storage.create_topic(name, partitions=partitions)
@@ -153,6 +162,13 @@ async def edge(*denied, config: ServerConfig | None = None):
         yield made
     finally:
         await made.close()
+
+
+async def until(condition) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():  # noqa: ASYNC110  nobody tells when it does
+            await asyncio.sleep(0.001)
 
 
 def errors(answer) -> set[str]:

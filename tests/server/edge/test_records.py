@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 
 import pytest
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import decode_all
+from flowshare.protocol.messages import FetchRequest
 from flowshare.server.edge.base import Operation, ResourceType
-from tests.server.edge.kit import NONE, batch, edge, ms, part
+from tests.server.edge.kit import NONE, batch, edge, ms, part, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -20,12 +20,8 @@ READ_SECRET = (Operation.READ, ResourceType.TOPIC, "secret")
 
 async def produce(socket, *places, acks=-1, version=12, transactional_id=None):
     """Produce records to (topic, partition, bytes); errors by place."""
-    answer = await socket.ask(
-        "produce", version, **_to_produce(places, acks=acks, transactional_id=transactional_id)
-    )
-    return {
-        (topic.name, one.index): one.error_code for topic in answer.responses for one in topic.partition_responses
-    }
+    answer = await socket.ask("produce", version, **_to_produce(places, acks=acks, transactional_id=transactional_id))
+    return {(topic.name, one.index): one.error_code for topic in answer.responses for one in topic.partition_responses}
 
 
 def _to_produce(places, *, acks, transactional_id=None):
@@ -138,9 +134,7 @@ async def test_topics_are_named_by_id_from_version_13_on() -> None:
     async with edge() as e:
         topic_id, unknown = await e.topic(), uuid.uuid4()
         s = await e.socket()
-        data = [
-            part(topic_id=one, partition_data=[part(index=0, records=batch(b"a"))]) for one in (topic_id, unknown)
-        ]
+        data = [part(topic_id=one, partition_data=[part(index=0, records=batch(b"a"))]) for one in (topic_id, unknown)]
         made = await s.ask("produce", 13, transactional_id=None, acks=1, timeout=ms(1000), topic_data=data)
         read = await s.ask("fetch", 18, **to_fetch((topic_id, 0, 0), (unknown, 0, 0), version=18))
 
@@ -252,7 +246,9 @@ async def test_a_leader_epoch_that_has_not_come_is_unknown() -> None:
         s = await e.socket()
         early = {"current_leader_epoch": 3}
 
-        found = parts(await s.ask("fetch", 12, **to_fetch(("t", 0, 0, early), ("t", 0, 0, {"current_leader_epoch": 0}))))
+        found = parts(
+            await s.ask("fetch", 12, **to_fetch(("t", 0, 0, early), ("t", 0, 0, {"current_leader_epoch": 0})))
+        )
         listed = await s.ask(
             "list_offsets",
             9,
@@ -341,9 +337,7 @@ async def test_the_one_leader_epoch_goes_to_the_end_of_the_log() -> None:
         s = await e.socket()
 
         async def end(topic, epoch, known=-1):
-            asked = [
-                part(topic=topic, partitions=[part(partition=0, leader_epoch=epoch, current_leader_epoch=known)])
-            ]
+            asked = [part(topic=topic, partitions=[part(partition=0, leader_epoch=epoch, current_leader_epoch=known)])]
             found = (await s.ask("offset_for_leader_epoch", 4, topics=asked)).topics[0].partitions[0]
             return found.error_code.name, found.leader_epoch, found.end_offset
 
@@ -359,18 +353,9 @@ async def test_a_fetch_of_a_closed_connection_leaves_nothing_behind() -> None:
         await e.topic()
         s = await e.socket()
         await s.tell("fetch", 12, **to_fetch(("t", 0, 0), wait=600_000))
-        handler = e.server._handlers[type(_plain_fetch())].__self__
-        async with asyncio.timeout(20):
-            while not len(handler._watch):
-                await asyncio.sleep(0.001)
+        handler = e.server._handlers[FetchRequest].__self__
+        await until(lambda: len(handler._watch) == 1)
 
-            await s.close()
+        await s.close()
 
-            while len(handler._watch):
-                await asyncio.sleep(0.001)
-
-
-def _plain_fetch():
-    from flowshare.protocol.messages import FetchRequest
-
-    return FetchRequest(partitions=())
+        await until(lambda: len(handler._watch) == 0)

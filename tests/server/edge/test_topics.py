@@ -9,7 +9,7 @@ import pytest
 
 from flowshare.server.edge.base import Operation, ResourceType
 from flowshare.share.config import ServerConfig
-from tests.server.edge.kit import edge, ms, part
+from tests.server.edge.kit import edge, ms, part, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -284,9 +284,7 @@ async def test_what_takes_longer_than_the_client_waits_is_done_all_the_same() ->
         go_on.set()
 
         assert late["t"].error_code.name == "request_timed_out"
-        async with asyncio.timeout(20):
-            while "t" not in e.storage.topics():
-                await asyncio.sleep(0.001)
+        await until(lambda: "t" in e.storage.topics())
 
 
 # --- delete and grow ------------------------------------------------------------------------------------------------
@@ -340,9 +338,7 @@ async def test_partitions_are_added() -> None:
                 )
                 for name, count, brokers in wanted
             ]
-            answer = await s.ask(
-                "create_partitions", 3, topics=asked, timeout=ms(5000), validate_only=validate_only
-            )
+            answer = await s.ask("create_partitions", 3, topics=asked, timeout=ms(5000), validate_only=validate_only)
             return [(one.name, one.error_code.name) for one in answer.results]
 
         assert await grow(("a", 3, None), ("b", 1, None), ("none", 2, None), ("kept", 2, None)) == [
