@@ -1,4 +1,4 @@
-"""Every test in this directory runs against both servers."""
+"""The fixture `server`: a test that takes it runs against both servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.servers import Server, flowshare_server
+from tests.interop.servers import FlowshareProcess, Server
 from tests.interop.toolbox import Told, Toolbox
 
 HERE = Path(__file__).parent
@@ -26,8 +26,12 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "kafka":
         yield Server("kafka", request.getfixturevalue("kafka").bootstrap)
     else:
-        with flowshare_server(tmp_path_factory.mktemp("serve")) as found:
-            yield found
+        process = FlowshareProcess(tmp_path_factory.mktemp("serve"))
+        try:
+            process.start()
+            yield process.server
+        finally:
+            process.stop()
 
 
 @pytest.fixture(scope="session")

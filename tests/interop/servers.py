@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -86,40 +85,53 @@ class Server:
         return offsets
 
 
-@contextmanager
-def flowshare_server(folder: Path) -> Iterator[Server]:
-    """A `flowshare serve` of its own, on a free port."""
-    log = folder / "serve.log"
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "flowshare.cli", "serve", "--data", str(folder / "log"), "--listen", "127.0.0.1:0"]
-    # As on the control: ACLs can be made, and everybody here is a super user.
-    acls = folder / "acls"
-    acls.touch()
-    sets += ["--acls", str(acls), "--super-user", "User:ANONYMOUS"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, *sets], stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=tied_to_parent()
-        )
-    try:
-        yield Server("flowshare", _address(process, log))
-    finally:
-        process.terminate()
+class FlowshareProcess:
+    """A `flowshare serve` of its own."""
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        self._folder = folder
+        self._log = folder / "serve.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listen = f"127.0.0.1:{port}"
+
+    def start(self) -> None:
+        """Start it, on the data that it had, and wait until it listens."""
+        # As on the control: ACLs can be made, and everybody here is a super user.
+        acls = self._folder / "acls"
+        acls.touch()
+        command = [sys.executable, "-m", "flowshare.cli", "serve", "--listen", self._listen]
+        command += ["--data", str(self._folder / "log"), "--acls", str(acls), "--super-user", "User:ANONYMOUS"]
+        command += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+        with self._log.open("wb") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=tied_to_parent()
+            )
+        self.server = Server("flowshare", self._address(self._process))
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM; if that does not end it in time, SIGKILL."""
+        assert self._process is not None
+        self._process.terminate()
         try:
-            process.wait(START_LIMIT_S)
+            self._process.wait(START_LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.kill()
 
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
-            if "listening on " in line:
-                return line.rpartition("listening on ")[2].split()[0]
-        assert process.poll() is None, f"flowshare serve ended:\n{tail(log)}"
-        time.sleep(0.02)
-    raise AssertionError(f"flowshare serve was not ready within {START_LIMIT_S} s:\n{tail(log)}")
+    def _address(self, process: subprocess.Popen[bytes]) -> str:
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            for line in self._log.read_text().splitlines():
+                if "listening on " in line:
+                    return line.rpartition("listening on ")[2].split()[0]
+            assert process.poll() is None, f"flowshare serve ended:\n{tail(self._log)}"
+            time.sleep(0.02)
+        raise AssertionError(f"flowshare serve was not ready within {START_LIMIT_S} s:\n{tail(self._log)}")
 
 
 def until(ask: Callable[[], T], good: Callable[[T], object], limit_s: float = CALL_LIMIT_S) -> T:

@@ -216,3 +216,34 @@ def test_compressed_batches_arrive_whole(server, unique, topic, compression):
     assert [message.offset() for message in taken] == list(range(100))
     assert taken[7].headers() == [("number", b"7")]
     assert taken[7].key() == b"k"
+
+
+def test_a_large_backlog_is_shared_by_two_members_without_loss_or_repetition(server, unique):
+    topic, group = server.topic(unique("orders"), partitions=2), server.share_group(unique("group"))
+    for partition in (0, 1):
+        server.produce(topic, *(f"{partition}-{number:099}" for number in range(10_000)), partition=partition)
+
+    seen = []
+    with member(server, group, topic) as one, member(server, group, topic) as two:
+        deadline = time.monotonic() + CALL_LIMIT_S
+        while len(seen) < 20_000 and time.monotonic() < deadline:
+            for consumer in (one, two):
+                seen += [(message.partition(), message.offset()) for message in consumer.poll(timeout=0.05)]
+
+    assert len(seen) == 20_000
+    assert len(set(seen)) == 20_000
+
+
+def test_records_of_a_megabyte_arrive(server, unique, topic):
+    from confluent_kafka import Producer
+
+    group = server.share_group(unique("group"))
+    producer = Producer({"bootstrap.servers": server.bootstrap, "message.max.bytes": 1_000_000})
+    for number in range(20):
+        producer.produce(topic, bytes([number]) * 900_000)
+    assert producer.flush(CALL_LIMIT_S) == 0
+
+    with member(server, group, topic) as consumer:
+        taken = take(consumer, 20)
+
+    assert [message.value() == bytes([number]) * 900_000 for number, message in enumerate(taken)] == [True] * 20

@@ -7,7 +7,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer
 from confluent_kafka import TopicPartition as Place
 
-from tests.interop.servers import CALL_LIMIT_S, until
+from tests.interop.servers import CALL_LIMIT_S
 from tests.interop.test_confluent_share import member
 from tests.interop.test_confluent_share import take as share_take
 from tests.interop.test_consumer_groups import librdkafka, take
@@ -167,27 +167,6 @@ def test_share_groups_follow_their_isolation_level(server, unique, topic, isolat
         taken = share_take(consumer, len(seen)) + share_take(consumer, 1, limit_s=1)
 
     assert sorted(message.value().decode() for message in taken) == seen
-
-
-def test_an_idempotent_producer_survives_a_restart_of_its_connections(server, unique, topic):
-    producer = Producer(
-        {
-            "bootstrap.servers": server.bootstrap,
-            "enable.idempotence": True,
-            "connections.max.idle.ms": 300,
-            "linger.ms": 1,
-        }
-    )
-    sent = 0
-    for _ in range(3):
-        for _ in range(10):
-            producer.produce(topic, str(sent))
-            sent += 1
-        assert producer.flush(CALL_LIMIT_S) == 0
-        producer.poll(0.6)
-
-    assert read(server, topic, sent, committed=True) == [str(number) for number in range(sent)]
-    assert until(lambda: producer.flush(0.1), lambda left: left == 0) == 0
 
 
 @pytest.mark.java
