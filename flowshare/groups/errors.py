@@ -16,7 +16,6 @@
       NonEmptyGroup               the group still has members
       GroupSubscribedToTopic      the group's members read this topic
       OffsetMetadataTooLarge      more than offset.metadata.max.bytes with an offset
-      UnstableOffsetCommit        a transaction's offset for this partition is not decided yet
       InvalidProducerEpoch        the transaction's producer was replaced
       GroupStateCorrupt           what is stored of the group cannot be read
 
@@ -92,10 +91,6 @@ class GroupSubscribedToTopic(GroupError):
 
 class OffsetMetadataTooLarge(GroupError):
     """More metadata with an offset than the server takes."""
-
-
-class UnstableOffsetCommit(GroupError):
-    """A transaction's offset for this partition is not decided yet."""
 
 
 class InvalidProducerEpoch(GroupError):

@@ -351,10 +351,6 @@ class ClassicGroup:
             ),
         )
 
-    def check(self) -> None:
-        """Assert the invariants of `states`; for tests."""
-        self._phases.check()
-
     # --- helpers ------------------------------------------------------------------------------------------------
 
     def _find(self, member_id: str, instance_id: str | None, generation: int) -> Member:

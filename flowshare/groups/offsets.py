@@ -78,11 +78,6 @@ class Offsets:
         """Offsets by partition, without those of open transactions."""
         return self._committed
 
-    @property
-    def producers(self) -> frozenset[int]:
-        """Producers with an open transaction that committed offsets here."""
-        return frozenset(self._pending)
-
     def unstable(self, partition: Partition) -> bool:
         """Whether an open transaction has an offset for the partition."""
         return any(partition in pending.offsets for pending in self._pending.values())

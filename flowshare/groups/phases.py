@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from flowshare.groups.errors import (
     CoordinatorNotAvailable,
@@ -20,6 +21,9 @@ from flowshare.groups.states import State, Trigger, step
 from flowshare.groups.stored import GroupState, StoredMember
 from flowshare.groups.subscription import CONSUMER, all_subscribed_topics
 from flowshare.groups.types import Answered, ClassicConfig, JoinAnswer, JoinedMember, Step, SyncAnswer
+
+AWAY_MS_MIN: Final = 1_000
+"""How long it is waited at least for static members that are all away, before it is looked again."""
 
 
 class Phases:
@@ -146,7 +150,10 @@ class Phases:
         self.protocol_type, self.protocol_name = state.protocol_type, state.protocol_name
         self.state_since_ms = state.state_since_ms
         for one in state.members:
-            if one.member_id in self.members or state.protocol_name not in {name for name, _ in one.protocols}:
+            twice = one.member_id in self.members or (
+                one.instance_id is not None and self.members.of_instance(one.instance_id) is not None
+            )
+            if twice or state.protocol_name not in {name for name, _ in one.protocols}:
                 raise GroupStateCorrupt(f"stored group has a member {one.member_id!r} twice or without its protocol")
             member = Member(
                 member_id=one.member_id,
@@ -244,7 +251,7 @@ class Phases:
             if member.joining is None and member.instance_id is None:
                 self.drop(member)
         if len(self.members) and not self.members.elect_joined_leader():
-            self.join_due_ms = now_ms + self._join_limit_ms(now_ms)
+            self.join_due_ms = now_ms + max(AWAY_MS_MIN, self._join_limit_ms(now_ms))
             return
         self.join_due_ms = self._initial_left_ms = None
         self.generation += 1
@@ -334,28 +341,3 @@ class Phases:
             if member.syncing is not None:
                 self.answer_sync(member, error=error)
                 self.touch(member, now_ms)
-
-    # --- invariants ---------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert the invariants of `states`, by their numbers there."""
-        members = tuple(self.members)
-        if self.state in (State.EMPTY, State.DEAD):
-            assert not members, 1
-        elif self.state is not State.PREPARING:
-            assert members, 1
-            assert self.protocol_name in self.members.candidates(), 3
-        else:
-            assert members or self.pending, 1
-        assert (self.members.leader is None) == (not members), 3
-        assert self.members.leader is None or self.members.leader in self.members, 3
-        assert not members or self.protocol_type, 3
-        assert self.state is State.PREPARING or not any(one.joining is not None for one in members), 4
-        assert self.state is State.COMPLETING or not any(one.syncing is not None for one in members), 4
-        assert (self.join_due_ms is not None) == (self.state is State.PREPARING), 5
-        assert self.sync_due_ms is not None or not any(one.sync_missing for one in members), 5
-        for one in members:
-            waits = one.syncing is not None or (one.joining is not None and not one.new)
-            assert waits or one.deadline_ms is not None, 5
-            assert one.instance_id is None or self.members.of_instance(one.instance_id) is one, 6
-            assert self.state is State.STABLE or not one.assignment, 7

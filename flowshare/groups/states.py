@@ -10,7 +10,7 @@
     Stable                every member can have its assignment                  REBALANCE -> PreparingRebalance
     Dead                  deleted; whoever asks is to look for the group anew
 
-Invariants, which hold between any two calls (`ClassicGroup.check` asserts them):
+Invariants, which hold between any two calls (`tests/groups/invariants.py` asserts them):
 
 1. Empty and Dead groups have no members. CompletingRebalance and Stable groups have some. A PreparingRebalance group
    without members waits for one that was told its id and has not come back yet.

@@ -188,7 +188,6 @@ GROUP_WIRE: Final[dict[type[classic.GroupError], ErrorCode]] = {
     classic.NonEmptyGroup: ErrorCode.NON_EMPTY_GROUP,
     classic.GroupSubscribedToTopic: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
     classic.OffsetMetadataTooLarge: ErrorCode.OFFSET_METADATA_TOO_LARGE,
-    classic.UnstableOffsetCommit: ErrorCode.UNSTABLE_OFFSET_COMMIT,
     classic.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
     classic.GroupStateCorrupt: ErrorCode.UNKNOWN_SERVER_ERROR,
 }

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.groups.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
+    GroupStateCorrupt,
     InconsistentGroupProtocol,
     InvalidGroupId,
     UnknownMemberId,
@@ -108,7 +109,11 @@ class ClassicGroups:
         """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
         now_ms = self.clock.now_ms()
         for group_id, loaded in (await load(self.storage, self._damage)).items():
-            group = ClassicGroup(group_id, config=self.config, state=loaded.state, now_ms=now_ms)
+            try:
+                group = ClassicGroup(group_id, config=self.config, state=loaded.state, now_ms=now_ms)
+            except GroupStateCorrupt as error:
+                self._damage.add(group_id, group_key(group_id), f"its members: {error}")
+                continue
             self.entries[group_id] = Entry(group, loaded.offsets)
         await self._forget_topics(lambda topic_id: self.topics.by_id(topic_id) is not None)
         loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Committed, Offsets, Partition, Producer
 from flowshare.groups.stored import decode_group
 from flowshare.groups.types import ClassicConfig, Join, Supported
+from tests.groups.invariants import check
 
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
@@ -82,7 +83,7 @@ class World:
         if step.assign is not None:
             done = self.group.assigned if durable else self.group.not_assigned
             self.settle(done(step.assign, self.now_ms))
-        self.group.check()
+        check(self.group)
 
     def members(self, *instances, **fields):
         """A Stable group of members with these group.instance.ids (None: dynamic ones), one a generation; their ids."""

@@ -392,6 +392,15 @@ def test_a_group_of_static_members_that_are_all_away_waits_until_their_sessions_
     assert (world.group.state, world.group.member_count) == (State.EMPTY, 0)
 
 
+def test_static_members_that_give_others_no_time_to_join_are_still_not_looked_for_without_end():
+    world = World()
+    world.members("a", "b", rebalance_timeout_ms=0)
+    world.leave(instance="a")
+    world.settle(world.group.expire(world.now_ms))
+    assert world.group.state is State.PREPARING
+    assert world.group.next_deadline_ms() - world.now_ms == 1_000
+
+
 def test_a_static_member_is_let_go_by_its_instance_id_alone():
     world = World()
     world.members("a", "b")

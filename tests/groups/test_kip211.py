@@ -258,7 +258,7 @@ def test_scenario_20_the_offsets_of_a_deleted_topic_go_and_those_of_the_new_one_
     world.commit("t", 2, producer=Producer(4, 0))
     world.offsets.apply(world.offsets.forget_topics(lambda topic_id: topic_id == new))
     assert set(world.offsets.committed) == {Partition("t", 1)}
-    assert not world.offsets.producers
+    assert not world.offsets._pending
 
 
 def test_scenario_21_offsets_of_a_topic_that_members_read_are_told_apart(world):
@@ -302,7 +302,7 @@ def test_a_transaction_does_not_replace_an_offset_that_was_committed_later():
     world.commit(offset=3)
     world.complete(4, committed=True)
     assert world.offsets.committed[Partition("t", 0)].offset == 3
-    assert not world.offsets.producers
+    assert not world.offsets._pending
 
 
 def test_a_producer_that_was_replaced_commits_nothing_and_ends_nothing():

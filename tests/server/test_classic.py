@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowshare.groups.stored import decode_group, encode_group
 from flowshare.groups.types import ClassicConfig, Supported
 from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
@@ -546,6 +547,18 @@ async def test_a_group_that_cannot_be_read_is_refused_and_goes_only_when_it_is_d
         assert await w.storage.scan(OFFSETS)
         assert await w.delete() is NONE
         assert await w.commit() is NONE
+
+
+async def test_a_stored_group_that_contradicts_itself_is_refused_and_the_others_are_served() -> None:
+    async with world() as w:
+        await w.stable()
+        await w.commit(group="simple")
+        ((key, value),) = await w.storage.scan(GROUPS)
+        broken = replace(decode_group(value), protocol_name="sticky")
+        await w.storage.write([(key, encode_group(broken))])
+        await w.restart()
+        assert (await w.join()).error is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert await w.committed("simple") == {("t", 0): 5}
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
