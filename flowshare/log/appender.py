@@ -77,4 +77,5 @@ class Appender:
         for batch in batches:
             self._budget.append(log.tail, batch)
         await future
-        return Appended(base_offset=base, last_offset=end - 1, log_start=log.log_start)
+        stamp_ms = now_ms if append_time else -1
+        return Appended(base_offset=base, last_offset=end - 1, log_start=log.log_start, append_time_ms=stamp_ms)

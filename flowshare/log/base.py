@@ -93,11 +93,15 @@ class LogOffsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Where a confirmed append went."""
+    """Where a confirmed append went.
+
+    append_time_ms: the time that all its records were stamped with (message.timestamp.type=LogAppendTime), else −1.
+    """
 
     base_offset: int
     last_offset: int
     log_start: int
+    append_time_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,7 +184,8 @@ class MemoryStorage:
             if change is not None:
                 log.producers.confirm(change)
         self._notify(topic, partition)
-        return Appended(base_offset=base, last_offset=log.end - 1, log_start=log.log_start)
+        stamp_ms = now_ms if append_time else -1
+        return Appended(base_offset=base, last_offset=log.end - 1, log_start=log.log_start, append_time_ms=stamp_ms)
 
     async def read(
         self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False

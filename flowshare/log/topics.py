@@ -56,7 +56,12 @@ def _one_of(*values: str) -> Callable[[str], str]:
 
 TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
     {
-        "cleanup.policy": TopicConfigDef("delete", "What happens to old records.", _one_of("delete")),
+        "cleanup.policy": TopicConfigDef(
+            "delete",
+            "What happens to old records: they are deleted by the retention settings, or (compact) never. Older records "
+            "of a key are kept, as Kafka keeps them until it compacts.",
+            _one_of("delete", "compact", "compact,delete", "delete,compact"),
+        ),
         "compression.type": TopicConfigDef("producer", "Batches are kept as produced.", _one_of("producer")),
         "errors.deadletterqueue.group.enable": TopicConfigDef(
             "false",
@@ -92,11 +97,12 @@ class TopicSettings:
         def value(name: str) -> str:
             return configs.get(name, TOPIC_CONFIGS[name].default)
 
+        deletes = "delete" in value("cleanup.policy").split(",")
         return cls(
             max_message_bytes=int(value("max.message.bytes")),
             append_time=value("message.timestamp.type") == "LogAppendTime",
-            retention_ms=int(value("retention.ms")),
-            retention_bytes=int(value("retention.bytes")),
+            retention_ms=int(value("retention.ms")) if deletes else -1,
+            retention_bytes=int(value("retention.bytes")) if deletes else -1,
         )
 
     @property

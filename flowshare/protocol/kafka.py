@@ -214,6 +214,6 @@ def read_response(name: str, version: int, frame: bytes) -> tuple[int, Any]:
 
 
 def _with_length(buffer: io.BytesIO) -> bytes:
-    view = buffer.getbuffer()
-    _LENGTH.pack_into(view, 0, len(view) - 4)
-    return bytes(view)
+    with buffer.getbuffer() as view:
+        _LENGTH.pack_into(view, 0, len(view) - 4)
+    return buffer.getvalue()  # the bytes themselves, not a copy: fetches answer with megabytes

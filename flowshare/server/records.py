@@ -62,7 +62,11 @@ class RecordApis:
         except LogError as error:
             code, message = failure(error)
             return ProduceResponse(error=code, message=message)
-        return ProduceResponse(base_offset=appended.base_offset, log_start=appended.log_start)
+        return ProduceResponse(
+            base_offset=appended.base_offset,
+            log_start=appended.log_start,
+            append_time_ms=appended.append_time_ms,
+        )
 
     async def fetch(self, request: FetchRequest, connection: InProcess) -> FetchResponse:
         """Read batches of partitions; with a wait limit, wait until there are enough or something fails."""

@@ -255,6 +255,18 @@ class StorageContract:
         run(body)
 
     @final
+    def test_records_of_a_compacted_topic_are_deleted_only_if_its_policy_says_so_too(self, run):
+        async def body(storage: Storage) -> None:
+            for name, policy in (("kept", "compact"), ("both", "compact,delete")):
+                await storage.create_topic(name, configs={"cleanup.policy": policy, "retention.ms": "1000"})
+                await storage.append(name, 0, batch(10, timestamp_ms=NOW_MS - 5000))
+            await self.until(storage, lambda: storage.offsets("both", 0).log_start == 10)
+
+            assert storage.offsets("kept", 0).log_start == 0
+
+        run(body)
+
+    @final
     def test_records_are_deleted_by_size_down_to_the_last_batch(self, run):
         async def body(storage: Storage) -> None:
             records = batch(1, value=bytes(1000))
@@ -319,7 +331,7 @@ class StorageContract:
             for key, value in (
                 ("retention.ms", "-2"),
                 ("retention.ms", "soon"),
-                ("cleanup.policy", "compact"),
+                ("cleanup.policy", "shrink"),
                 ("compression.type", "gzip"),
                 ("message.timestamp.type", "Never"),
             ):

@@ -149,6 +149,22 @@ async def test_topics_are_named_by_id_from_version_13_on() -> None:
         assert [record.value for record in decode_all(parts(read)[0].records)] == [b"a"]
 
 
+async def test_the_log_says_when_it_stamped_records() -> None:
+    async with edge() as e:
+        await e.storage.create_topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
+        await e.topic("t")
+        s = await e.socket()
+
+        answer = await s.ask(
+            "produce", 9, **_to_produce([(name, 0, batch(b"a")) for name in ("stamped", "t")], acks=-1)
+        )
+
+        stamped, kept = (topic.partition_responses[0].log_append_time for topic in answer.responses)
+        read = await e.storage.read("stamped", 0, 0, max_bytes=1 << 20)
+        assert round(stamped.timestamp() * 1000) == decode_all(read.records)[0].timestamp_ms
+        assert kept is None
+
+
 async def test_requests_of_one_connection_are_appended_in_their_order() -> None:
     async with edge() as e:
         await e.topic()
