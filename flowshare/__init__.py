@@ -14,6 +14,7 @@ _WHERE = {
     "App": "flowshare.agents.app",
     "Batch": "flowshare.agents.batching",
     "BatchRecord": "flowshare.agents.batching",
+    "BlockingShareConsumer": "flowshare.backend.blocking",
     "Delivery": "flowshare.agents.delivery",
     "Record": "flowshare.agents.models",
     "Records": "flowshare.agents.batching",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from flowshare.agents.retry import Retry as Retry
     from flowshare.agents.retry import exponential as exponential
     from flowshare.agents.send import Send as Send
+    from flowshare.backend.blocking import BlockingShareConsumer as BlockingShareConsumer
     from flowshare.client.admin import ShareAdmin as ShareAdmin
     from flowshare.client.consumer import ShareConsumer as ShareConsumer
 

@@ -1,0 +1,248 @@
+"""A share consumer for scripts, notebooks and Spark: no coroutines, a thread of its own underneath.
+
+    with BlockingShareConsumer("kafka://localhost:9092", group_id="billing", topics=["orders"]) as consumer:
+        for record in consumer:
+            ...
+
+The rules are those of `ShareConsumer` (KafkaShareConsumer's): the next poll accepts what the last one returned, unless
+the acknowledgement mode is explicit; what was not accepted when the consumer closes or the process dies runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
+
+from flowshare.backend import open_backend
+from flowshare.client.consumer import ShareConsumer
+from flowshare.client.errors import Closed
+from flowshare.clock import LoopClock
+from flowshare.share.types import AcknowledgeType
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from flowshare.backend.base import Backend
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.commits import Outcomes
+    from flowshare.client.inflight import ShareRecord
+    from flowshare.client.settings import ConsumerSettings
+    from flowshare.client.unpacking import Decoder
+
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R")
+
+END_S: Final = 5.0
+"""Time beyond the limit of `close` that its thread gets to end."""
+
+
+class BlockingShareConsumer(Generic[K, V]):
+    """A member of a share group for code that blocks. One thread uses it; only `wakeup` may come from others.
+
+    Usable as a context manager. Records keep their locks while the code works on them only as long as the group's
+    lock duration (30 s): poll less at a time, or renew (explicit mode), when they take longer.
+    """
+
+    @overload
+    def __init__(
+        self: BlockingShareConsumer[bytes | None, bytes | None],
+        broker: str | BrokerUrl | Callable[[], Backend],
+        *,
+        group_id: str,
+        topics: Sequence[str],
+        settings: ConsumerSettings | None = None,
+        client_id: str = "consumer",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        broker: str | BrokerUrl | Callable[[], Backend],
+        *,
+        group_id: str,
+        topics: Sequence[str],
+        settings: ConsumerSettings | None = None,
+        client_id: str = "consumer",
+        key_decoder: Decoder[K],
+        value_decoder: Decoder[V],
+    ) -> None: ...
+    def __init__(
+        self,
+        broker: str | BrokerUrl | Callable[[], Backend],
+        *,
+        group_id: str,
+        topics: Sequence[str],
+        settings: ConsumerSettings | None = None,
+        client_id: str = "consumer",
+        key_decoder: Decoder[K] | None = None,
+        value_decoder: Decoder[V] | None = None,
+    ) -> None:
+        """Open the broker (a URL, or what makes a backend on the consumer's thread); the first poll joins the group.
+
+        Decoders turn bytes (or None) into keys and values.
+        Raises: BadBrokerUrl, BackendError, ValueError (no topic, no group), ClientError.
+        """
+        self._make: Callable[[], Backend] = broker if callable(broker) else partial(open_backend, broker)
+        self._client_id = client_id
+        self._consumer: ShareConsumer[K, V] | None = None
+        self._backend: Backend | None = None
+        self._ready: deque[ShareRecord[K, V]] = deque()
+        self._unfinished: concurrent.futures.Future[list[ShareRecord[K, V]]] | None = None
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        decoders: dict[str, Any] = {"key_decoder": key_decoder, "value_decoder": value_decoder}
+        arguments: dict[str, Any] = {"group_id": group_id, "settings": settings, **decoders}
+        self._thread = threading.Thread(
+            target=self._main, args=(arguments, topics), name=f"flowshare {client_id}", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._opened.result()
+        except BaseException:
+            self._closed = True
+            self._thread.join(END_S)
+            raise
+
+    # --- polling ------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[ShareRecord[K, V]]:
+        """Records, or an empty list when none came within `timeout_s`. Raises: as `ShareConsumer.poll`.
+
+        A poll that was interrupted (Ctrl-C) goes on underneath, and its records are returned by the next one.
+        """
+        if self._ready:
+            records = list(self._ready)
+            self._ready.clear()
+            return records
+        return self._finish(self._using().poll(timeout_s))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ShareRecord[K, V]:
+        """The next record, however long it takes; ends when the consumer is closed. `poll` is faster for many."""
+        if self._closed:
+            raise StopIteration
+        if not self._ready:
+            self._ready += self._finish(self._next())
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
+
+    def wakeup(self) -> None:
+        """Make the poll that waits, or else the next one, raise `Wakeup`. May be called from any thread."""
+        self._using().wakeup()
+
+    # --- acknowledging ------------------------------------------------------------------------------------------
+
+    def acknowledge(self, record: ShareRecord[K, V], type_: AcknowledgeType = AcknowledgeType.ACCEPT) -> None:
+        """Say what became of a record (explicit mode); sent with the next poll or commit. Raises: IllegalState."""
+        consumer = self._using()
+
+        async def acknowledge() -> None:
+            consumer.acknowledge(record, type_)
+
+        self._call(acknowledge())
+
+    def commit(self, timeout_s: float | None = None) -> Outcomes:
+        """Send what was acknowledged (implicit mode: accept what is in hand) and wait; as `commit_sync`."""
+        return self._call(self._using().commit_sync(timeout_s))
+
+    # --- closing ------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Send what was acknowledged, give the rest back, leave the group, close the broker: within `timeout_s`.
+
+        Calling it again does nothing. What goes wrong on the way out is raised when all is closed.
+        """
+        if self._closed:
+            return
+        consumer = self._using()
+        self._closed = True
+        try:
+            self._submit(consumer.close(timeout_s)).result(timeout_s + END_S)
+        finally:
+            assert self._loop is not None
+            assert self._ending is not None
+            self._loop.call_soon_threadsafe(self._ending.set)
+            self._thread.join(END_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _main(self, arguments: dict[str, Any], topics: Sequence[str]) -> None:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(self._serve(arguments, topics))
+
+    async def _serve(self, arguments: dict[str, Any], topics: Sequence[str]) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        backend: Backend | None = None
+        try:
+            try:
+                backend = self._make()
+                connect = partial(backend.connect, self._client_id)
+                consumer = ShareConsumer[K, V](connect, clock=LoopClock(), **arguments)
+                consumer.subscribe(topics)
+                await backend.start()
+            except BaseException as error:  # noqa: BLE001 - it is raised where the consumer was asked for
+                self._opened.set_exception(error)
+                return
+            self._consumer = consumer
+            self._opened.set_result(None)
+            if not self._closed:  # who asked for it may have been interrupted
+                await self._ending.wait()
+        finally:
+            if backend is not None:
+                await backend.close()
+
+    async def _next(self) -> list[ShareRecord[K, V]]:
+        try:
+            return [await anext(self._using())]
+        except StopAsyncIteration:
+            return []
+
+    def _using(self) -> ShareConsumer[K, V]:
+        if self._closed or self._consumer is None:
+            raise Closed("the consumer was closed")
+        return self._consumer
+
+    def _submit(self, work: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, R]) -> R:
+        return self._submit(work).result()
+
+    def _finish(self, work: Coroutine[Any, Any, list[ShareRecord[K, V]]]) -> list[ShareRecord[K, V]]:
+        """What `work` brings, or the poll before it that was interrupted: its records are in hand already."""
+        if self._unfinished is None:
+            self._unfinished = self._submit(work)
+        else:
+            work.close()
+        unfinished = self._unfinished
+        concurrent.futures.wait([unfinished])  # an interrupt leaves it here for the next poll
+        self._unfinished = None
+        return unfinished.result()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop where it exists, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # no uvloop on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
