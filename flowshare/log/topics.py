@@ -58,8 +58,8 @@ TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
     {
         "cleanup.policy": TopicConfigDef(
             "delete",
-            "What happens to old records: they are deleted by the retention settings, or (compact) never. Older records "
-            "of a key are kept, as Kafka keeps them until it compacts.",
+            "What happens to old records: they are deleted by the retention settings, or (compact) never. Older "
+            "records of a key are kept, as Kafka keeps them until it compacts.",
             _one_of("delete", "compact", "compact,delete", "delete,compact"),
         ),
         "compression.type": TopicConfigDef("producer", "Batches are kept as produced.", _one_of("producer")),

@@ -131,7 +131,8 @@ class Reading:
             part.aborted += aborted_in(read)
         part.size += len(read.records)
         part.next_offset = read.batches[-1].last + 1
-        part.full = part.size >= asked.max_bytes
+        # What is there and was not given does not fit: waiting would not change that.
+        part.full = part.size >= asked.max_bytes or part.next_offset < end
         self.size += len(read.records)
         self._left -= len(read.records)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
 """Longest wait that is granted, whatever max_wait_ms says."""
+WAITED_BYTES_MAX: Final = 1 << 20
+"""Bytes that are gathered for a fetch that waits, whatever min_bytes says; more are given but not waited for."""
 BEFORE_ALL: Final = -(1 << 62)
 """A time before that of any record."""
 
@@ -74,7 +76,8 @@ class RecordApis:
         waiter = Waiter()
         places = reading.places()
         wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)
-        if wait_ms <= 0 or request.min_bytes <= 0:
+        enough = min(request.min_bytes, WAITED_BYTES_MAX)
+        if wait_ms <= 0 or enough <= 0:
             await reading.look()
             return FetchResponse(partitions=reading.answer())
         connection.watch(waiter)
@@ -82,7 +85,7 @@ class RecordApis:
         self._watch.park(waiter, places)  # before looking, so that nothing that comes meanwhile is missed
         try:
             await reading.look()
-            while not (reading.failed or reading.full or reading.size >= request.min_bytes):
+            while not (reading.failed or reading.full or reading.size >= enough):
                 await waiter.wait()
                 if waiter.abandoned:
                     break

@@ -107,9 +107,10 @@ class RecordsEdge:
                 tasks.append((Place(name, topic_id, part.index), asyncio.ensure_future(work)))
         try:
             done = [(place, await task) for place, task in tasks]
-        finally:
+        except BaseException:
             for _, task in tasks:
-                task.add_done_callback(_seen)
+                task.add_done_callback(_take_note)
+            raise
         if asked.acks == NO_ACKS:
             failed = next((answer for _, answer in done if answer.error is not ErrorCode.NONE), None)
             if failed is not None:
@@ -404,7 +405,7 @@ def _time(milliseconds_: int) -> datetime.datetime | None:
     return None if milliseconds_ < 0 else EPOCH + datetime.timedelta(milliseconds=milliseconds_)
 
 
-def _seen(task: asyncio.Future[Any]) -> None:
-    """Take note of the error of a task whose request has failed already by another one's."""
+def _take_note(task: asyncio.Future[Any]) -> None:
+    """Look at the error of a task whose request has failed already by another one's: asyncio warns of one unseen."""
     if not task.cancelled():
         task.exception()
