@@ -1,5 +1,8 @@
 """One node's ShareAcknowledge requests, never sent twice: the record may have been given to somebody in between.
 
+One exception: when another process has taken over from the leader that did not answer, and the records are still this
+member's, what was not answered is sent again.
+
 To flowshare's own servers they go at once, beside a parked fetch. To a broker that takes one request at a time they
 take turns with the fetches (`client.turns`).
 """
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import Connection
 
 RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
+RESUME_S: Final = 6.0
+"""How long an acknowledgement waits for another process to take over from a leader that is gone."""
 LEFT_OUT: Final = "the server's answer leaves this partition out"
 
 logger = logging.getLogger(__name__)
@@ -60,16 +65,29 @@ class Acknowledger:
         """Send and tell the outcome of each partition, in order."""
         self._under_way += 1
         try:
-            connection = self._node.link.current
+            connection = self._node.link.current or await self._resumed()
             if connection is None:
                 return self.all_failed(acks, ErrorCode.NETWORK_EXCEPTION, GONE)
-            if self._node.beside:
-                return await self._send(acks, connection)
-            return await self._turns.acknowledge(acks)
+            if not self._node.beside:
+                return await self._turns.acknowledge(acks)
+            results = await self._send(acks, connection)
+            again = await self._resumed()
+            if again is not None:
+                results = [_in_doubt(result) for result in await self._send(acks, again)]
+            return results
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._done.set()
+
+    async def _resumed(self) -> Connection | None:
+        """The next connection after one that was interrupted, if what was held over that is still this member's."""
+        node = self._node
+        if not node.interrupted:
+            return None
+        generation = node.generation
+        connection = await self._fetcher.connect(RESUME_S)
+        return connection if node.generation == generation else None
 
     async def fetch(self, plan: Plan) -> list[Fetched]:
         """One fetch in its turn, with the acknowledgements that wait."""
@@ -208,7 +226,9 @@ class Acknowledger:
             part = answered.get(tp)
             code, message = (ErrorCode.INVALID_RECORD_STATE, LEFT_OUT) if part is None else _outcome(part)
             if code is ErrorCode.NONE:
-                self._node.acknowledged(batches, renewal=renewal, deadline_s=deadline_s)
+                self._node.acknowledged(tp, batches, renewal=renewal, deadline_s=deadline_s)
+            elif code is ErrorCode.INVALID_RECORD_STATE:
+                self._node.not_ours(tp, batches)
             elif part is not None and code in MOVED:
                 self._on_moved(tp, part.current_leader, answer.node_endpoints)
             results.append(self._result(tp, batches, code, message, deadline_s))
@@ -231,6 +251,14 @@ class Acknowledger:
 
 
 GONE: Final = "the connection over which the records were acquired ended; they are given to others"
+
+
+def _in_doubt(result: AckResult) -> AckResult:
+    """The outcome of what was sent again: a refusal may mean that it was written the first time."""
+    if result.error is not ErrorCode.INVALID_RECORD_STATE:
+        return result
+    message = "outcome unknown: the leader ended before it answered"
+    return result._replace(error=ErrorCode.NETWORK_EXCEPTION, message=message)
 
 
 def _outcome(part: FetchedPartition | AcknowledgedPartition) -> tuple[ErrorCode, str | None]:

@@ -171,7 +171,7 @@ class Fetcher:
         fetched: list[Fetched] = []
         for part in answer.partitions:
             if part.acquired:
-                self._node.acquired(part.acquired, deadline_s)
+                self._node.acquired(TopicPartition(part.topic_id, part.partition), part.acquired, deadline_s)
                 fetched.append(
                     Fetched(
                         self._membership.topic_name(part.topic_id),

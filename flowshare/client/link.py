@@ -38,12 +38,15 @@ class Link:
         settings: LinkSettings,
         name: str,
         on_lost: Callable[[], object] | None = None,
+        on_open: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> None:
+        """on_open: awaited with each new connection before anybody else uses it; an OSError counts as not connected."""
         self._connect = connect
         self._clock = clock
         self._settings = settings
         self._name = name
         self._on_lost = on_lost
+        self._on_open = on_open
         self._spread = zlib.crc32(name.encode()) / 0xFFFFFFFF
         self._opening: asyncio.Task[Connection] | None = None
         self._failures = 0
@@ -118,6 +121,8 @@ class Link:
                 await self._clock.sleep(self.pause_s(self._failures))
                 try:
                     connection = await self._connect()
+                    if self._on_open is not None:
+                        await self._prepare(connection, self._on_open)
                 except OSError as error:
                     self._failures += 1
                     self.trouble = str(error) or type(error).__name__
@@ -128,6 +133,14 @@ class Link:
                 return connection
         finally:
             self._opening = None
+
+    async def _prepare(self, connection: Connection, on_open: Callable[[Connection], Awaitable[None]]) -> None:
+        """Let the owner of the link have the connection first. Raises: OSError."""
+        try:
+            await on_open(connection)
+        except BaseException:
+            await connection.close()
+            raise
 
     async def _drop(self, connection: Connection, reason: str) -> None:
         """Forget a connection that failed, once, and make sure that it is closed."""

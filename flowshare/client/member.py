@@ -4,7 +4,8 @@ Nothing here is done per record. Partitions are fetched from the brokers that le
 connection of its own (`client.nodes`); heartbeats go to the group's coordinator.
 
 When a connection ends, the server gives what this member held over it to others. An acknowledgement whose outcome is
-not known is reported as an error and never sent again: the record may have been given to somebody in between.
+not known is reported as an error and never sent again: the record may have been given to somebody in between. When
+the leader of an embedded path ends and another process takes over, members keep what they hold (`client.node`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from flowshare.client.errors import Closed, IllegalState
 from flowshare.client.fetching import Plan
 from flowshare.client.link import Connect, Link
 from flowshare.client.membership import Membership
+from flowshare.client.node import Generations
 from flowshare.client.nodes import Nodes
 from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.settings import MIB, MemberSettings
@@ -51,8 +53,12 @@ class ShareMember:
         member_id: str | None = None,
         settings: MemberSettings | None = None,
         on_assignment: Callable[[frozenset[TopicIdPartition]], None] | None = None,
+        generations: Generations | None = None,
     ) -> None:
-        """A member that is not started; `on_assignment` is called on the loop with each new assignment."""
+        """A member that is not started; `on_assignment` is called on the loop with each new assignment.
+
+        generations: where its connections get their numbers, for members whose records are kept together.
+        """
         self.group_id = group_id
         self.member_id = member_id or str(uuid.uuid4())
         self._clock = clock
@@ -60,7 +66,12 @@ class ShareMember:
         self._on_assignment = on_assignment
         name = f"member {self.member_id} of {group_id}"
         self._link = Link(
-            connect, clock=clock, settings=self._settings.link, name=name, on_lost=lambda: self._nodes.lost()
+            connect,
+            clock=clock,
+            settings=self._settings.link,
+            name=name,
+            on_lost=lambda: self._nodes.lost(),
+            on_open=lambda connection: self._nodes.opened(connection),
         )
         self._membership = Membership(
             self._link,
@@ -71,7 +82,14 @@ class ShareMember:
             settings=self._settings,
             on_assignment=self._assigned,
         )
-        self._nodes = Nodes(self._link, self._membership, clock=clock, settings=self._settings.link, name=name)
+        self._nodes = Nodes(
+            self._link,
+            self._membership,
+            clock=clock,
+            settings=self._settings.link,
+            name=name,
+            generations=generations or Generations(),
+        )
         self._fetching: dict[int, asyncio.Task[list[Fetched]]] = {}
         self._fetch_called = False
         self._woken = False
@@ -106,6 +124,10 @@ class ShareMember:
     def holds(self, tp: TopicPartition, generation: int) -> bool:
         """Whether what a `Fetched` of this generation brought can still be this member's."""
         return self._nodes.holds(tp, generation)
+
+    def acquired_over(self, generation: int) -> bool:
+        """Whether one of this member's connections has this number now."""
+        return self._nodes.connected(generation)
 
     @property
     def trouble(self) -> str | None:

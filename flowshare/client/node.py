@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final
 
+from flowshare.client.holding import Holding
 from flowshare.client.session import FetchSession
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Generations:
 
 class Node:
     """One broker. `wanted`: the member's partitions that it leads. `moved`: those that it led over this connection
-    and leads no longer, so that what was acquired of them is in other hands."""
+    and leads no longer, so that what was acquired of them is in other hands. `interrupted`: the connection ended, and
+    whether what was acquired over it is lost will be known with the next one (`Nodes.opened`)."""
 
     def __init__(self, node_id: int, generations: Generations, clock: Clock) -> None:
         self.node_id = node_id
@@ -49,13 +51,31 @@ class Node:
         self._held = 0
         self._held_until_s = 0.0
         self._quiet = 0
+        self.holding = Holding()
+        self.may_resume = False
+        self.interrupted = False
 
     def lost(self) -> None:
-        """The connection ended: its session is gone, and what was acquired over it is given to others."""
+        """The connection ended: its session is gone, and what was acquired over it is given to others.
+
+        Unless the server is one of flowshare's own, whose successor may have kept it (`may_resume`).
+        """
         self.session.reset()
+        self.interrupted = self.may_resume and bool(self.holding)
+        if not self.interrupted:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """What was acquired is given to others."""
+        self.interrupted = False
         self.moved.clear()
+        self.holding.clear()
         self._held = 0
         self.generation = self._generations.next()
+
+    def resume(self) -> None:
+        """What was acquired is still this member's, over another connection."""
+        self.interrupted = False
 
     def lead(self, wanted: frozenset[TopicPartition], led_elsewhere: Iterable[TopicPartition]) -> None:
         """What it leads now of the member's partitions, and which ones others lead."""
@@ -70,18 +90,30 @@ class Node:
 
     # --- what is in hand, for brokers where acknowledgements wait for the fetch ---------------------------------
 
-    def acquired(self, ranges: Iterable[AcquiredRange], deadline_s: float) -> None:
+    def acquired(self, tp: TopicPartition, ranges: Iterable[AcquiredRange], deadline_s: float) -> None:
         """Records came into hand."""
-        self._held += sum(last - first + 1 for first, last, _ in ranges)
+        for first, last, _ in ranges:
+            self._held += last - first + 1
+            self.holding.acquired(tp, first, last)
         self._held_until_s = max(self._held_until_s, deadline_s)
         self._quiet = 0
 
-    def acknowledged(self, batches: Iterable[AckBatch], *, renewal: bool, deadline_s: float) -> None:
+    def acknowledged(
+        self, tp: TopicPartition, batches: Iterable[AckBatch], *, renewal: bool, deadline_s: float
+    ) -> None:
         """The broker confirmed: out of hand, or (renewal) longer in hand."""
         if renewal:
             self._held_until_s = max(self._held_until_s, deadline_s)
-        else:
-            self._held = max(0, self._held - sum(batch.last - batch.first + 1 for batch in batches))
+            return
+        for batch in batches:
+            self._held -= batch.last - batch.first + 1
+            self.holding.ended(tp, batch.first, batch.last)
+        self._held = max(0, self._held)
+
+    def not_ours(self, tp: TopicPartition, batches: Iterable[AckBatch]) -> None:
+        """The broker says that this member does not hold it, or not all of it."""
+        for batch in batches:
+            self.holding.ended(tp, batch.first, batch.last)
 
     def wait_s(self, asked_s: float, *, with_acks: bool) -> float:
         """How long the next fetch may be parked: briefly while an acknowledgement may come or goes with it."""

@@ -17,6 +17,7 @@ from flowshare.client.node import LOCAL, Generations, Node
 from flowshare.client.routing import ClusterConnection
 from flowshare.client.topology import NOBODY
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import HeldRanges, ShareResumeRequest
 
 if TYPE_CHECKING:
     from flowshare.client.cluster import Cluster
@@ -47,13 +48,22 @@ class NodeClient:
 class Nodes:
     """All nodes of one member."""
 
-    def __init__(self, link: Link, membership: Membership, *, clock: Clock, settings: LinkSettings, name: str) -> None:
+    def __init__(
+        self,
+        link: Link,
+        membership: Membership,
+        *,
+        clock: Clock,
+        settings: LinkSettings,
+        name: str,
+        generations: Generations,
+    ) -> None:
         """link: the member's own; when it turns out to lead to a cluster, each of its brokers gets another one."""
         self._membership = membership
         self._clock = clock
         self._settings = settings
         self._name = name
-        self._generations = Generations()
+        self._generations = generations
         self._cluster: Cluster | None = None
         self._client_id = ""
         self._looking: asyncio.Task[None] | None = None
@@ -79,6 +89,34 @@ class Nodes:
         """The member's own connection ended: in one process, that of its only node."""
         if self._cluster is None:
             self._lost(self._clients[LOCAL].node)
+            self._membership.refresh()  # a new leader waits for us for a short while only
+
+    async def opened(self, connection: Connection) -> None:
+        """The member's own link has a new connection, which nobody has used yet: what was held may still be.
+
+        Raises: OSError (the connection failed meanwhile).
+        """
+        if isinstance(connection, ClusterConnection) or self._cluster is not None:
+            return
+        node = self._clients[LOCAL].node
+        node.may_resume = bool(getattr(connection, "is_flowshare", True))
+        if not node.interrupted:
+            return
+        if node.may_resume and await self._resume(node, connection):
+            node.resume()
+        else:
+            node.give_up()
+            self.changes += 1
+
+    async def _resume(self, node: Node, connection: Connection) -> bool:
+        """Whether the server, another one than before, still has what we hold as ours."""
+        held = node.holding.all()
+        partitions = tuple(HeldRanges(*tp, held.get(tp, ())) for tp in sorted(node.wanted.union(held)))
+        request = ShareResumeRequest(
+            group_id=self._membership.group_id, member_id=self._membership.member_id, partitions=partitions
+        )
+        answer = await self._clock.wait_for(connection.send(request), self._settings.request_timeout_s)
+        return bool(answer.partitions)
 
     def assign(self) -> None:
         """The assignment, or who leads what, is another one: every node gets what it leads."""
@@ -133,7 +171,7 @@ class Nodes:
 
     def _lost(self, node: Node) -> None:
         node.lost()
-        self.changes += 1
+        self.changes += not node.interrupted
 
     def _moved(self, tp: TopicPartition, leader: tuple[int, int], endpoints: Mapping[int, tuple[str, int]]) -> None:
         """A broker says that it does not lead a partition."""
@@ -187,6 +225,10 @@ class Nodes:
             client.node.generation == generation and tp not in client.node.moved for client in self._clients.values()
         )
 
+    def connected(self, generation: int) -> bool:
+        """Whether one of the connections has this number."""
+        return any(client.node.generation == generation for client in self._clients.values())
+
     def generation_at(self, tp: TopicPartition) -> int | None:
         """Number of the connection over which a partition is fetched now."""
         return next((one.node.generation for one in self._clients.values() if tp in one.node.wanted), None)
@@ -239,7 +281,7 @@ class Nodes:
     ) -> list[AckResult]:
         if node_id != NOBODY:
             return await self._clients[node_id].acknowledger.acknowledge(acks)
-        alive = any(client.node.generation == generation for client in self._clients.values())
+        alive = generation is not None and self.connected(generation)
         code = ErrorCode.NOT_LEADER_OR_FOLLOWER if alive else ErrorCode.NETWORK_EXCEPTION
         failed = next(iter(self._clients.values()), None)
         if failed is None:

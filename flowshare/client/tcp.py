@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -13,8 +14,13 @@ from flowshare.client.pipeline import Pipeline
 from flowshare.client.wire import Codec, codec_of
 from flowshare.client.wire.base import code
 from flowshare.protocol.kafka import ApiKey, read_response
-from flowshare.protocol.messages import DescribeShareGroupOffsetsResponse
-from flowshare.protocol.private import SHARE_OFFSETS, decode_answer, encode_call
+from flowshare.protocol.messages import (
+    DescribeShareGroupOffsetsResponse,
+    HeldRanges,
+    ShareResumeRequest,
+    ShareResumeResponse,
+)
+from flowshare.protocol.private import SHARE_OFFSETS, SHARE_RESUME, decode_answer, encode_call
 
 if TYPE_CHECKING:
     import ssl
@@ -56,6 +62,8 @@ class TcpConnection:
         Raises: Unsupported (the broker does not have the API, or not in a version that can say this), ClientError
         (the request cannot be written), NotConnected and ConnectionLost (ConnectionErrors both).
         """
+        if isinstance(request, ShareResumeRequest):
+            return cast("R", await self._resume(request))
         codec = codec_of(request)
         version = self._version(codec, request)
         answer: Any = await self._pipeline.call(
@@ -99,6 +107,21 @@ class TcpConnection:
         own = await self.call(SHARE_OFFSETS, group_id=request.group_id, topics=topics)
         known = {(topic, partition): fields for topic, partition, *fields in own["partitions"]}
         return replace(answer, partitions=tuple(_merged(part, known) for part in answer.partitions))
+
+    async def _resume(self, request: ShareResumeRequest) -> ShareResumeResponse:
+        told = [[part.topic_id.hex, part.partition, part.ranges] for part in request.partitions]
+        try:
+            answer = await self.call(
+                SHARE_RESUME, group_id=request.group_id, member_id=request.member_id, partitions=told
+            )
+        except ServerError as error:
+            return ShareResumeResponse(error=error.code, message=str(error))
+        return ShareResumeResponse(
+            partitions=tuple(
+                HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
+                for topic_id, partition, ranges in answer["partitions"]
+            )
+        )
 
     def _version(self, codec: Codec, request: Any) -> int:
         """The highest common version. Raises: Unsupported."""

@@ -22,6 +22,10 @@ SHARE_OFFSETS: Final = "share_offsets"
 """{"group_id", "topics": {name: [partition, …]} or null} -> {"partitions": [[topic, partition, in_flight, delayed,
 redeliveries, oldest_ms], …]}: the fields of DescribeShareGroupOffsets that only flowshare has."""
 
+SHARE_RESUME: Final = "share_resume"
+"""{"group_id", "member_id", "partitions": [[topic id, partition, [[first, last], …]], …]} -> {"partitions": the same
+with what is still the member's}: ShareResume."""
+
 _REQUEST: Final = struct.Struct(">hhih")
 _RESPONSE: Final = struct.Struct(">iB")
 _NO_TAGS: Final = b"\0"

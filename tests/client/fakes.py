@@ -50,6 +50,7 @@ class FakeServer:
         self.requests: list[Any] = []
         self.connections: list[FakeConnection] = []
         self.refuse_connects = 0
+        self.keeps = False
         self.partitions = partitions
         self.script: dict[type, list[Any]] = {}
         self.known = {"orders": (ORDERS, partitions)}
@@ -131,6 +132,10 @@ class FakeServer:
             await self.more.wait()
         parts, self.ready = (tuple(self.ready), []) if request.max_records else ((), self.ready)
         return m.ShareFetchResponse(lock_timeout_ms=self.lock_timeout_ms, partitions=parts)
+
+    async def _ShareResumeRequest(self, request: Any) -> Any:  # noqa: N802
+        """A server that was there all the time has given everything to others; a successor may have kept it."""
+        return m.ShareResumeResponse(partitions=request.partitions if self.keeps else ())
 
     async def _ShareAcknowledgeRequest(self, request: Any) -> Any:  # noqa: N802
         return m.ShareAcknowledgeResponse(

@@ -250,12 +250,85 @@ async def test_an_acknowledgement_whose_answer_is_lost_is_an_error_and_never_sen
     await settle()
 
     server.connections[0].break_off()
-    (result,) = await acknowledging
     await clock.advance(10)
+    (result,) = await acknowledging
 
     assert result.error is ErrorCode.NETWORK_EXCEPTION
     assert "outcome unknown" in result.message
     assert len(server.seen(m.ShareAcknowledgeRequest)) == 1
+    await member.close()
+
+
+async def test_what_is_held_stays_with_the_member_when_another_process_takes_over(clock):
+    server = FakeServer()
+    server.keeps = True
+    member = await started(server, clock)
+    server.offer(batch())
+    (held,) = await member.fetch(records_max=10)
+    seen = member.generation
+
+    server.connections[0].break_off()
+    fetching = asyncio.ensure_future(member.fetch(records_max=10))
+    await settle()
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
+    await clock.advance(1)
+    (result,) = await acknowledging
+
+    assert result.error is ErrorCode.NONE
+    assert member.generation == seen
+    (resumed,) = server.seen(m.ShareResumeRequest)
+    assert resumed.partitions == (m.HeldRanges(ORDERS, 0, ((0, 2),)),)
+    assert server.seen(m.ShareGroupHeartbeatRequest)[-1].member_epoch == server.member_epoch
+    member.wakeup()
+    await fetching
+    await member.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome"),
+    [(ErrorCode.NONE, ErrorCode.NONE), (ErrorCode.INVALID_RECORD_STATE, ErrorCode.NETWORK_EXCEPTION)],
+    ids=["not written before", "written before"],
+)
+async def test_an_acknowledgement_that_a_dead_leader_did_not_answer_is_sent_to_its_successor(clock, second, outcome):
+    server = FakeServer()
+    server.keeps = True
+    member = await started(server, clock)
+    server.offer(batch())
+    (held,) = await member.fetch(records_max=10)
+    refused = m.AcknowledgedPartition(topic_id=ORDERS, partition=0, error=second)
+    server.then(
+        m.ShareAcknowledgeRequest,
+        asyncio.get_running_loop().create_future(),
+        m.ShareAcknowledgeResponse(partitions=(refused,)),
+    )
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
+    await settle()
+
+    server.connections[0].break_off()
+    await clock.advance(1)
+    (result,) = await acknowledging
+
+    assert result.error is outcome
+    assert len(server.seen(m.ShareAcknowledgeRequest)) == 2
+    await member.close()
+
+
+async def test_without_a_successor_an_acknowledgement_fails_in_time(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    server.offer(batch())
+    (held,) = await member.fetch(records_max=10)
+
+    server.refuse_connects = 1_000_000
+    server.connections[0].break_off()
+    fetching = asyncio.ensure_future(member.fetch(records_max=10))
+    await settle()
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
+    await clock.advance(20)
+    (result,) = await acknowledging
+
+    assert result.error is ErrorCode.NETWORK_EXCEPTION
+    await fetching
     await member.close()
 
 

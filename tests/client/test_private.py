@@ -18,7 +18,9 @@ OURS = {**EVERYTHING, 32500: (0, 0)}
 
 async def test_an_unknown_call_is_refused_with_what_there_is():
     async with served(None) as connection:
-        with pytest.raises(ServerError, match=r"no call 'dance' \(it has: share_offsets\); upgrade") as caught:
+        with pytest.raises(
+            ServerError, match=r"no call 'dance' \(it has: share_offsets, share_resume\); upgrade"
+        ) as caught:
             await connection.call("dance")
 
         assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
@@ -60,6 +62,35 @@ async def test_only_the_topics_asked_for_are_told():
 
         assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1]]
         assert len(whole.partitions) == 2
+
+
+async def test_a_member_says_what_it_holds_and_hears_what_is_still_its_own():
+    async with served(None) as connection:
+        topic, topic_id = await new_topic(connection)
+        await joined(connection, "g", topic)
+        held = m.HeldRanges(topic_id, 0, ((0, 4),))
+
+        answer = await connection.send(m.ShareResumeRequest(group_id="g", member_id="m1", partitions=(held,)))
+
+        assert answer == m.ShareResumeResponse()
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        None,
+        7,
+        [[]],
+        [["x", 0, []]],
+        [["00" * 16, "0", []]],
+        [["00" * 16, 0, [[4, 0]]]],
+        [["00" * 16, 0, [[5, 6], [1, 2]]]],
+    ],
+)
+async def test_what_cannot_be_held_is_refused(partitions):
+    async with served(None) as connection:
+        with pytest.raises(ServerError, match="share_resume needs"):
+            await connection.call("share_resume", group_id="g", member_id="m", partitions=partitions)
 
 
 async def test_a_broker_of_somebody_elses_is_never_asked():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import ShareGroupDescribeRequest, TopicPartition
+from flowshare.protocol.messages import HeldRanges, ShareGroupDescribeRequest, ShareResumeRequest, TopicPartition
+from flowshare.server.share_resume import merged, minus
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
 from tests.server.world import accept, ranges, world
@@ -119,3 +122,76 @@ async def test_a_member_whose_connection_broke_leaves_its_group_soon_if_it_is_fl
 
         groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
         assert [member.member_id for member in groups.groups[0].members] == left
+
+
+def held(at: TopicPartition, *ranges: tuple[int, int]) -> HeldRanges:
+    return HeldRanges(at.topic_id, at.partition, ranges)
+
+
+async def resume(member, *parts: HeldRanges):
+    """What the member hears of what it says it holds."""
+    answer = await member.connection.send(
+        ShareResumeRequest(group_id=member.group_id, member_id=member.member_id, partitions=parts)
+    )
+    assert answer.error is ErrorCode.NONE
+    return list(answer.partitions)
+
+
+async def test_what_a_member_that_comes_back_never_heard_of_is_free_at_once_and_cost_no_attempt() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(10)
+        m1 = elsewhere(w, "m1")
+        await m1.heartbeat("t", epoch=0)
+        await m1.fetch(at)
+
+        await die(w)
+        again(w, m1)
+        assert await resume(m1, held(at, (2, 4), (8, 8))) == [held(at, (2, 4), (8, 8))]
+        await settle()
+
+        m2 = elsewhere(w, "m2")
+        assert ranges(await m2.fetch(at)) == [(0, 1, 1), (5, 7, 1), (9, 9, 1)]
+        await m1.fetch(at)
+        assert (await m1.acknowledge({at: [accept(2, 4), accept(8, 8)]})).partitions[0].error is ErrorCode.NONE
+
+
+async def test_a_member_that_comes_back_to_the_same_leader_holds_nothing_any_more() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(10)
+        m1 = elsewhere(w, "m1")
+        await m1.heartbeat("t", epoch=0)
+        await m1.fetch(at)
+        await m1.connection.close()
+
+        again(w, m1)
+
+        assert await resume(m1, held(at, (0, 9))) == []
+
+
+async def test_a_member_may_say_that_it_holds_what_it_does_not() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(10)
+        m1, m2 = elsewhere(w, "m1"), elsewhere(w, "m2")
+        await m2.fetch(at)
+
+        assert await resume(m1, held(at, (0, 9)), held(TopicPartition(at.topic_id, 7), (0, 1))) == []
+        assert (await m2.acknowledge({at: [accept(0, 9)]})).partitions[0].error is ErrorCode.NONE
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
+async def test_ranges_are_subtracted_as_sets_are(all_of_it: set[int], taken: set[int]) -> None:
+    def runs(offsets: set[int]) -> list[tuple[int, int]]:
+        return merged((offset, offset) for offset in sorted(offsets))
+
+    assert minus(runs(all_of_it), runs(taken)) == runs_of(all_of_it - taken, runs(all_of_it))
+
+
+def runs_of(offsets: set[int], within: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs of offsets, cut where the ranges they come from are."""
+    found: list[tuple[int, int]] = []
+    for first, last in within:
+        found += merged((offset, offset) for offset in sorted(offsets) if first <= offset <= last)
+    return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest
-from flowshare.protocol.private import SHARE_OFFSETS, VERSION, decode_call, encode_answer
+from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest, HeldRanges, ShareResumeRequest
+from flowshare.protocol.private import SHARE_OFFSETS, SHARE_RESUME, VERSION, decode_call, encode_answer
 from flowshare.server.edge.base import Api, Call, Operation
 from flowshare.server.edge.forms import may_group, may_topic
 
@@ -21,7 +22,10 @@ class PrivateApis:
     """Answers flowshare's own calls, by name."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, Callable[[Call], Awaitable[Body]]] = {SHARE_OFFSETS: self.share_offsets}
+        self._calls: dict[str, Callable[[Call], Awaitable[Body]]] = {
+            SHARE_OFFSETS: self.share_offsets,
+            SHARE_RESUME: self.share_resume,
+        }
 
     def apis(self) -> Sequence[Api]:
         """The one API."""
@@ -64,6 +68,20 @@ class PrivateApis:
             ]
         }
 
+    async def share_resume(self, call: Call) -> Body:
+        """What of a member's records is still its own. Needs READ on the group, as acknowledging does."""
+        group_id, member_id = call.request.get("group_id"), call.request.get("member_id")
+        partitions = _held(call.request.get("partitions"))
+        if not isinstance(group_id, str) or not isinstance(member_id, str) or partitions is None:
+            return refusal(ErrorCode.INVALID_REQUEST, "share_resume needs a group_id, a member_id and partitions")
+        if not may_group(call.peer, Operation.READ, group_id):
+            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"reading with group {group_id} is not allowed")
+        request = ShareResumeRequest(group_id=group_id, member_id=member_id, partitions=partitions)
+        answer = await call.peer.connection.send(request)
+        if answer.error is not ErrorCode.NONE:
+            return refusal(answer.error, answer.message)
+        return {"partitions": [[part.topic_id.hex, part.partition, part.ranges] for part in answer.partitions]}
+
 
 INVALID: Final[dict[str, tuple[int, ...]]] = {}
 """Stands for topics that are not what they should be; compared by identity."""
@@ -90,3 +108,23 @@ def _topics(asked: object) -> dict[str, tuple[int, ...]] | None:
             return INVALID
         found[name] = tuple(numbers)
     return found
+
+
+def _held(told: Any) -> tuple[HeldRanges, ...] | None:
+    """What a member says it holds; None when that makes no sense. Ranges are ascending and disjoint."""
+    if not isinstance(told, list):
+        return None
+    found: list[HeldRanges] = []
+    for part in cast("list[Any]", told):
+        try:
+            topic_id, partition, ranges = part
+            held = HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
+        except (TypeError, ValueError, AttributeError):
+            return None
+        edges = [edge for one in held.ranges for edge in one]
+        if type(partition) is not int or any(type(edge) is not int for edge in edges):
+            return None
+        if any(last < first for first, last in held.ranges) or edges != sorted(edges):
+            return None
+        found.append(held)
+    return tuple(found)

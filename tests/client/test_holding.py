@@ -1,0 +1,48 @@
+"""What a member holds by its own account, against a set of offsets."""
+
+from __future__ import annotations
+
+import uuid
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowshare.client import holding
+from flowshare.client.holding import Holding, Ranges
+from flowshare.protocol.messages import TopicPartition
+
+AT = TopicPartition(uuid.UUID(int=1), 0)
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=40)
+
+
+@given(STEPS)
+def test_ranges_hold_what_a_set_of_offsets_would(steps: list[tuple[bool, int, int]]) -> None:
+    ranges, offsets = Ranges(), set[int]()
+    for adds, first, length in steps:
+        run = range(first, first + length + 1)
+        (ranges.add if adds else ranges.remove)(run[0], run[-1])
+        offsets = offsets.union(run) if adds else offsets.difference(run)
+
+    found = ranges.all()
+    assert [offset for first, last in found for offset in range(first, last + 1)] == sorted(offsets)
+    assert all(last + 1 < first for (_, last), (first, _) in zip(found, found[1:], strict=False))
+    assert bool(ranges) == bool(offsets)
+
+
+def test_more_ranges_than_are_kept_push_out_the_lowest(monkeypatch) -> None:
+    monkeypatch.setattr(holding, "RANGES_MAX", 3)
+    ranges = Ranges()
+    for first in range(0, 10, 2):
+        ranges.add(first, first)
+
+    assert ranges.all() == ((4, 4), (6, 6), (8, 8))
+
+
+def test_a_partition_of_which_all_has_ended_is_not_told() -> None:
+    held = Holding()
+    held.acquired(AT, 0, 9)
+    held.ended(AT, 0, 3)
+    assert held.all() == {AT: ((4, 9),)}
+
+    held.ended(AT, 4, 9)
+    assert held.all() == {}
