@@ -19,8 +19,9 @@ from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
+    from flowshare.agents.pair import Member
     from flowshare.agents.stats import AgentStats
-    from flowshare.client.member import AckResult, ShareMember
+    from flowshare.client.ranges import AckResult
     from flowshare.clock import Clock
 
 logger = logging.getLogger("flowshare.agents")
@@ -118,7 +119,7 @@ class AckSender:
         self._clock = clock
         self._stats = stats
         self._on_confirmed = on_confirmed
-        self._member: ShareMember | None = None
+        self._member: Member | None = None
         self._pending: dict[Key, _Pending] = {}
         self._wanted = asyncio.Event()
         self._settled = asyncio.Event()
@@ -127,7 +128,7 @@ class AckSender:
         self.unconfirmed = 0
         """Offsets that wait for their acknowledgement or its answer."""
 
-    def start(self, member: ShareMember) -> None:
+    def start(self, member: Member) -> None:
         """Begin to send over this member."""
         self._member = member
         self._task = asyncio.create_task(self._run(), name=f"acks {self._agent}")

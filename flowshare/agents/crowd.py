@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
+    from flowshare.agents.agent import ShareAgent
     from flowshare.client.admin import ShareAdmin
     from flowshare.clock import Clock
 
@@ -23,8 +24,9 @@ SOON_TIMES: Final = 5
 class Crowd:
     """Counts a group's members now and then; on the service loop. `share`: record locks for one of them."""
 
-    def __init__(self, group: str, locks: int, *, clock: Clock, admin: ShareAdmin) -> None:
-        self._group = group
+    def __init__(self, agent: ShareAgent, locks: int, *, clock: Clock, admin: ShareAdmin) -> None:
+        self._group = agent.group
+        self._topics = frozenset(agent.topics)
         self._locks = locks
         self._clock = clock
         self._admin = admin
@@ -57,6 +59,8 @@ class Crowd:
 
     async def _look(self) -> None:
         try:
-            self.members = max(1, len((await self._admin.describe_group(self._group)).members))
+            group = await self._admin.describe_group(self._group)
         except ClientError as error:
             logger.debug("group=%s: its members cannot be counted: %s", self._group, error)
+            return
+        self.members = max(1, sum(not self._topics.isdisjoint(member.subscribed_topics) for member in group.members))

@@ -110,7 +110,11 @@ class Delays:
         if delay_s <= REWRITE_S and not self._stopping:
             self.hold(chunk, record, max(0.0, delay_s), run)
         else:
-            self.hold(chunk, record, REWRITE_S, lambda: self._put(chunk, record, due_ms, None))
+            self.hold(chunk, record, REWRITE_S, lambda: self.rewrite(chunk, record, due_ms))
+
+    def rewrite(self, chunk: Chunk, record: DecodedRecord, due_ms: int) -> None:
+        """Put a waiting record at the end of the retry topic, as it is."""
+        self._put(chunk, record, due_ms, None)
 
     def passed(self, tp: TopicPartition, last: int) -> None:
         """Records of the partition up to offset `last` are in flight: who is far behind makes way."""

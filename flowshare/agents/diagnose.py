@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.pair import Member
     from flowshare.client.admin import ShareAdmin
-    from flowshare.client.member import ShareMember
     from flowshare.clock import Clock
     from flowshare.protocol.messages import SharePartitionOffsets
 
@@ -50,13 +50,13 @@ class StallWatch:
         self._agent = agent
         self._clock = clock
         self._admin = admin
-        self._member: ShareMember | None = None
+        self._member: Member | None = None
         self._since = clock.monotonic()
         self._looked = self._since
         self._told: str | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, member: ShareMember) -> None:
+    def start(self, member: Member) -> None:
         """Begin to watch this member."""
         self._member = member
         self._since = self._looked = self._clock.monotonic()
@@ -111,7 +111,7 @@ class StallWatch:
         )
 
 
-async def explain(agent: ShareAgent, admin: ShareAdmin, member: ShareMember, holder: Holder) -> Reason:
+async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, holder: Holder) -> Reason:
     """Why an agent gets no records now."""
     if holder.paused:
         return Reason("the agent is paused; resume it", normal=True)

@@ -13,29 +13,29 @@ import random as random_module
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.acks import GAP, REJECT, RELEASE, AckSender, Confirmed
+from flowshare.agents.acks import AckSender, Confirmed
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.crowd import Crowd
 from flowshare.agents.diagnose import StallWatch
 from flowshare.agents.held import Holdings
-from flowshare.agents.intake import Intake
 from flowshare.agents.leader import Leadership
 from flowshare.agents.locks import LockKeeper
-from flowshare.agents.outcomes import Kind, Outcome
+from flowshare.agents.pair import MemberPair
 from flowshare.agents.prefetch import Prefetch
 from flowshare.agents.ratelimit import TokenBucket
+from flowshare.agents.reading import Reader
 from flowshare.agents.retry_topic import retry_topic
 from flowshare.agents.settle import Settler
 from flowshare.agents.setup import prepare
 from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
 from flowshare.client.member import ShareMember
-from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.decoding import DecodedRecord
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.pair import Member
     from flowshare.agents.pool import Handed, Pool
     from flowshare.agents.runtime import Observer
     from flowshare.agents.stats import AgentStats
@@ -52,7 +52,6 @@ FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_WAIT_S: Final = 0.5
 FAILED_WAIT_S: Final = 1.0
 UNCONFIRMED_MAX: Final = 50_000
-UNREADABLE_DELAY_MS: Final = 1_000
 
 
 class Feeder:
@@ -110,15 +109,22 @@ class Feeder:
             careful=not capabilities.unrun_release,
             now=now,
         )
-        self._waiting = None
-        if self._delays is not None:
-            self._waiting = WaitingRecords(agent, self._acks, self._held, self._delays, self._feed, clock=clock)
+        self._reader = Reader(
+            agent,
+            acks=self._acks,
+            settler=self._settler,
+            waiting=None
+            if self._delays is None
+            else WaitingRecords(agent, self._acks, self._held, self._delays, self._feed, clock=clock),
+            stats=stats,
+            service_loop=service_loop,
+            observed=observer is not None,
+        )
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
-        self._intake = Intake()
         self._locks = LockKeeper(
             agent, pool=pool, holdings=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
         )
-        self._member: ShareMember | None = None
+        self._member: Member | None = None
         self._draining = False
         self._fetching: asyncio.Task[None] | None = None
         self._leadership = Leadership(agent, clock=clock, admin=admin)
@@ -163,13 +169,10 @@ class Feeder:
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
         limits = await prepare(self.agent, self._admin, self._capabilities)
-        topics = self.agent.topics
-        if self._delays is not None:
-            topics = (*topics, retry_topic(self.agent.group))
-        member = self._member = ShareMember(self._connect, group_id=self.agent.group, topics=topics, clock=self._clock)
+        member = self._member = self._new_member()
         await member.start()
         if not self._capabilities.window_by_count:
-            self._crowd = Crowd(self.agent.group, limits.locks, clock=self._clock, admin=self._admin)
+            self._crowd = Crowd(self.agent, limits.locks, clock=self._clock, admin=self._admin)
             await self._crowd.start()
         self._held.follow(member)
         self._acks.start(member)
@@ -177,6 +180,12 @@ class Feeder:
         await self._leadership.start(member.member_id)
         self._stall.start(member)
         self._fetching = asyncio.create_task(self._fetch_all(member), name=f"fetch {self.agent.name}")
+
+    def _new_member(self) -> Member:
+        agent, clock = self.agent, self._clock
+        if self._delays is not None:
+            return MemberPair(self._connect, agent, retry_topic(agent.group), clock=clock)
+        return ShareMember(self._connect, group_id=agent.group, topics=agent.topics, clock=clock)
 
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
@@ -233,7 +242,7 @@ class Feeder:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    async def _fetch_all(self, member: ShareMember) -> None:
+    async def _fetch_all(self, member: Member) -> None:
         while (room := await self._wait_for_room()) > 0:
             try:
                 await self._fetch_once(member, room)
@@ -250,7 +259,7 @@ class Feeder:
             else:
                 self._trouble = None
 
-    async def _fetch_once(self, member: ShareMember, room: int) -> None:
+    async def _fetch_once(self, member: Member, room: int) -> None:
         fetched = await member.fetch(
             records_max=room,
             max_wait_s=FETCH_WAIT_S,
@@ -301,7 +310,7 @@ class Feeder:
             self._stats.received += count
             if self._bucket is not None:
                 self._bucket.take(count)
-            chunks += self._chunks(part, now)
+            chunks += self._reader.chunks(part, now)
             if self._delays is not None and self._delays.parked:
                 self._delays.passed(part.tp, part.acquired[-1].last)
         self._stall.something_fetched()
@@ -316,83 +325,6 @@ class Feeder:
             return
         self._locks.watch()
         self._feed(chunks)
-
-    def _chunks(self, part: Fetched, now: float) -> list[Chunk]:
-        """The records of one partition that are to be handled now; what needs no handler is acknowledged here."""
-        key = (part.tp, part.generation)
-        try:
-            decoded = self._intake.decode(part.records, part.acquired)
-        except DecodeError as error:
-            # Not one batch of it can be told apart: the answer is more likely at fault than the log, so ask again.
-            said = "agent=%s topic=%s partition=%d: an answer cannot be read, its records are given back: %s"
-            logger.error(said, self.agent.name, part.topic, part.partition, error)  # noqa: TRY400 - no trace is of use
-            for first, last, _ in part.acquired:
-                self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
-            return []
-        for first, last in decoded.gaps:
-            self._acks.other(key, first, last, GAP, "gaps")
-        for first, last in decoded.missing:
-            self._acks.other(key, first, last, RELEASE, "unrun", unrun=True)
-        for first, last, reason in decoded.corrupt:
-            self._corrupt(part, key, first, last, reason)
-        if not decoded.runs:
-            return []
-        if self._waiting is not None and part.topic == self._waiting.topic:
-            chunks = self._waiting.chunks(part, decoded.runs, now)
-            for chunk in chunks:
-                self._redelivered(chunk)
-            return chunks
-        chunk = Chunk(
-            self.agent.name,
-            part.topic,
-            part.tp,
-            decoded.runs,
-            decode=self.agent.decoder(part.topic),
-            deadline=part.lock_deadline,
-            generation=part.generation,
-            arrived=now,
-        )
-        if self._observer is not None:
-            chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
-        if any(count > 1 for _, _, count in part.acquired):
-            self._redelivered(chunk)
-        return [chunk]
-
-    def _redelivered(self, chunk: Chunk) -> None:
-        """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""
-        attempts_max = self.agent.options.retry.max_attempts
-        attempts = [chunk.attempt(record.offset) for record in chunk.records]
-        self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
-        dead = [
-            chunk.whole(record)
-            for record, attempt in zip(chunk.records, attempts, strict=True)
-            if attempt > attempts_max
-        ]
-        if not dead:
-            return
-        chunk.records = [
-            record for record, attempt in zip(chunk.records, attempts, strict=True) if attempt <= attempts_max
-        ]
-        for record in reversed(dead):
-            reason = (
-                f"attempts used up ({record.delivery_count} of {attempts_max}) without an outcome: the worker crashed, "
-                "was killed or stopped, or lost the lock while handling it"
-            )
-            self._service_loop.call_soon(self._settler.settle, chunk, record, Outcome(Kind.DEAD, None, reason))
-
-    def _corrupt(self, part: Fetched, key: Any, first: int, last: int, reason: str) -> None:
-        """Bytes that are no records: nothing to keep in a dead letter but the fact."""
-        logger.error(
-            "agent=%s record=%s-%d@%d..%d: the stored bytes cannot be read, rejected: %s",
-            self.agent.name,
-            part.topic,
-            part.partition,
-            first,
-            last,
-            reason,
-        )
-        self._stats.undecodable += last - first + 1
-        self._acks.other(key, first, last, REJECT, "rejected")
 
     def _feed(self, chunks: list[Chunk]) -> None:
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:

@@ -11,8 +11,8 @@ from flowshare.agents.acks import RELEASE, AckSender
 from flowshare.agents.chunk import Chunk, runs
 
 if TYPE_CHECKING:
+    from flowshare.agents.pair import Member
     from flowshare.agents.stats import AgentStats
-    from flowshare.client.member import ShareMember
     from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.messages import TopicPartition
 
@@ -134,12 +134,12 @@ class Holdings:
         """Whether what was acquired with this chunk can still be this member's."""
         return self._holds(chunk.tp, chunk.generation)
 
-    def follow(self, member: ShareMember) -> None:
+    def follow(self, member: Member) -> None:
         """From now on `member` says what is held."""
         self.generation = member.generation
         self._holds = member.holds
 
-    def look(self, member: ShareMember) -> None:
+    def look(self, member: Member) -> None:
         """Connections may have ended, partitions may have moved: what came over them was given to others."""
         if member.generation == self.generation:
             return

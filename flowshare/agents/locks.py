@@ -14,8 +14,8 @@ from flowshare.agents.prefetch import Prefetch
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.pair import Member
     from flowshare.agents.pool import Pool
-    from flowshare.client.member import ShareMember
     from flowshare.clock import Clock, TimerHandle
 
 TICK_S: Final = 0.25
@@ -38,12 +38,12 @@ class LockKeeper:
         self._acks = acks
         self._prefetch = prefetch
         self._clock = clock
-        self._member: ShareMember | None = None
+        self._member: Member | None = None
         self._ticker: TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._single: set[asyncio.Task[None]] = set()
 
-    def start(self, member: ShareMember) -> None:
+    def start(self, member: Member) -> None:
         """Begin, for this member."""
         self._member = member
 
@@ -113,7 +113,7 @@ class LockKeeper:
                     chunk.deadline = deadline
                 self._holdings.lose(chunk, [offset for first, last in lost for offset in range(first, last + 1)])
 
-    def _lock_s(self, member: ShareMember) -> float:
+    def _lock_s(self, member: Member) -> float:
         return member.lock_timeout_ms / 1000 if member.lock_timeout_ms > 0 else LOCK_S
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.acks import REJECT
 from flowshare.agents.chunk import Chunk
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from flowshare.protocol.decoding import RawRecord
 
 logger = logging.getLogger("flowshare.agents")
+
+DELIVERIES_MAX: Final = 2
+"""A waiting record that was delivered more often is written anew."""
 
 Run = tuple[list["RawRecord"], int]
 
@@ -56,7 +59,8 @@ class WaitingRecords:
                 if origin is None or origin.topic not in self._agent.topics:
                     self._stray(part, raw)
                 elif origin.due_ms > now_ms:
-                    self._hold(self._chunk(part, [([raw], count)], {raw.offset: origin}, now), raw, origin)
+                    chunk = self._chunk(part, [([raw], count)], {raw.offset: origin}, now)
+                    self._hold(chunk, raw, origin, again=count > DELIVERIES_MAX)
                 else:
                     found, origins = due.setdefault(origin.place, ([], {}))
                     found.append(([raw], count))
@@ -79,8 +83,11 @@ class WaitingRecords:
         chunk.attempts = {offset: chunk.attempt(offset) for offset in origins}
         return chunk
 
-    def _hold(self, chunk: Chunk, raw: RawRecord, origin: Origin) -> None:
-        """Its chunk is held, so its lock is renewed, but no handler gets it before it is due."""
+    def _hold(self, chunk: Chunk, raw: RawRecord, origin: Origin, *, again: bool) -> None:
+        """Its chunk is held, so its lock is renewed, but no handler gets it before it is due.
+
+        again: write it anew now; workers that died while it waited have nearly used up its deliveries.
+        """
         chunk.records.clear()
         self._holdings.add(chunk)
 
@@ -91,7 +98,10 @@ class WaitingRecords:
                 chunk.records.append(raw)
                 self._feed([chunk])
 
-        self._delays.wait_in_topic(chunk, chunk.whole(raw), origin.due_ms, run)
+        if again:
+            self._delays.rewrite(chunk, chunk.whole(raw), origin.due_ms)
+        else:
+            self._delays.wait_in_topic(chunk, chunk.whole(raw), origin.due_ms, run)
 
     def _stray(self, part: Fetched, raw: RawRecord) -> None:
         logger.error(

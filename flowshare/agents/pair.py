@@ -1,0 +1,169 @@
+"""Two members of one group in one process: one for the agent's topics, one for its retry topic.
+
+Kafka's assignor spreads the partitions of members that all have the same topics over them: of two topics with one
+partition each, every member gets one. Members with different topics are assigned topic by topic, each to all that
+want it, so that a retry topic takes no member away from the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from flowshare.client.member import ShareMember
+from flowshare.client.node import Generations
+
+if TYPE_CHECKING:
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.client.link import Connect
+    from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import AckBatch, TopicPartition
+    from flowshare.share.types import AcquireMode
+
+SIDE_RECORDS_MAX: Final = 100
+"""Records of the retry topic that one fetch asks for."""
+SIDE_PREFIX: Final = "~"
+"""Begins the second member's id, so that it sorts behind those that may lead."""
+
+
+class Member(Protocol):
+    """What agents ask of a member; `ShareMember` says what each does."""
+
+    @property
+    def member_id(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def assignment(self) -> frozenset[TopicIdPartition]:
+        """Its partitions."""
+        ...
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """How long records are locked."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Changes when something held may be lost."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives."""
+        ...
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether something acquired can still be its."""
+        ...
+
+    async def start(self) -> None:
+        """Join."""
+
+    async def fetch(self, *, records_max: int, max_wait_s: float, bytes_max: int, mode: AcquireMode) -> list[Fetched]:
+        """Acquire."""
+        ...
+
+    def wakeup(self) -> None:
+        """End the fetch that waits."""
+
+    async def acknowledge(
+        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+    ) -> list[AckResult]:
+        """Acknowledge."""
+        ...
+
+    async def close(self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None) -> None:
+        """Leave."""
+
+
+class MemberPair:
+    """Both as one. Their connections have different numbers, so that each acknowledgement finds its way back."""
+
+    def __init__(self, connect: Connect, agent: ShareAgent, side_topic: str, *, clock: Clock) -> None:
+        generations = Generations()
+        self._main = ShareMember(
+            connect, group_id=agent.group, topics=agent.topics, clock=clock, generations=generations
+        )
+        self._side = ShareMember(
+            connect,
+            group_id=agent.group,
+            topics=(side_topic,),
+            clock=clock,
+            member_id=f"{SIDE_PREFIX}{uuid.uuid4().hex}",
+            generations=generations,
+        )
+        self._fetching: dict[ShareMember, asyncio.Task[list[Fetched]]] = {}
+
+    @property
+    def member_id(self) -> str:
+        """Id of the member for the agent's topics."""
+        return self._main.member_id
+
+    @property
+    def assignment(self) -> frozenset[TopicIdPartition]:
+        """Partitions of both."""
+        return self._main.assignment | self._side.assignment
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """The group's, as of the last answers; 0 before the first."""
+        known = [one.lock_timeout_ms for one in (self._main, self._side) if one.lock_timeout_ms > 0]
+        return min(known, default=0)
+
+    @property
+    def generation(self) -> int:
+        """Changes when something held may be lost."""
+        return self._main.generation + self._side.generation
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives."""
+        return self._main.trouble or self._side.trouble
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether something acquired can still be one's."""
+        return self._main.holds(tp, generation) or self._side.holds(tp, generation)
+
+    async def start(self) -> None:
+        """Join with both. Raises: NotConnected, ServerError."""
+        await asyncio.gather(self._main.start(), self._side.start())
+
+    async def fetch(self, *, records_max: int, max_wait_s: float, bytes_max: int, mode: AcquireMode) -> list[Fetched]:
+        """What either brings first. Raises: ServerError, Closed."""
+        for member, limit in ((self._main, records_max), (self._side, min(records_max, SIDE_RECORDS_MAX))):
+            if member not in self._fetching:
+                asking = member.fetch(records_max=limit, max_wait_s=max_wait_s, bytes_max=bytes_max, mode=mode)
+                self._fetching[member] = asyncio.create_task(asking)
+        await asyncio.wait(self._fetching.values(), return_when=asyncio.FIRST_COMPLETED)
+        fetched: list[Fetched] = []
+        for member, task in list(self._fetching.items()):
+            if task.done() and (not fetched or task.exception() is None):
+                del self._fetching[member]
+                fetched += task.result()
+        return fetched
+
+    def wakeup(self) -> None:
+        """End the fetches that wait."""
+        self._main.wakeup()
+        self._side.wakeup()
+
+    async def acknowledge(
+        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+    ) -> list[AckResult]:
+        """To whichever acquired it: the connection's number says."""
+        member = self._side if generation is not None and self._side.acquired_over(generation) else self._main
+        return await member.acknowledge(acks, generation=generation)
+
+    async def close(self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None) -> None:
+        """Leave with both."""
+        tasks: list[asyncio.Task[Any]] = list(self._fetching.values())
+        self._fetching.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._main.close(unrun=unrun), self._side.close(unrun=unrun))

@@ -1,0 +1,133 @@
+"""What a fetch brought, read: chunks for the pool, and at once the acknowledgements of what needs no handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents.acks import GAP, REJECT, RELEASE
+from flowshare.agents.chunk import Chunk
+from flowshare.agents.intake import Intake
+from flowshare.agents.outcomes import Kind, Outcome
+from flowshare.protocol.batches import DecodeError
+
+if TYPE_CHECKING:
+    from flowshare.agents.acks import AckSender, Key
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.settle import Settler
+    from flowshare.agents.stats import AgentStats
+    from flowshare.agents.waiting import WaitingRecords
+    from flowshare.client.ranges import Fetched
+    from flowshare.protocol.decoding import RawDecoded
+
+logger = logging.getLogger("flowshare.agents")
+
+UNREADABLE_DELAY_MS: Final = 1_000
+
+
+class Reader:
+    """Reads for one agent; on the service loop."""
+
+    def __init__(
+        self,
+        agent: ShareAgent,
+        *,
+        acks: AckSender,
+        settler: Settler,
+        waiting: WaitingRecords | None,
+        stats: AgentStats,
+        service_loop: asyncio.AbstractEventLoop,
+        observed: bool,
+    ) -> None:
+        """waiting: reads the retry topic, where there is one. observed: attempts are kept for an observer."""
+        self._agent = agent
+        self._acks = acks
+        self._settler = settler
+        self._waiting = waiting
+        self._stats = stats
+        self._service_loop = service_loop
+        self._observed = observed
+        self._intake = Intake()
+
+    def chunks(self, part: Fetched, now: float) -> list[Chunk]:
+        """The records of one partition that are to be handled now."""
+        decoded = self._decode(part)
+        if decoded is None or not decoded.runs:
+            return []
+        if self._waiting is not None and part.topic == self._waiting.topic:
+            chunks = self._waiting.chunks(part, decoded.runs, now)
+            for chunk in chunks:
+                self._redelivered(chunk)
+            return chunks
+        chunk = Chunk(
+            self._agent.name,
+            part.topic,
+            part.tp,
+            decoded.runs,
+            decode=self._agent.decoder(part.topic),
+            deadline=part.lock_deadline,
+            generation=part.generation,
+            arrived=now,
+        )
+        if self._observed:
+            chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
+        if any(count > 1 for _, _, count in part.acquired):
+            self._redelivered(chunk)
+        return [chunk]
+
+    def _decode(self, part: Fetched) -> RawDecoded | None:
+        """The records; offsets without one are acknowledged here."""
+        key = (part.tp, part.generation)
+        try:
+            decoded = self._intake.decode(part.records, part.acquired)
+        except DecodeError as error:
+            # Not one batch of it can be told apart: the answer is more likely at fault than the log, so ask again.
+            said = "agent=%s topic=%s partition=%d: an answer cannot be read, its records are given back: %s"
+            logger.error(said, self._agent.name, part.topic, part.partition, error)  # noqa: TRY400 - no trace is of use
+            for first, last, _ in part.acquired:
+                self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
+            return None
+        for first, last in decoded.gaps:
+            self._acks.other(key, first, last, GAP, "gaps")
+        for first, last in decoded.missing:
+            self._acks.other(key, first, last, RELEASE, "unrun", unrun=True)
+        for first, last, reason in decoded.corrupt:
+            self._corrupt(part, key, first, last, reason)
+        return decoded
+
+    def _redelivered(self, chunk: Chunk) -> None:
+        """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""
+        attempts_max = self._agent.options.retry.max_attempts
+        attempts = [chunk.attempt(record.offset) for record in chunk.records]
+        self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
+        dead = [
+            chunk.whole(record)
+            for record, attempt in zip(chunk.records, attempts, strict=True)
+            if attempt > attempts_max
+        ]
+        if not dead:
+            return
+        chunk.records = [
+            record for record, attempt in zip(chunk.records, attempts, strict=True) if attempt <= attempts_max
+        ]
+        for record in reversed(dead):
+            reason = (
+                f"attempts used up ({record.delivery_count} of {attempts_max}) without an outcome: the worker crashed, "
+                "was killed or stopped, or lost the lock while handling it"
+            )
+            self._service_loop.call_soon(self._settler.settle, chunk, record, Outcome(Kind.DEAD, None, reason))
+
+    def _corrupt(self, part: Fetched, key: Key, first: int, last: int, reason: str) -> None:
+        """Bytes that are no records: nothing to keep in a dead letter but the fact."""
+        logger.error(
+            "agent=%s record=%s-%d@%d..%d: the stored bytes cannot be read, rejected: %s",
+            self._agent.name,
+            part.topic,
+            part.partition,
+            first,
+            last,
+            reason,
+        )
+        self._stats.undecodable += last - first + 1
+        self._acks.other(key, first, last, REJECT, "rejected")
