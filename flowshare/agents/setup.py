@@ -15,13 +15,15 @@ from flowshare.agents.errors import UsageError
 from flowshare.agents.limits import GroupLimits, native_limits
 from flowshare.agents.retry_topic import retry_topic
 from flowshare.agents.send import topic_name
-from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.errors import ClientError, ConnectionLost, ServerError
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
+
+PREPARE_TRIES: Final = 5
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -34,8 +36,20 @@ DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
 async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
     """Make missing topics (if the app allows it) and set the group's settings; what the group gets.
 
-    Raises: UsageError with what to do.
+    Done again, as all of it may be, when the connection breaks: another process may be taking over.
+    Raises: UsageError with what to do, ConnectionLost after PREPARE_TRIES.
     """
+    for tried in range(1, PREPARE_TRIES + 1):
+        try:
+            return await _prepare(agent, admin, capabilities)
+        except ConnectionLost as error:
+            if tried == PREPARE_TRIES:
+                raise
+            logger.info("agent=%s is set up again: %s", agent.name, error)
+    raise AssertionError("the last try returns or raises")
+
+
+async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
     if capabilities.own_limits:
         limits = GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
     else:

@@ -115,7 +115,7 @@ def _held(told: Any) -> tuple[HeldRanges, ...] | None:
     if not isinstance(told, list):
         return None
     found: list[HeldRanges] = []
-    for part in cast("list[Any]", told):
+    for part in cast("Sequence[Any]", told):
         try:
             topic_id, partition, ranges = part
             held = HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
