@@ -1,0 +1,150 @@
+"""A broker in a thread behind a proxy that cuts connections, and the broker as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from flowshare.clock import LoopClock
+from flowshare.dev.processes import tied_to_parent
+from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+
+LIMIT_S = 30
+
+
+class Proxy:
+    """Passes bytes on between clients and one server; cuts connections when an answer of the server comes by."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.cut_share = 0.0
+        """Of the answers: so many are thrown away together with their connection."""
+        self.cuts = 0
+        self.target: Address | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """The port to connect to."""
+        self.server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        return self.server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Cut everything and listen no more."""
+        self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self.target is not None
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        try:
+            back, forth = await asyncio.open_connection(self.target.host, self.target.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ways = [
+            asyncio.ensure_future(self._copy(reader, forth, answers=False)),
+            asyncio.ensure_future(self._copy(back, writer, answers=True)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the proxy closes
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in (writer, forth):
+                end.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if answers and self.chance.random() < self.cut_share:
+                    self.cuts += 1
+                    return
+                writer.write(data)
+                await writer.drain()
+
+
+@contextmanager
+def broker_behind_proxy(folder: Path, seed: int) -> Iterator[tuple[Proxy, str]]:
+    """The proxy, and the address that clients are to use."""
+    proxy, ready, address = Proxy(seed), threading.Event(), list[str]()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        port = await proxy.start()
+        told = Address(host="127.0.0.1", port=port)
+        proxy.target = Address(host="127.0.0.1", port=free_port())
+        broker = Standalone(StandaloneOptions(data=folder, listen=proxy.target, advertise=told), clock=LoopClock())
+        await broker.start()
+        address.append(str(told))
+        ready.set()
+        await stop.wait()
+        await broker.close()
+        await proxy.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), name="broker")
+    thread.start()
+    try:
+        assert ready.wait(LIMIT_S)
+        yield proxy, address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(LIMIT_S)
+        loop.close()
+
+
+class Process:
+    """`flowshare serve` at one address; it can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it listens. The thread that calls it must outlive the broker: the system ties them together."""
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "flowshare.cli", "serve", "--data", str(self.folder), "--listen", self.address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=tied_to_parent(),
+        )
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            assert self.child.poll() is None, "flowshare serve ended"
+            with closing(socket.socket()) as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError("flowshare serve does not listen")
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self.child is not None
+        self.child.kill()
+        self.child.wait()
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
