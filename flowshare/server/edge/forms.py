@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module
 from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.failures import Refused
 
 if TYPE_CHECKING:
     from flowshare.server.edge.base import Peer
@@ -141,3 +142,9 @@ def may_cluster(peer: Peer, operation: Operation) -> bool:
 def authorized_operations(peer: Peer, resource: ResourceType, name: str) -> int:
     """What the peer may do with a thing, as bits (KIP-430)."""
     return sum(1 << operation for operation in OPERATIONS[resource] if peer.may(operation, resource, name))
+
+
+def check_epoch(epoch: int) -> None:
+    """Whether the leader epoch that a client knows is this one; −1: it knows none. Raises: Refused."""
+    if epoch > LEADER_EPOCH:
+        raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {epoch} has not come; it is {LEADER_EPOCH}")

@@ -13,6 +13,7 @@ from flowshare.server.edge.configs import ConfigsEdge
 from flowshare.server.edge.groups import GroupsEdge
 from flowshare.server.edge.metadata import MetadataEdge
 from flowshare.server.edge.offsets import OffsetEdge
+from flowshare.server.edge.positions import PositionsEdge
 from flowshare.server.edge.private import PrivateApis
 from flowshare.server.edge.records import RecordsEdge
 from flowshare.server.edge.sasl import SaslApis
@@ -53,6 +54,7 @@ def families(
         MetadataEdge(server.config),
         TopicsEdge(topics=server.topics, config=server.config, clock=clock),
         RecordsEdge(server.topics),
+        PositionsEdge(),
         TransactionsEdge(server.topics),
         PrivateApis(),
     )
