@@ -107,10 +107,10 @@ class Transactions:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
-        for entry in self._entries.values():
-            if entry.finishing is not None:
-                entry.finishing.cancel()
-        if self._jobs:
+        while self._jobs:  # a step may end with an end to carry out
+            for entry in self._entries.values():
+                if entry.finishing is not None:
+                    entry.finishing.cancel()
             await asyncio.wait(list(self._jobs))
 
     # --- what clients ask for -------------------------------------------------------------------------------------

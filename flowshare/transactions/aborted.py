@@ -35,9 +35,6 @@ class AbortedIndex:
         self._lasts = array("q")
         self._stables = array("q")
 
-    def __len__(self) -> int:
-        return len(self._lasts)
-
     def add(self, aborted: Aborted) -> None:
         """Take in the next one; markers come in the order of their offsets."""
         assert not self._lasts or aborted.last > self._lasts[-1], "markers are added in the log's order"

@@ -189,7 +189,7 @@ class TransactionsEdge:
                     transactional_id=transactional_id,
                     transaction_state=got.state,
                     transaction_timeout=duration(max(got.timeout_ms, 0)),
-                    transaction_start_time=START + datetime.timedelta(milliseconds=got.started_ms),
+                    transaction_start_time=START + datetime.timedelta(milliseconds=0 if got.error else got.started_ms),
                     producer_id=got.producer.producer_id,
                     producer_epoch=got.producer.epoch,
                     topics=topics,

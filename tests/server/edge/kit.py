@@ -46,6 +46,10 @@ class Rights:
         asked = (operation, resource, name)
         return not any(all(a in (None, b) for a, b in zip(denial, asked, strict=True)) for denial in self.denied)
 
+    def allowed_somewhere(self, principal, host, operation, resource) -> bool:
+        """Whether no denial fits every name."""
+        return self.allowed(principal, host, operation, resource, None)
+
 
 class Socket:
     """One connection; requests go one after the other."""
