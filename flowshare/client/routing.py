@@ -18,6 +18,7 @@ from flowshare.client.topology import NOBODY
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
+    CreateTopicRequest,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DeleteRecordsRequest,
@@ -65,6 +66,8 @@ WRONG_COORDINATOR: Final = frozenset(
 WRONG_LEADER: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.LEADER_NOT_AVAILABLE}
 )
+CREATED_S_MAX: Final = 5.0
+"""How long a new topic is waited for."""
 RETRY_S_MAX: Final = 10.0
 """How long the right broker is looked for; within the time that the caller gives the request."""
 
@@ -104,6 +107,8 @@ class ClusterConnection:
                 return answer
             case ShareGroupDescribeRequest() | DeleteGroupsRequest():
                 return await self._to_each_group(request)
+            case CreateTopicRequest():
+                return await self._create(request)
             case FetchRequest():
                 return await self._to_leaders(request)
             case ListGroupsRequest():
@@ -170,6 +175,18 @@ class ClusterConnection:
         if answer is not None:
             return answer
         raise NotConnected(f"{what}: {problem}")
+
+    async def _create(self, request: CreateTopicRequest) -> Any:
+        """Answered when the topic can be used: brokers learn of it a moment after it was made."""
+        clock = self.cluster.clock
+        answer = await self._to_any(request)
+        deadline_s = clock.monotonic() + CREATED_S_MAX
+        while answer.error is ErrorCode.NONE and clock.monotonic() < deadline_s:
+            found = await self._send(MetadataRequest(topics=(request.name,)))
+            if all(topic.error is ErrorCode.NONE and NOBODY not in topic.leaders for topic in found.topics):
+                break
+            await clock.sleep(self.cluster.settings.backoff_min_s)
+        return answer
 
     async def _to_each_group(self, request: ShareGroupDescribeRequest | DeleteGroupsRequest) -> Any:
         found: list[Any] = []

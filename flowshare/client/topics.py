@@ -65,6 +65,8 @@ class TopicSizes:
             if made.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise ServerError(made.error, made.message, about=f"creating topic {topic}")
             found = await self._describe(topic, timeout_s)
+            if found is None:  # brokers learn of it a moment later
+                raise ServerError(ErrorCode.LEADER_NOT_AVAILABLE, about=f"topic {topic} was made just now")
         if found is None:
             raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {topic}")
         self._known[topic] = (found, self._clock.monotonic() + self._age_max_s)

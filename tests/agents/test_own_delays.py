@@ -1,0 +1,176 @@
+"""Agents where the server cannot delay a release and a record given back unrun costs an attempt, as on Kafka."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.delays import HOLD_S, REWRITE_S
+from flowshare.agents.retry_topic import origin_of
+from flowshare.backend.capabilities import NATIVE
+from flowshare.backend.memory import MemoryBackend
+from tests.agents.agents_kit import one_agent, run_agent, run_app
+
+POOR = replace(NATIVE, own_limits=True)
+
+
+@pytest.fixture(autouse=True)
+def poor_backend(monkeypatch):
+    monkeypatch.setattr(MemoryBackend, "capabilities", property(lambda _: POOR))
+
+
+def failing(times, seen, retry_waits=None):
+    async def handler(value: bytes, delivery: fs.Delivery) -> None:
+        seen.append((delivery.topic, delivery.partition, delivery.offset, delivery.attempt, delivery.id))
+        if retry_waits is not None:
+            retry_waits.append(dict(delivery.headers))
+        if delivery.attempt <= times:
+            raise RuntimeError("not yet")
+
+    return handler
+
+
+def test_a_short_delay_holds_the_record_and_comes_as_the_next_attempt():
+    seen = []
+
+    result = run_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=HOLD_S))
+
+    assert [one[3] for one in seen] == [1, 2]
+    assert len({one[4] for one in seen}) == 1
+    assert result.stats["retried"] == 1
+    assert result.elapsed_s >= HOLD_S
+
+
+def test_a_long_delay_goes_through_the_retry_topic_and_the_record_stays_itself():
+    seen, headers = [], []
+
+    result = run_agent(failing(1, seen, headers), retry=fs.Retry(max_attempts=3, delay=REWRITE_S - 1))
+
+    assert [one[:4] for one in seen] == [("in", 0, 0, 1), ("in", 0, 0, 2)]
+    assert len({one[4] for one in seen}) == 1, "the idempotency key is the same"
+    assert headers == [{}, {}], "the handler does not see how it waited"
+    assert result.stats["retried"] == 1
+    assert result.elapsed_s >= REWRITE_S - 1
+
+
+def test_a_very_long_delay_is_written_anew_until_it_is_due():
+    seen = []
+    app = one_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=100))
+    waited = []
+
+    async def during(bus):
+        await bus.advance(99)
+        waited.extend(bus.records("t.agent.retry"))
+        assert len(seen) == 1
+
+    run_app(app, during=during)
+
+    assert [one[3] for one in seen] == [1, 2]
+    origins = [origin_of(record.headers.items()) for record in waited]
+    assert len(origins) > 1
+    assert {(one.attempts, one.offset, one.due_ms) for one in origins} == {(1, 0, origins[0].due_ms)}
+
+
+def test_the_dead_letter_names_the_record_that_died_not_where_it_waited():
+    result = run_agent(failing(9, []), retry=fs.Retry(max_attempts=3, delay=REWRITE_S - 1))
+
+    (letter,) = result.dead
+    assert (letter.origin, letter.attempts) == (("in", 0, 0), 3)
+
+
+def test_no_more_than_a_quarter_of_the_locks_is_held_the_rest_waits_in_the_topic(monkeypatch):
+    monkeypatch.setattr("flowshare.agents.crowd.Crowd.share", property(lambda _: 8))
+    seen = []
+    app = one_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=2), concurrency=6)
+    waited = []
+
+    async def during(bus):
+        await bus.advance(1)
+        waited.extend(bus.records("t.agent.retry"))
+
+    run_app(app, [b"x"] * 6, during=during)
+
+    assert len(waited) == 4
+    assert sorted(one[2:4] for one in seen) == sorted((offset, attempt) for offset in range(6) for attempt in (1, 2))
+
+
+def test_a_record_that_many_others_have_passed_makes_way_for_its_partition(monkeypatch):
+    monkeypatch.setattr("flowshare.agents.crowd.Crowd.share", property(lambda _: 40))
+    seen, waited = [], []
+
+    async def handler(value: bytes, delivery: fs.Delivery) -> None:
+        seen.append((delivery.offset, delivery.attempt))
+        if value == b"bad" and delivery.attempt == 1:
+            raise RuntimeError("not yet")
+
+    app = one_agent(handler, retry=fs.Retry(max_attempts=3, delay=HOLD_S))
+
+    async def during(bus):
+        await bus.advance(0.5)
+        assert bus.records("t.agent.retry") == []
+        for _ in range(30):
+            await bus.send("in", b"x")
+        await bus.advance(1)
+        waited.extend(bus.records("t.agent.retry"))
+
+    run_app(app, [b"bad"], during=during)
+
+    assert len(waited) == 1
+    assert (0, 2) in seen
+
+
+def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
+    seen = []
+    app = one_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=HOLD_S))
+    waited = []
+
+    async def during(bus):
+        await bus.advance(0.5)
+        await app.host.drain(5)
+        await bus.advance(0)
+        waited.extend(bus.records("t.agent.retry"))
+
+    async def main():
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", b"x")
+            await during(bus)
+
+    fs.testing.run(main())
+
+    assert len(waited) == 1
+
+
+def test_what_others_write_into_a_retry_topic_is_rejected_not_run(caplog):
+    seen = []
+    app = one_agent(failing(0, seen))
+
+    async def during(bus):
+        await bus.send("t.agent.retry", b"stray")
+
+    run_app(app, during=during)
+
+    assert len(seen) == 1
+    assert "no record of this agent waits here" in caplog.text
+
+
+def test_a_dead_letter_that_cannot_be_written_is_tried_again_without_costing_attempts(monkeypatch):
+    seen, refused = [], [2]
+    from flowshare.client.producer import Producer
+
+    send_nowait = Producer.send_nowait
+
+    def failing_at_first(self, topic, *args, **kwargs):
+        if topic.endswith(".dlq") and refused[0]:
+            refused[0] -= 1
+            raise RuntimeError("no")
+        return send_nowait(self, topic, *args, **kwargs)
+
+    monkeypatch.setattr(Producer, "send_nowait", failing_at_first)
+
+    result = run_agent(failing(9, seen), retry=None)
+
+    assert [one[3] for one in seen] == [1]
+    assert len(result.dead) == 1
+    assert result.elapsed_s >= 20

@@ -1,0 +1,190 @@
+"""Agents and clients on a real broker's share groups."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.errors import UsageError
+from flowshare.agents.host import Host, HostSettings
+from flowshare.backend import make_producer, open_backend
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import RecordTooLarge, ServerError
+from flowshare.client.producer import Message
+from flowshare.clock import LoopClock
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.java]
+LIMIT_S = 60
+
+
+def url(kafka):
+    return f"kafka://{','.join(kafka.addresses)}"
+
+
+async def until(condition):
+    """Wait until it holds; fails after a minute."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens at a broker
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(*apps):
+    hosts = []
+    try:
+        for app in apps:
+            host = Host(app, settings=HostSettings(threads=False))
+            await host.start()
+            hosts.append(host)
+        yield hosts
+    finally:
+        for host in hosts:
+            await host.drain(5)
+        for host in hosts:
+            await host.stop()
+
+
+@asynccontextmanager
+async def cluster(kafka):
+    backend = open_backend(url(kafka))
+    await backend.start()
+    clock = LoopClock()
+    admin = ShareAdmin(lambda: backend.connect("test"), clock=clock)
+    producer = make_producer(backend, lambda: backend.connect("test"), clock=clock)
+    try:
+        yield admin, producer
+    finally:
+        await producer.close()
+        await admin.close()
+        await backend.close()
+
+
+async def test_every_record_is_handled_once_by_the_workers_of_a_group(kafka, unique):
+    topic, seen = unique("native"), []
+
+    def worker():
+        app = fs.App(topic, broker=url(kafka), share="native")
+
+        @app.share_agent(topic, name="work", dead_letter=None)
+        async def work(value: bytes) -> None:
+            seen.append(value)
+
+        return app
+
+    async with cluster(kafka) as (admin, producer):
+        await admin.create_topic(topic, partitions=3)
+        await producer.send_many(topic, [Message(b"%d" % n, key=b"%d" % n) for n in range(5000)])
+        async with running(worker(), worker()):
+            await until(lambda: len(seen) >= 5000)
+            group = await admin.describe_group(f"{topic}.work")
+        lags = {part.lag for part in await admin.group_offsets(f"{topic}.work", [topic])}
+
+    assert sorted(map(int, seen)) == list(range(5000))
+    assert len(group.members) == 4, "each worker has a second member for the retry topic"
+    assert lags == {0}
+
+
+async def test_a_failing_record_is_retried_by_lock_and_by_topic_and_dies_as_itself(kafka, unique):
+    topic, seen = unique("retry"), []
+    app = fs.App(topic, broker=url(kafka))
+    retry = fs.Retry(max_attempts=3, delay=lambda attempt: 0.2 if attempt == 1 else 6.0)
+
+    @app.share_agent(topic, name="work", retry=retry)
+    async def work(value: bytes, delivery: fs.Delivery) -> None:
+        seen.append((delivery.topic, delivery.offset, delivery.attempt))
+        raise RuntimeError("no")
+
+    async with cluster(kafka) as (admin, producer):
+        await producer.send(topic, b"x")
+        async with running(app) as [host]:
+            await until(lambda: host.runtimes["work"].stats()["dead_lettered"] == 1)
+        (letter,) = await admin.read(f"{topic}.work.dlq", 0)
+        (waited,) = await admin.read(f"{topic}.work.retry", 0)
+
+    assert seen == [(topic, 0, attempt) for attempt in (1, 2, 3)]
+    headers = dict(letter.headers)
+    assert (headers["flowshare.dlq.topic"], headers["flowshare.dlq.offset"]) == (topic.encode(), b"0")
+    assert dict(waited.headers)["flowshare.retry.attempts"] == b"2"
+
+
+async def test_a_record_that_killed_its_worker_each_time_is_dead_lettered_unrun(kafka, unique):
+    topic, seen = unique("killer"), []
+    app = fs.App(topic, broker=url(kafka))
+
+    @app.share_agent(topic, name="work", retry=fs.Retry(max_attempts=2))
+    async def work(value: bytes) -> None:
+        seen.append(value)
+
+    async with cluster(kafka) as (admin, producer):
+        await producer.send(topic, b"x")
+        await admin.alter_group_configs(f"{topic}.work", {"share.auto.offset.reset": "earliest"})
+        backend = open_backend(url(kafka))
+        await backend.start()
+        for _ in range(2):  # members that get the record and are gone
+            from flowshare.client.member import ShareMember
+
+            member = ShareMember(
+                lambda: backend.connect("dies"), group_id=f"{topic}.work", topics=[topic], clock=LoopClock()
+            )
+            await member.start()
+            async with asyncio.timeout(LIMIT_S):
+                while not await member.fetch(records_max=1):
+                    pass
+            await member.close()
+        await backend.close()
+        async with running(app) as [host]:
+            await until(lambda: host.runtimes["work"].stats()["dead_lettered"] == 1)
+
+    assert seen == []
+
+
+async def test_what_the_broker_cannot_do_is_refused_at_the_start(kafka, unique):
+    app = fs.App(unique("limits"), broker=url(kafka))
+
+    @app.share_agent("never", retry=fs.Retry(max_attempts=50))
+    async def work(value: bytes) -> None: ...
+
+    with pytest.raises(UsageError, match=r"group\.share\.max\.delivery\.count\.limit"):
+        async with running(app):
+            pass
+
+
+async def test_the_producer_confirms_where_each_record_is_and_says_what_it_refuses(kafka, unique):
+    topic = unique("producer")
+
+    async with cluster(kafka) as (admin, producer):
+        first = await producer.send(topic, None, headers=[("h", None)])
+        many = await producer.send_many(topic, [b"%d" % n for n in range(3000)])
+        with pytest.raises(RecordTooLarge):
+            await producer.send(topic, bytes(2 << 20))
+        with pytest.raises(ServerError, match="no partition 9"):
+            await producer.send(topic, b"x", partition=9)
+        with pytest.raises(ServerError, match="INVALID_TOPIC"):
+            await producer.send("no topic!", b"x")
+        records = await admin.read(topic, 0, 0, limit=5000)
+
+    assert (first.partition, first.offset) == (0, 0)
+    assert [one.offset for one in many] == list(range(1, 3001))
+    assert [record.value for record in records] == [None, *(b"%d" % n for n in range(3000))]
+
+
+async def test_members_of_two_brokers_partitions_handle_all_of_them(kafka_pair, unique):
+    topic, seen = unique("pair"), []
+    app = fs.App(topic, broker=url(kafka_pair))
+
+    @app.share_agent(topic, name="work", dead_letter=None)
+    async def work(value: bytes) -> None:
+        seen.append(value)
+
+    async with cluster(kafka_pair) as (admin, producer):
+        await admin.create_topic(topic, partitions=4)
+        leaders = set((await admin.describe_topic(topic)).leaders)
+        await producer.send_many(topic, [Message(b"%d" % n, partition=n % 4) for n in range(2000)])
+        async with running(app):
+            await until(lambda: len(seen) >= 2000)
+
+    assert len(leaders) == 2
+    assert sorted(map(int, seen)) == list(range(2000))
