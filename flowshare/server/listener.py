@@ -19,7 +19,8 @@ from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
 from flowshare.server.edge.table import families, table
 from flowshare.server.limits import ListenerLimits
-from flowshare.server.listener_socket import ListenerSocket, Route
+from flowshare.server.listener_socket import ListenerSocket
+from flowshare.server.route import Route
 
 if TYPE_CHECKING:
     import ssl
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S: Final = 2.0
 """Time that sockets get to take their last answers, and requests to end, when the listener closes."""
+
+
+ACCEPT_AGAIN_S: Final = 0.5
+"""Wait after a connection could not be accepted."""
 
 
 class ListenerError(Exception):
@@ -75,7 +80,8 @@ class Listener:
         self._sockets: set[ListenerSocket] = set()
         self._addresses: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listening: asyncio.Server | None = None
+        self._listening: list[sockets.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._timer: TimerHandle | None = None
         self._emptied: asyncio.Event = asyncio.Event()
 
@@ -93,34 +99,37 @@ class Listener:
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; port 0: a free one. Returns where. Raises: ListenerError when the address cannot be had."""
-        loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(
-                lambda: ListenerSocket(self), host or None, port, backlog=self.limits.backlog
-            )
+            self._listening = await _listen(host, port, self.limits.backlog)
         except OSError as error:
             raise ListenerError(
                 f"cannot listen on {host}:{port}: {_reason(error)}; choose another address, or port 0 for a free one"
             ) from error
-        bound_host, bound_port = self._listening.sockets[0].getsockname()[:2]
+        bound_host, bound_port = self._listening[0].getsockname()[:2]
         if self._node is None:
             self._node = Node(host=bound_host, port=bound_port)
         elif self._node.port == 0:
             self._node = replace(self._node, port=bound_port)
+        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in self._listening]
         self._watch()
         return bound_host, bound_port
 
     async def close(self) -> None:
         """Listen no more, close all connections, end what is under way; harmless when it is not open."""
-        listening, self._listening = self._listening, None
-        if listening is None:
+        if not self._listening:
             return
-        listening.close()
+        listening, self._listening = self._listening, []
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for one in listening:
+            one.close()
         if self._timer is not None:
             self._timer.cancel()
         for socket in tuple(self._sockets):
             socket.stop()
         if self._sockets or self._tasks:
+            self._emptied.clear()
             try:
                 await self.clock.wait_for(self._emptied.wait(), CLOSE_S)
             except TimeoutError:
@@ -133,35 +142,21 @@ class Listener:
 
     # What sockets ask and tell.
 
-    def admit(self, socket: ListenerSocket, address: str) -> str | None:
-        """Count a new socket; why it is not wanted, if it is not."""
-        self._sockets.add(socket)
-        self._addresses[address] += 1
-        if self._listening is None:
-            return "the server stops"
-        if len(self._sockets) > self.limits.connections_max:
-            return f"there are {self.limits.connections_max} connections already (max.connections)"
-        if self._addresses[address] > self.limits.connections_per_address_max:
-            return (
-                f"there are {self.limits.connections_per_address_max} connections from {address} already "
-                "(max.connections.per.ip)"
-            )
-        return None
-
-    def forget(self, socket: ListenerSocket, address: str) -> None:
+    def forget(self, socket: ListenerSocket) -> None:
         """A socket is gone."""
         self._sockets.discard(socket)
         self.unread.discard(socket)
-        self._addresses[address] -= 1
-        if not self._addresses[address]:
-            del self._addresses[address]
+        self._addresses[socket.address] -= 1
+        if not self._addresses[socket.address]:
+            del self._addresses[socket.address]
         self._look_whether_empty()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work of a socket, to its end even when the socket goes."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def too_much_unread(self) -> None:
         """A client has more to read than it may; when all of them together have, the worst loses its socket."""
@@ -174,12 +169,62 @@ class Listener:
                 at_once=True,
             )
 
+    async def _accept(self, listening: sockets.socket) -> None:
+        """Take connections for as long as the listener is open.
+
+        Not left to the loop's own servers: those would only tell of a connection when its TLS handshake is over, and
+        until then nothing would count it.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                socket, (address, port, *_) = await loop.sock_accept(listening)
+            except OSError as error:  # the process may have no more files open, or the client has gone again
+                logger.warning("a connection could not be accepted: %s", _reason(error))
+                await self.clock.sleep(ACCEPT_AGAIN_S)
+                continue
+            refused = self._refusal(address)
+            if refused is not None:
+                logger.warning("closed peer=%s:%d: %s", address, port, refused)
+                socket.close()
+                continue
+            made = ListenerSocket(self, address, port)
+            self._sockets.add(made)
+            self._addresses[address] += 1
+            made.connecting = self.spawn(self._connect(made, socket))
+
+    def _refusal(self, address: str) -> str | None:
+        """Why there may be no further connection from this address; None when there may."""
+        limits = self.limits
+        if len(self._sockets) >= limits.connections_max:
+            return f"there are {limits.connections_max} connections already (max.connections)"
+        if self._addresses[address] >= limits.connections_per_address_max:
+            return (
+                f"there are {limits.connections_per_address_max} connections from {address} already "
+                "(max.connections.per.ip)"
+            )
+        return None
+
+    async def _connect(self, made: ListenerSocket, socket: sockets.socket) -> None:
+        seconds = self.limits.setup_max_ms / 1000 if self.tls is not None else None
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: made, socket, ssl=self.tls, ssl_handshake_timeout=seconds)
+        except OSError as error:  # ssl.SSLError and time-outs among them
+            made.end(f"TLS handshake failed: {error}", at_once=True)
+            made.connection_lost(None)  # the loop does not call it: the protocol was not connected yet
+        except asyncio.CancelledError:
+            made.connection_lost(None)
+            raise
+        finally:
+            made.connecting = None
+
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._look_whether_empty()
 
     def _look_whether_empty(self) -> None:
-        if self._listening is None and not self._sockets and not self._tasks:
+        if not self._listening and not self._sockets and not self._tasks:
             self._emptied.set()
 
     def _watch(self) -> None:
@@ -190,6 +235,30 @@ class Listener:
         limits = self.limits
         shortest_ms = min(limits.idle_max_ms, limits.setup_max_ms, limits.arrival_max_ms, limits.unread_max_ms)
         self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)
+
+
+async def _listen(host: str, port: int, backlog: int) -> list[sockets.socket]:
+    """Sockets that listen on all addresses of a host; port 0 is the same free one for all. Raises: OSError."""
+    loop = asyncio.get_running_loop()
+    flags = sockets.AI_PASSIVE
+    infos = await loop.getaddrinfo(host or None, port, type=sockets.SOCK_STREAM, flags=flags)
+    made: list[sockets.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            one = sockets.socket(family, kind, protocol)
+            made.append(one)
+            one.setblocking(False)
+            one.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            if family == sockets.AF_INET6:
+                one.setsockopt(sockets.IPPROTO_IPV6, sockets.IPV6_V6ONLY, 1)
+            one.bind((address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+            one.listen(backlog)
+    except OSError:
+        for one in made:
+            one.close()
+        raise
+    return made
 
 
 def _reason(error: OSError) -> str:

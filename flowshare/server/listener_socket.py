@@ -10,18 +10,16 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from flowshare.protocol.kafka import ApiKey, RequestStart, read_request, request_body, request_start, write_response
+from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
 from flowshare.server.edge.api_versions import refusal
-from flowshare.server.edge.base import Api, Call, Peer
+from flowshare.server.edge.base import Call, Peer
 from flowshare.server.frames import FrameError, Frames
+from flowshare.server.route import Route, Slot
 from flowshare.server.security.tls import principal_of
 
 if TYPE_CHECKING:
-    from flowshare.server.edge.base import Answer
     from flowshare.server.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -36,63 +34,23 @@ LINGER_S: Final = 5.0
 _LENGTH: Final = struct.Struct(">i")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """An API as a socket needs it."""
-
-    name: str
-    lowest: int
-    highest: int
-    answer: Answer
-    decode: Callable[[RequestStart, bytes], tuple[str | None, Any]]
-    encode: Callable[[int, int, Any], bytes]
-
-    @classmethod
-    def of(cls, api: Api) -> Route:
-        """With kio's reader and writer where the API has none of its own."""
-        name = api.key.name.lower()
-        own_decode = api.decode
-
-        def decode(start: RequestStart, frame: bytes) -> tuple[str | None, Any]:
-            if own_decode is None:
-                header, body = read_request(name, start, frame)
-            else:
-                header, position = request_body(name, start, frame)
-                body = own_decode(frame, position, start.version)
-            return header.client_id, body
-
-        return cls(name, api.lowest, api.highest, api.answer, decode, api.encode or _encode)
-
-
-def _encode(correlation_id: int, _version: int, answer: Any) -> bytes:
-    return write_response(correlation_id, answer)
-
-
-class _Slot:
-    """One request under way and, when its turn has not come, its answer."""
-
-    __slots__ = ("frame", "ordered", "size")
-
-    def __init__(self, size: int, *, ordered: bool) -> None:
-        self.size = size
-        self.ordered = ordered
-        self.frame: bytes | None = None
-
-
 class ListenerSocket(asyncio.Protocol):
     """The protocol of one accepted socket."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, address: str, port: int) -> None:
+        """address, port: the client's."""
+        self.connecting: asyncio.Task[None] | None = None
+        """The TLS handshake, while there is one."""
+        self.address = address
+        self._port = port
         self._listener = listener
         self._limits = limits = listener.limits
         self._frames = Frames(limits.plain_request_bytes_max)
-        self._transport: asyncio.Transport
-        self._peer: Peer | None = None  # none before a TLS handshake is over
+        self._transport: asyncio.Transport | None = None  # none before a TLS handshake is over
+        self._peer: Peer | None = None
         self._logged_in = False
-        self._address = ""
-        self._port = 0
         self._made = self._progress = listener.clock.monotonic()
-        self._queue: deque[_Slot] = deque()  # requests whose answers keep their order
+        self._queue: deque[Slot] = deque()  # requests whose answers keep their order
         self._under_way = 0
         self._under_way_bytes = 0
         self._held = 0  # bytes of answers whose turn has not come
@@ -108,18 +66,19 @@ class ListenerSocket(asyncio.Protocol):
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
+        """A client connected, and its TLS handshake is over if there is one."""
         self._transport = cast("asyncio.Transport", transport)
-        name = transport.get_extra_info("peername") or ("", 0)
-        self._address, self._port = name[0], name[1]
-        refused = self._listener.admit(self, self._address)
-        if refused is not None:
-            self.end(refused, at_once=True)
-        elif self._listener.tls is not None:
-            self._transport.pause_reading()  # not a byte may come before the handshake's protocol is in place
-            self._listener.spawn(self._upgrade())
-        else:
-            self._open()
+        listener = self._listener
+        self._peer = Peer(
+            connection=listener.server.connect(client_id="", host=self.address),
+            node=listener.node,
+            host=self.address,
+            authorizer=listener.authorizer,
+            principal=None if listener.sasl is not None else principal_of(transport.get_extra_info("ssl_object")),
+        )
+        self._see_login(self._peer)
+        high = self._limits.connection_answer_bytes_max
+        self._transport.set_write_buffer_limits(high=high, low=high // 2)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -142,14 +101,14 @@ class ListenerSocket(asyncio.Protocol):
         self._listener.budget.left(self, self._frames.buffered)
         self._frames.clear()
         self._queue.clear()
-        self._listener.forget(self, self._address)
+        self._listener.forget(self)
         if self._peer is not None:
             self._listener.spawn(self._peer.connection.close())
 
     def pause_writing(self) -> None:
         """The client does not read what was written."""
         self._writing = False
-        self._unread_then = self._transport.get_write_buffer_size()
+        self._unread_then = self._unwritten
         self._unread_since = self._listener.clock.monotonic()
         self._listener.unread.add(self)
         self._listener.too_much_unread()
@@ -165,7 +124,7 @@ class ListenerSocket(asyncio.Protocol):
     @property
     def unread_bytes(self) -> int:
         """Bytes of answers that the client has not read."""
-        return self._held + (0 if self._lost else self._transport.get_write_buffer_size())
+        return self._held + (0 if self._lost else self._unwritten)
 
     def resume(self) -> None:
         """The budget has room again."""
@@ -178,7 +137,7 @@ class ListenerSocket(asyncio.Protocol):
         limits = self._limits
         if self._ending_since is not None:
             if now - self._ending_since > LINGER_S:
-                self._transport.abort()
+                self.abort()
         elif not self._logged_in:
             if now - self._made > limits.setup_max_ms / 1000:
                 self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
@@ -195,12 +154,12 @@ class ListenerSocket(asyncio.Protocol):
         if self._ending_since is not None:
             return
         client = self._peer.connection.client_id if self._peer is not None else ""
-        logger.log(level, "closed peer=%s:%d client=%r: %s", self._address, self._port, client, reason)
+        logger.log(level, "closed peer=%s:%d client=%r: %s", self.address, self._port, client, reason)
         self._ending_since = self._listener.clock.monotonic()
         self._listener.budget.left(self, self._frames.buffered)
         self._frames.clear()
-        if at_once:
-            self._transport.abort()
+        if at_once or self._transport is None:
+            self.abort()
         else:
             self._transport.pause_reading()
             self._close_when_done()
@@ -209,45 +168,23 @@ class ListenerSocket(asyncio.Protocol):
         """The listener closes: no further request, no answer to what is under way."""
         if self._ending_since is None:
             self._ending_since = self._listener.clock.monotonic()
-        self._transport.close()
+        if self._transport is None:
+            self.abort()
+        else:
+            self._transport.close()
 
     def abort(self) -> None:
         """Cut the socket."""
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
 
-    # Setting up.
+    # What is known of the other end.
 
-    async def _upgrade(self) -> None:
-        loop = asyncio.get_running_loop()
-        assert self._listener.tls is not None
-        seconds = self._limits.setup_max_ms / 1000
-        try:
-            transport = await loop.start_tls(
-                self._transport, self, self._listener.tls, server_side=True, ssl_handshake_timeout=seconds
-            )
-        except OSError as error:  # ssl.SSLError and time-outs among them
-            self.end(f"TLS handshake failed: {_text(error)}", at_once=True)
-            transport = None
-        if transport is None:  # also when the socket was cut meanwhile
-            self.connection_lost(None)  # the loop does not call it: this protocol was not connected yet
-            return
-        self._transport = transport
-        self._open()
-        self._pump()
-
-    def _open(self) -> None:
-        listener = self._listener
-        tls = self._transport.get_extra_info("ssl_object")
-        self._peer = Peer(
-            connection=listener.server.connect(client_id="", host=self._address),
-            node=listener.node,
-            host=self._address,
-            authorizer=listener.authorizer,
-            principal=None if listener.sasl is not None else principal_of(tls),
-        )
-        self._see_login(self._peer)
-        high = self._limits.connection_answer_bytes_max
-        self._transport.set_write_buffer_limits(high=high, low=high // 2)
+    @property
+    def _unwritten(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _see_login(self, peer: Peer) -> None:
         """Only who is known may send requests that carry records."""
@@ -289,7 +226,7 @@ class ListenerSocket(asyncio.Protocol):
         self._read_or_not()
 
     def _read_or_not(self) -> None:
-        if self._lost or self._ending_since is not None or self._peer is None:
+        if self._lost or self._ending_since is not None or self._transport is None:
             return
         wanted = self._may_read and (self._has_room or (self._writing and self._frames.buffered < READ_AHEAD))
         if wanted and not self._reading:
@@ -304,7 +241,7 @@ class ListenerSocket(asyncio.Protocol):
         """Take one request's place in the order of all, and start it."""
         peer = self._peer
         assert peer is not None
-        slot = _Slot(len(frame) + 4, ordered=peer.software != OWN_SOFTWARE)
+        slot = Slot(len(frame) + 4, ordered=peer.software != OWN_SOFTWARE)
         self._begin(slot)
         if peer.raw is not None:
             self._listener.spawn(self._answer_raw(peer.raw(frame), slot))
@@ -341,7 +278,7 @@ class ListenerSocket(asyncio.Protocol):
             return f"it asked for {route.name} v{start.version}; served are v{route.lowest} to v{route.highest}"
         return None
 
-    async def _answer(self, route: Route, call: Call, correlation_id: int, slot: _Slot) -> None:
+    async def _answer(self, route: Route, call: Call, correlation_id: int, slot: Slot) -> None:
         frame = b""
         call.peer.connection.client_id = call.client_id or ""
         try:
@@ -357,7 +294,7 @@ class ListenerSocket(asyncio.Protocol):
             return
         self._finish(slot, frame)
 
-    async def _answer_raw(self, work: Any, slot: _Slot) -> None:
+    async def _answer_raw(self, work: Any, slot: Slot) -> None:
         try:
             answer: bytes = await work
         except Exception as error:  # noqa: BLE001 - bytes from outside
@@ -367,19 +304,19 @@ class ListenerSocket(asyncio.Protocol):
 
     # Answers.
 
-    def _begin(self, slot: _Slot) -> None:
+    def _begin(self, slot: Slot) -> None:
         self._under_way += 1
         self._under_way_bytes += slot.size
         self._listener.budget.accepted(self, slot.size)
         if slot.ordered:
             self._queue.append(slot)
 
-    def _drop(self, slot: _Slot, reason: str) -> None:
+    def _drop(self, slot: Slot, reason: str) -> None:
         """There is no answer: the connection ends."""
         self.end(reason)
         self._finish(slot, b"")
 
-    def _finish(self, slot: _Slot, frame: bytes) -> None:
+    def _finish(self, slot: Slot, frame: bytes) -> None:
         """A request is over; its answer is written when its turn has come."""
         self._under_way -= 1
         if not self._under_way:
@@ -393,7 +330,7 @@ class ListenerSocket(asyncio.Protocol):
             self._held += len(frame)
             self._write_due()
         elif frame:
-            self._transport.write(frame)
+            self._write(frame)
         assert self._peer is not None
         self._see_login(self._peer)
         if self._ending_since is not None:
@@ -409,14 +346,18 @@ class ListenerSocket(asyncio.Protocol):
             queue.popleft()
             self._held -= len(frame)
             if frame:
-                self._transport.write(frame)
+                self._write(frame)
+
+    def _write(self, frame: bytes) -> None:
+        assert self._transport is not None  # a request came over it
+        self._transport.write(frame)
 
     def _close_when_done(self) -> None:
-        if not self._under_way:
+        if not self._under_way and self._transport is not None:
             self._transport.close()
 
     def _check_reader(self, now: float) -> None:
-        unread = self._transport.get_write_buffer_size()
+        unread = self._unwritten
         if unread < self._unread_then:
             self._unread_then, self._unread_since = unread, now
         elif now - self._unread_since > self._limits.unread_max_ms / 1000:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from flowshare.cli.serve import serve
 from flowshare.server.standalone import Address, StandaloneError
+from tests.server.wire import api_versions
 
 START_S = 60
 END_S = 30
@@ -57,7 +59,7 @@ def test_a_foreign_client_finds_the_broker_and_its_topics_again_after_a_restart(
 
     with served("--data", str(tmp_path / "log")) as (process, address):
         owner = json.loads((tmp_path / "log" / "owner.json").read_bytes())
-        assert (owner["pid"], owner["listener"], owner["address"]) == (process.pid, address, None)
+        assert (owner["pid"], owner["listener"]) == (process.pid, address)
         admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
         admin.create_topics([NewTopic("orders", 3, 1)])["orders"].result(END_S)
         found = metadata(address)
@@ -116,6 +118,26 @@ def test_settings_come_from_the_file_and_from_words_and_the_words_win(tmp_path):
                 held.recv(1)
         for held in (first, second, third):
             held.close()
+
+
+@pytest.mark.slow
+def test_tls_is_spoken_by_the_process(tmp_path):
+    import ssl
+
+    import trustme
+
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with served("--data", ":memory:", "--tls-cert", str(tmp_path / "server.pem")) as (_, address):
+        host, port = address.split(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=END_S) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as secured,
+        ):
+            secured.sendall(api_versions(3, correlation_id=11))
+            assert secured.recv(8)[4:] == struct.pack(">i", 11)
 
 
 def told(*args: str) -> str:

@@ -32,7 +32,7 @@ class Pipe(asyncio.Transport):
     """A transport whose other end takes everything."""
 
     def __init__(self, protocol: ListenerSocket) -> None:
-        super().__init__({"peername": ("127.0.0.1", 50_000)})
+        super().__init__()
         self._protocol = protocol
         self.written = b""
         self.closed = False
@@ -94,7 +94,9 @@ class Target:
 
         Raises AssertionError when a request failed within the server, or something is left behind.
         """
-        protocol = ListenerSocket(self.listener)
+        protocol = ListenerSocket(self.listener, "127.0.0.1", 50_000)
+        self.listener._sockets.add(protocol)
+        self.listener._addresses[protocol.address] += 1
         pipe = Pipe(protocol)
         protocol.connection_made(pipe)
         if logged_in and protocol._peer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import struct
 
@@ -12,6 +13,7 @@ from flowshare.protocol.kafka import ApiKey, read_response
 from flowshare.server.edge.base import Node
 from flowshare.server.edge.table import table
 from flowshare.server.listener import Listener, ListenerError
+from flowshare.testing.clock import settle
 from tests.server.wire import NoSasl, api_versions, frame, login, odd, site, until
 from tests.server.world import world
 
@@ -276,6 +278,28 @@ async def test_a_taken_port_is_refused_with_advice():
         second = Listener(here.world.server, clock=here.world.clock, apis=table(()))
         with pytest.raises(ListenerError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose"):
             await second.start("127.0.0.1", here.listener.node.port)
+
+
+async def test_a_process_that_has_no_more_files_accepts_again_later(monkeypatch, caplog):
+    async with site() as here:
+        loop = asyncio.get_running_loop()
+        await settle()  # the first call is under way
+        accept, failures = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")]
+
+        async def failing(listening):
+            if failures:
+                raise failures.pop()
+            return await accept(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", failing)
+        first = await here.connect()
+        assert await first.ask(b"echo") == b"echo"
+        second = await here.connect()
+        await until(lambda: not failures)
+        await settle()
+        assert "could not be accepted: Too many open files" in caplog.text
+        await here.world.clock.advance(1.0)
+        assert await second.ask(b"echo") == b"echo"
 
 
 async def test_two_families_with_one_key_are_refused():

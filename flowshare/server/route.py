@@ -1,0 +1,55 @@
+"""An API as a socket needs it, and one request's place among the others of its socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowshare.protocol.kafka import RequestStart, read_request, request_body, write_response
+
+if TYPE_CHECKING:
+    from flowshare.server.edge.base import Answer, Api
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How requests of one API are read, answered and written."""
+
+    name: str
+    lowest: int
+    highest: int
+    answer: Answer
+    decode: Callable[[RequestStart, bytes], tuple[str | None, Any]]
+    encode: Callable[[int, int, Any], bytes]
+
+    @classmethod
+    def of(cls, api: Api) -> Route:
+        """With kio's reader and writer where the API has none of its own."""
+        name = api.key.name.lower()
+        own_decode = api.decode
+
+        def decode(start: RequestStart, frame: bytes) -> tuple[str | None, Any]:
+            if own_decode is None:
+                header, body = read_request(name, start, frame)
+            else:
+                header, position = request_body(name, start, frame)
+                body = own_decode(frame, position, start.version)
+            return header.client_id, body
+
+        return cls(name, api.lowest, api.highest, api.answer, decode, api.encode or _encode)
+
+
+def _encode(correlation_id: int, _version: int, answer: Any) -> bytes:
+    return write_response(correlation_id, answer)
+
+
+class Slot:
+    """One request under way and, when its turn has not come, its answer."""
+
+    __slots__ = ("frame", "ordered", "size")
+
+    def __init__(self, size: int, *, ordered: bool) -> None:
+        self.size = size
+        self.ordered = ordered
+        self.frame: bytes | None = None
