@@ -33,7 +33,9 @@ class Run:
         recent = self.model.recent(number)
         kind = self.chance.random()
         if kind < 0.2 and recent:
-            again = self.chance.choice(recent)
+            # Also older ones than are recognised.
+            mine = self.model.of(number)
+            again = self.chance.choice([entry for entry in mine if entry.epoch == epoch and entry.committed is None])
             count = (again.sequences[1] - again.sequences[0]) % SEQUENCES + 1
             return Batch(number, epoch, again.sequences[0], count, again.transactional)
         following = (recent[-1].sequences[1] + 1) % SEQUENCES if recent else 0
@@ -130,7 +132,7 @@ def test_producers_agree_with_a_log_that_is_read_from_its_start(seed):
     run = Run(seed)
 
     for _ in range(120):
-        step = run.chance.choices((run.place, run.mark, run.confirm, run.fail, run.reopen), (60, 15, 60, 2, 2))[0]
+        step = run.chance.choices((run.place, run.mark, run.confirm, run.fail, run.reopen), (60, 15, 60, 6, 2))[0]
         step()
         run.look()
 
@@ -195,3 +197,16 @@ def test_aborted_transactions_before_the_log_start_are_forgotten():
     producers.aborted.cut(19)
 
     assert [entry.first for entry in producers.aborted.between(0, 100)] == [10, 20]
+
+
+def test_a_marker_that_failed_leaves_its_transaction_open_for_those_that_end_before_it():
+    producers = PartitionProducers()
+    for number in (1, 2):
+        producers.confirm(producers.place(Batch(number, 0, 0, 1, True), number - 1, 0))
+    producers.mark(1, 0, 2, 0, committed=False)
+    producers.roll_back()
+
+    for number in (2, 1):
+        producers.confirm(producers.mark(number, 0, 4 - number, 0, committed=False))
+
+    assert {entry.producer_id for entry in producers.aborted.between(0, 3)} == {1, 2}
