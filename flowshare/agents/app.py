@@ -1,7 +1,8 @@
-"""`App`: a `faust.App` whose share agents run on flowshare, without Faust's Kafka consumer and producer.
+"""`App`: a `faust.App` whose share agents run on flowshare.
 
-Timers, cron jobs, tasks, web pages, models and commands are Faust's own. Share agents are not in `app.agents`, whose
-manager would cancel them first at every stop.
+Timers, cron jobs, tasks, web pages, models and commands are Faust's own; so are its agents, streams and tables, whose
+transport starts only in an app that has some (`streams.py`). Share agents are not in `app.agents`, whose manager would
+cancel them first at every stop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from flowshare.agents.agent import ShareAgent
 from flowshare.agents.capabilities import refusals
 from flowshare.agents.errors import UsageError
 from flowshare.agents.faust_producer import FaustProducer
-from flowshare.agents.settings import read_options, read_share, refuse_faust_streams
+from flowshare.agents.settings import read_options, read_share
+from flowshare.agents.streams import DRAIN_S, Streams
 from flowshare.agents.topic import Topic
 
 if TYPE_CHECKING:
@@ -34,13 +36,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BootStrategy(faust.app.base.BootStrategy):
-    """What Faust starts: no Kafka, and a web server only when there are pages for it."""
+    """What Faust starts: its transport only when the app uses it, a web server only when there are pages for it."""
 
-    enable_kafka = False
+    @property
+    def enable_kafka(self) -> bool:  # type: ignore[override]
+        """Whether Faust's producer, consumer, conductor and tables start."""
+        return cast("App", self.app).streams.running
 
     def agents(self) -> Iterable[ServiceT]:
-        """None of Faust's own."""
-        return []
+        """Faust's own, if there are some."""
+        return super().agents() if self.enable_kafka else []
 
     def _should_enable_web(self) -> bool:
         return bool(cast("App", self.app).has_pages and super()._should_enable_web())
@@ -66,6 +71,7 @@ class App(faust.App):
         """Who leads the share groups of a Kafka cluster: `auto` or `native`."""
         self._broker, options = read_options(id, options)
         options.setdefault("Topic", Topic)
+        options.setdefault("Serializers", "flowshare.agents.registry:Registry")
         self.app_id = id
         self.share_agents: dict[str, ShareAgent] = {}
         self.middlewares: list[Middleware] = []
@@ -76,6 +82,8 @@ class App(faust.App):
         self._start_functions: list[Callable[..., Any]] = []
         self._drain_functions: list[Callable[..., Any]] = []
         self.has_pages = False
+        self.streams = Streams(self)
+        """Faust's own agents, streams and tables."""
         super().__init__(id, **options)
         logs.install()
 
@@ -183,11 +191,13 @@ class App(faust.App):
         return fun
 
     def stream(self, channel: Any, *args: Any, **options: Any) -> Any:
-        """Faust's streams read from Kafka. Raises: UsageError; they would wait for ever here."""
-        raise UsageError(
-            "app.stream() reads from Kafka through Faust, which this backend does not have: use "
-            "@app.share_agent(topic), or flowshare.ShareConsumer in a loop of your own"
-        )
+        """Faust's `stream`: over a topic it reads through Faust's transport, which starts then if it does not run.
+
+        Raises: UsageError on the memory backend, which has no such transport.
+        """
+        if isinstance(channel, faust.TopicT):
+            self.streams.ask()
+        return super().stream(channel, *args, **options)
 
     def page(self, path: str, **options: Any) -> Any:
         """Faust's `page`: a web page of the app; having one turns the app's web server on."""
@@ -196,7 +206,17 @@ class App(faust.App):
 
     def is_leader(self) -> bool:
         """Whether this process leads: its `on_leader` timers and cron jobs run."""
-        return self.leads if self.share_agents else self.host is not None
+        if self.share_agents:
+            return self.leads
+        if self.streams.running and not self.conf.topic_disable_leader:
+            return super().is_leader()
+        return self.host is not None
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """Seconds that handlers get when the process stops: the longest `drain_timeout` of the agents."""
+        streams_s = DRAIN_S if self.streams.declared else 0.0
+        return max([streams_s, *(agent.options.drain_timeout for agent in self.share_agents.values())])
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -223,14 +243,16 @@ class App(faust.App):
 
         Raises: UsageError when share agents would not run, as nothing of flowshare hosts the app.
         """
-        if self.host is None and self.share_agents:
+        if self.host is None and (self.share_agents or self.streams.declared):
             raise UsageError(
-                f"App({self.app_id!r}) has share agents, which Faust's own worker does not run: use `flowshare worker "
+                f"App({self.app_id!r}) has agents, which Faust's own worker does not run: use `flowshare worker "
                 "module:app`, or `async with app.running():` in a program of your own"
             )
         if self._stopped.is_set() or self._started.is_set():
             self._forget_last_run()
         self._loop = asyncio.get_running_loop()
+        if self.host is not None:
+            self.streams.connect(self.host.backend)
         await super().start()
 
     def _forget_last_run(self) -> None:
@@ -247,11 +269,11 @@ class App(faust.App):
 
     async def _starting(self) -> None:
         self.finalize()
-        kind = self.backend_kind
-        refuse_faust_streams(self, kind)
+        if self.streams.running:
+            self.topics.beacon.reattach(self.consumer.beacon)
         if self.host is not None:
             for agent in self.share_agents.values():
-                for refusal in refusals(agent, kind, self.host.backend.capabilities):
+                for refusal in refusals(agent, self.backend_kind, self.host.backend.capabilities):
                     self.log.warning(refusal)
         for fun in self._start_functions:
             await self._call_hook(fun)
@@ -263,23 +285,35 @@ class App(faust.App):
 
     async def on_stop(self) -> None:
         """Faust's hook: resources are closed after the handlers have ended, while sending still works."""
+        await self.streams.drain()
+        if self.streams.running:
+            await self.agents.stop()
         for fun in reversed(self._drain_functions):
             try:
                 await self._call_hook(fun)
             except Exception:
                 self.log.exception("on_drain function %r failed", getattr(fun, "__name__", fun))
         await self.on_before_shutdown.send()
+        if self.streams.running:
+            await self._producer_flush(self.log)
         await self._maybe_close_http_client()
 
     async def on_first_start(self) -> None:
-        """Faust's hook: would make a data directory in the working directory, which nothing uses."""
+        """Faust's hook: makes the data directory (`datadir`) if a table keeps its data on disk."""
+        if self.streams.on_disk:
+            self._create_directories()
 
     async def _wait_for_table_recovery_completed(self) -> bool:
-        return False
+        return self.streams.running and bool(await super()._wait_for_table_recovery_completed())
 
     async def maybe_start_producer(self) -> Any:
         """Faust's way to a producer."""
-        return self.producer
+        return await super().maybe_start_producer() if self.streams.running else self.producer
 
     def _new_producer(self) -> Any:
-        return FaustProducer(self)
+        return super()._new_producer() if self.streams.running else FaustProducer(self)
+
+    def _new_transport(self) -> Any:
+        from flowshare.agents.transport import Transport
+
+        return Transport(self.conf.broker_consumer, self)

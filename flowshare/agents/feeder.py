@@ -51,6 +51,8 @@ logger = logging.getLogger("flowshare.agents")
 FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_WAIT_S: Final = 0.5
 FAILED_WAIT_S: Final = 1.0
+WINDOW_PARTS: Final = 4
+"""Fetches that the record locks are meant for, where they bound what is in flight."""
 UNCONFIRMED_MAX: Final = 50_000
 
 
@@ -281,6 +283,7 @@ class Feeder:
             if self._draining:
                 return 0
             if not self.paused and room >= max(1, target // 4) and self._acks.unconfirmed < UNCONFIRMED_MAX:
+                room = self._part_of_window(room)
                 if self._bucket is None:
                     return room
                 tokens = self._bucket.available(self._clock.monotonic())
@@ -300,6 +303,10 @@ class Feeder:
             return self._prefetch.target, self.outstanding
         self._delays.locks = self._crowd.share
         return min(self._prefetch.target, self._crowd.share), self.outstanding - self._delays.parked
+
+    def _part_of_window(self, room: int) -> int:
+        """Not all locks at once: while some are fetched, others are handled, and others acknowledged."""
+        return room if self._crowd is None else min(room, max(1, self._crowd.share // WINDOW_PARTS))
 
     def _take(self, fetched: Iterable[Fetched]) -> None:
         """Decode what came and hand it on."""

@@ -1,8 +1,10 @@
 """One process that runs an app: the service loop with backend, producer and members, the handler loop with the app.
 
-Start: service thread → backend → producer and admin → health pages → the app (resources, timers, tasks, web) → agents.
-Stop: agents drain first, while producer and connections still work (Faust flushes its producer before its children
-stop, which loses what handlers produce meanwhile) → the app → members leave → producer → backend → service thread.
+Start: service thread → backend → producer and admin → health pages → the app (resources, Faust's own agents and tables,
+timers, tasks, web) → share agents.
+Stop: share agents drain first, while producer and connections still work (Faust flushes its producer before its
+children stop, which loses what handlers produce meanwhile) → Faust's own agents do → the app → members leave → producer
+→ backend → service thread.
 With `threads=False` both loops are the running one.
 """
 
@@ -106,6 +108,8 @@ class Host:
         """Where the health pages answer, `host:port`."""
         self.state = "new"
         """new, starting, running, draining, stopped."""
+        self.was_running = False
+        """Whether everything was up once."""
         self._backend = backend
         self._own_backend = backend is None
         self._observer = observer
@@ -149,6 +153,7 @@ class Host:
             raise
         if self.state == "starting":
             self.state = "running"
+            self.was_running = True
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Fetch no more, let handlers finish, acknowledge; from any loop, and once: later calls get the first's result.
@@ -220,7 +225,7 @@ class Host:
 
     def drain_timeout_s(self) -> float:
         """Seconds that handlers get when nothing else is said: the longest `drain_timeout` of the agents."""
-        return max((agent.options.drain_timeout for agent in self.app.share_agents.values()), default=0.0)
+        return self.app.drain_timeout_s
 
     def live(self) -> tuple[str, ...]:
         """Why this process should be restarted; empty when it is well. From any thread."""
@@ -321,13 +326,30 @@ class Host:
         return await asyncio.shield(self._drained)
 
     async def _drain_agents(self, limit_s: float) -> bool:
+        end_s = self.clock.monotonic() + limit_s
         results = await asyncio.gather(
             *(runtime.drain(limit_s) for runtime in self.runtimes.values()), return_exceptions=True
         )
         for error in results:
             if isinstance(error, BaseException):
                 logger.error("draining failed: %s", error, exc_info=error)
-        return all(result is True for result in results)
+        streams = await self._drain_streams(end_s - self.clock.monotonic())
+        return streams and all(result is True for result in results)
+
+    async def _drain_streams(self, limit_s: float) -> bool:
+        """Let Faust's own agents finish; whether they did."""
+        if not self.app.streams.running:
+            return True
+        drained = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.app.streams.drain(), self.handler_loop))
+        try:
+            await self.clock.wait_for(drained, max(limit_s, 0.1))
+        except TimeoutError:
+            logger.warning("Faust's agents did not finish within their time; what they had not, they get again")
+            return False
+        except Exception:
+            logger.exception("draining Faust's agents failed")
+            return False
+        return True
 
     async def _limited(self, what: str, *steps: Any) -> None:
         """Run the steps at once for a limited time; errors are logged, as all has to be tried on the way out."""

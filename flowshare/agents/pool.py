@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 HAND_OVER_S: Final = 0.005
-"""Time between two hand-overs from the handler loop to the service loop."""
+"""Time between two hand-overs of few records from the handler loop to the service loop."""
+HAND_OVER_RECORDS: Final = 500
+"""So many finished records are handed over at once: the next fetch may wait for the room."""
+_LOOK_S: Final = 0.001
 
 Handed = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
@@ -156,11 +159,13 @@ class Pool(abc.ABC):
             self._handler_loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Hand what is finished to the service loop, at most every 5 ms: each time costs a thread switch."""
+        """Hand what is finished to the service loop, as each time costs a thread switch: when it is much, when there
+        is nothing else to do, or every 5 ms."""
         if self._service_loop is not self._handler_loop:
             now = self.clock.monotonic()
-            if 0 <= now - self._handed_at < HAND_OVER_S and not self.stopping:
-                self.clock.call_later(HAND_OVER_S, self.flush)
+            early_s = self._handed_at + HAND_OVER_S - now
+            if early_s > 0 and self.queue and not self.stopping and self._finished_now < HAND_OVER_RECORDS:
+                self.clock.call_later(min(early_s, _LOOK_S), self.flush)
                 return
             self._handed_at = now
         self._flush_due = False
@@ -172,6 +177,10 @@ class Pool(abc.ABC):
             if accepted or others:
                 handed.append((chunk, accepted, others))
         self.hand_over(handed)
+
+    @property
+    def _finished_now(self) -> int:
+        return sum(len(chunk.accepted) for chunk in self._dirty)
 
     def hand_over(self, handed: Handed) -> None:
         """Call `finished` on the service loop."""

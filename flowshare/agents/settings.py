@@ -1,7 +1,7 @@
 """An app's settings: Faust's, except for the broker, which flowshare reads itself.
 
 Faust takes any unknown keyword in silence; here a typing error is refused with the nearest name. Faust never sees
-the broker's URL, which it would garble: its own Kafka client is not started.
+the broker's URL, which it would garble: where its own transport connects it is told at the start (`streams.py`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-import faust
 from faust.types.settings import Settings
 
 from flowshare.agents.errors import UsageError, refuse_unknown
 from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
 
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
-PLACEHOLDER: Final = "kafka://faust-transport-is-not-used"
+PLACEHOLDER: Final = "kafka://not-known-before-the-start"
+SESSION_TIMEOUT_S: Final = 10.0
+"""On embedded, how long the partitions of a killed process wait for another one (Faust's default: 60)."""
 _COMPAT: Final = frozenset(
     {
         "client_id",
@@ -28,6 +29,7 @@ _COMPAT: Final = frozenset(
     }
 )
 _OWN: Final = frozenset({"broker", "share", "monitor", "config_source", "loop", "beacon"})
+_IN_THE_URL: Final = ("broker_consumer", "broker_producer", "broker_credentials", "ssl_context")
 SHARES: Final = ("auto", "native")
 """Who may lead the share groups of a Kafka cluster: who can, or its brokers."""
 
@@ -49,12 +51,23 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     left.pop("broker", None)
     left["broker"] = PLACEHOLDER
     left.setdefault("web_bind", "127.0.0.1")
+    for name in _IN_THE_URL:
+        if name in left:
+            raise UsageError(
+                f"App({app_id!r}): {name} has no effect here; addresses, logins and TLS stand in the broker's URL, for "
+                "share agents and Faust's own: broker='kafka://user@host:9092?security=SASL_SSL' (docs/security.md)"
+            )
+    if "default_partitions" not in left:
+        left.setdefault("topic_partitions", 1)  # as share agents make them; with Faust's 8 no table would fit
     if broker is None:
         return None, left
     try:
-        return parse_broker(str(broker)), left
+        address = parse_broker(str(broker))
     except BadBrokerUrl as error:
         raise UsageError(f"App({app_id!r}): {error}") from None
+    if address.kind == "embedded":
+        left.setdefault("broker_session_timeout", SESSION_TIMEOUT_S)
+    return address, left
 
 
 def read_share(app_id: str, given: Any) -> str:
@@ -67,15 +80,3 @@ def read_share(app_id: str, given: Any) -> str:
     if given not in SHARES:
         raise UsageError(f"App({app_id!r}): share takes 'auto' or 'native', not {given!r}")
     return str(given)
-
-
-def refuse_faust_streams(app: faust.App, kind: str) -> None:
-    """Raise UsageError when Faust's own agents or tables are declared where they cannot run."""
-    agents = [str(name) for name in app.agents]
-    tables = [str(name) for name in app.tables] if "tables" in app.__dict__ else []
-    declared = [*(f"agent {name}" for name in agents), *(f"table {name}" for name in tables)]
-    if declared:
-        raise UsageError(
-            f"Faust's own agents and tables do not run on the {kind} backend: {', '.join(declared)}. "
-            "Use @app.share_agent instead of @app.agent, and a database instead of app.Table."
-        )

@@ -83,7 +83,7 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> Non
             f"agent {agent.name}: there is no topic {name!r} and topic_allow_declare=False forbids to make it; "
             f"create it with `flowshare topics create {name}`, or check its name (`flowshare topics ls`)"
         )
-    partitions = getattr(channel, "partitions", None) or 1
+    partitions = getattr(channel, "partitions", None) or agent.app.conf.topic_partitions
     configs = _topic_settings(agent, name, channel)
     try:
         await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)

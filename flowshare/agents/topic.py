@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import faust
 
 from flowshare.agents.errors import UsageError
-from flowshare.agents.send import Headers, Produce, produce
+from flowshare.agents.send import Headers, Produce, encode_headers, produce
 from flowshare.agents.tracing import current_headers
 
 if TYPE_CHECKING:
@@ -57,9 +57,20 @@ class Topic(faust.Topic):
     ) -> asyncio.Future[RecordMetadata]:
         """Produce one record and return when it is confirmed; the returned future is done and has the place.
 
-        Unlike Faust's, which returns before the record is safe. `send_soon` does not wait. Raises: Unencodable, and
-        what the producer raises.
+        Unlike Faust's, which returns before the record is safe; inside Faust's own agents and streams it is Faust's
+        (`Streams.publishes`). `send_soon` does not wait. Raises: Unencodable, and what the producer raises.
         """
+        if self.app.streams.publishes(self):
+            sent: Any = await super().send(
+                key=key,
+                value=value,
+                partition=partition,
+                timestamp=timestamp,
+                headers=_in_bytes(headers),
+                callback=callback,  # type: ignore[arg-type]  # what it returns is not looked at
+                **faust_only,
+            )
+            return sent  # type: ignore[no-any-return]
         made = self._made(key, value, partition, timestamp, headers, faust_only)
         future = await self._outbox().enqueue(
             made.topic,
@@ -84,7 +95,15 @@ class Topic(faust.Topic):
         headers: Headers | None = None,
         **faust_only: Any,
     ) -> Sent:
-        """Produce one record without waiting; from coroutines, from `def` handlers, from any thread."""
+        """Produce one record without waiting; from coroutines, from `def` handlers, from any thread.
+
+        Inside Faust's own agents and streams it is Faust's, and returns a `faust.types.FutureMessage`.
+        """
+        if self.app.streams.publishes(self):
+            sent: Any = super().send_soon(
+                key=key, value=value, partition=partition, timestamp=timestamp, headers=_in_bytes(headers), **faust_only
+            )
+            return sent  # type: ignore[no-any-return]
         made = self._made(key, value, partition, timestamp, headers, faust_only)
         host = self.app.running_host()
         return Sent(
@@ -102,6 +121,8 @@ class Topic(faust.Topic):
 
     async def publish_message(self, fut: Any, wait: bool = True) -> Any:
         """Faust's inner way to send; the key and value of the message are bytes already."""
+        if self.app.streams.running:
+            return await super().publish_message(fut, wait)
         message = fut.message
         future = await self.send(
             key=message.key,
@@ -115,13 +136,17 @@ class Topic(faust.Topic):
 
     async def declare(self) -> None:
         """Make the topic if it is missing."""
+        if self.internal and self.app.streams.running:
+            await super().declare()
+            return
         host = self.app.running_host()
         for name in self.topics:
             await host.service.call(lambda name=name: self._create(host, name))  # type: ignore[misc]
 
     async def _create(self, host: Any, name: str) -> None:
         configs = {key: str(value) for key, value in (self.config or {}).items()}
-        await host.admin.create_topic(name, partitions=self.partitions or 1, configs=configs, exist_ok=True)
+        partitions = self.partitions or self.app.conf.topic_partitions
+        await host.admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
 
     def _outbox(self) -> Any:
         return self.app.running_host().outbox
@@ -153,3 +178,7 @@ class Topic(faust.Topic):
             timestamp=timestamp,
             extra_headers=current_headers(),
         )
+
+
+def _in_bytes(headers: Headers | None) -> Any:
+    return None if headers is None else list(encode_headers(headers))

@@ -17,12 +17,10 @@ from flowshare.client.errors import (
     BufferFull,
     ClientError,
     Closed,
-    ConnectionLost,
-    DeliveryTimeout,
-    NotConnected,
     RecordTooLarge,
     ServerError,
 )
+from flowshare.client.kafka_errors import problem_of
 from flowshare.client.link import Connect, Link
 from flowshare.client.partitioner import partition_for
 from flowshare.client.producer import Message
@@ -293,7 +291,7 @@ class KafkaProducer:
         try:
             topic.count = await self._sizes.ask(name, timeout_s=self._settings.delivery_timeout_s)
         except Exception as error:  # noqa: BLE001 - goes to the senders
-            problem = _problem(error, f"topic {name}")
+            problem = problem_of(error, f"topic {name}")
         topic.resolving = None
         early, topic.early = topic.early, []
         if problem is not None and not topic.queues:
@@ -352,7 +350,7 @@ class KafkaProducer:
                 builder.close()
                 sent = await kafka.send_batch(builder, name, partition=partition)
             except Exception as error:  # noqa: BLE001 - goes to the senders
-                problem = _problem(error, f"producing to {name}-{partition}")
+                problem = problem_of(error, f"producing to {name}-{partition}")
                 for letter in batch or [queue.letters.popleft()]:
                     _fail(letter.outcome, problem)
                 continue
@@ -375,7 +373,7 @@ def _confirm(name: str, partition: int, batch: list[_Letter]) -> Any:
     def confirm(sent: asyncio.Future[Any]) -> None:
         error = Closed("the producer was closed") if sent.cancelled() else sent.exception()
         if error is not None:
-            problem = _problem(error, f"producing to {name}-{partition}")
+            problem = problem_of(error, f"producing to {name}-{partition}")
             for letter in batch:
                 _fail(letter.outcome, problem)
             return
@@ -390,25 +388,3 @@ def _confirm(name: str, partition: int, batch: list[_Letter]) -> Any:
 def _fail(outcome: asyncio.Future[RecordMetadata], error: BaseException) -> None:
     if not outcome.done():
         outcome.set_exception(error)
-
-
-def _problem(error: BaseException, about: str) -> ClientError:
-    """aiokafka's errors as ours."""
-    from aiokafka import errors as kafka
-
-    if isinstance(error, NotConnected | ConnectionLost):
-        return DeliveryTimeout(f"{about} could not be looked up: {error}")
-    if isinstance(error, ClientError):
-        return error
-    if isinstance(error, kafka.MessageSizeTooLargeError | kafka.RecordListTooLargeError):
-        return RecordTooLarge(f"{about}: {error}; send less in one record, or raise the topic's max.message.bytes")
-    if isinstance(error, kafka.KafkaTimeoutError | TimeoutError):
-        return DeliveryTimeout(f"{about}: not confirmed in time: {error or type(error).__name__}")
-    if isinstance(error, kafka.ProducerClosed):
-        return Closed("the producer was closed before the record was confirmed")
-    if isinstance(error, kafka.KafkaConnectionError | OSError):
-        return NotConnected(f"{about}: {error}")
-    number = getattr(error, "errno", None)
-    if isinstance(error, kafka.BrokerResponseError) and isinstance(number, int) and number in set(ErrorCode):
-        return ServerError(ErrorCode(number), about=about)
-    return ClientError(f"{about}: {type(error).__name__}: {error}")
