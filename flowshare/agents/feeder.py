@@ -20,7 +20,7 @@ from flowshare.agents.diagnose import StallWatch
 from flowshare.agents.held import Holdings
 from flowshare.agents.leader import Leadership
 from flowshare.agents.locks import LockKeeper
-from flowshare.agents.pair import MemberPair
+from flowshare.agents.pair import new_member
 from flowshare.agents.prefetch import Prefetch
 from flowshare.agents.ratelimit import TokenBucket
 from flowshare.agents.reading import Reader
@@ -29,7 +29,6 @@ from flowshare.agents.settle import Settler
 from flowshare.agents.setup import prepare
 from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
-from flowshare.client.member import ShareMember
 from flowshare.protocol.decoding import DecodedRecord
 from flowshare.share.types import AcquireMode
 
@@ -51,6 +50,8 @@ logger = logging.getLogger("flowshare.agents")
 FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_WAIT_S: Final = 0.5
 FAILED_WAIT_S: Final = 1.0
+FINISH_S: Final = 1.0
+"""How long handlers may go on with what was fetched ahead when an agent stops and giving back costs an attempt."""
 WINDOW_PARTS: Final = 4
 """Fetches that the record locks are meant for, where they bound what is in flight."""
 UNCONFIRMED_MAX: Final = 50_000
@@ -171,7 +172,8 @@ class Feeder:
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
         limits = await prepare(self.agent, self._admin, self._capabilities)
-        member = self._member = self._new_member()
+        side = None if self._delays is None else retry_topic(self.agent.group)
+        member = self._member = new_member(self._connect, self.agent, side, clock=self._clock)
         await member.start()
         if not self._capabilities.window_by_count:
             self._crowd = Crowd(self.agent, limits.locks, clock=self._clock, admin=self._admin)
@@ -183,16 +185,10 @@ class Feeder:
         self._stall.start(member)
         self._fetching = asyncio.create_task(self._fetch_all(member), name=f"fetch {self.agent.name}")
 
-    def _new_member(self) -> Member:
-        agent, clock = self.agent, self._clock
-        if self._delays is not None:
-            return MemberPair(self._connect, agent, retry_topic(agent.group), clock=clock)
-        return ShareMember(self._connect, group_id=agent.group, topics=agent.topics, clock=clock)
-
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
         self.paused = True
-        self._soon(self._held.give_back)
+        self._soon(self._give_back)
 
     def resume(self) -> None:
         """Fetch again. Any thread."""
@@ -205,7 +201,7 @@ class Feeder:
         if self._member is not None:
             self._member.wakeup()
         self._room.set()
-        self._held.give_back()
+        self._give_back()
         if self._delays is not None:
             self._delays.drain()
         return await self.settle(timeout_s)
@@ -327,11 +323,17 @@ class Feeder:
             self._prefetch.begun(now)
         for chunk in chunks:
             self._held.add(chunk)
-        if self._draining or self.paused:
-            self._held.give_back()
-            return
         self._locks.watch()
         self._feed(chunks)
+        if self._draining or self.paused:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """What no handler has begun goes back: at once, or where that costs an attempt, what they do not get to."""
+        if self._capabilities.unrun_release:
+            self._held.give_back()
+        else:
+            self._clock.call_later(FINISH_S, self._held.give_back)
 
     def _feed(self, chunks: list[Chunk]) -> None:
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:

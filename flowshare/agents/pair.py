@@ -81,6 +81,13 @@ class Member(Protocol):
         """Leave."""
 
 
+def new_member(connect: Connect, agent: ShareAgent, side_topic: str | None, *, clock: Clock) -> Member:
+    """An agent's member; with a retry topic both of its members."""
+    if side_topic is not None:
+        return MemberPair(connect, agent, side_topic, clock=clock)
+    return ShareMember(connect, group_id=agent.group, topics=agent.topics, clock=clock)
+
+
 class MemberPair:
     """Both as one. Their connections have different numbers, so that each acknowledgement finds its way back."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -174,3 +175,30 @@ def test_a_dead_letter_that_cannot_be_written_is_tried_again_without_costing_att
     assert [one[3] for one in seen] == [1]
     assert len(result.dead) == 1
     assert result.elapsed_s >= 20
+
+
+def test_a_worker_that_stops_finishes_what_it_fetched_ahead_as_giving_back_costs_an_attempt():
+    seen = []
+
+    async def handler(value: bytes, delivery: fs.Delivery) -> None:
+        seen.append(delivery.offset)
+        await asyncio.sleep(0.05)
+
+    app = one_agent(handler, concurrency=1)
+
+    async def main():
+        async with fs.testing.harness(app) as bus:
+            for _ in range(20):
+                await bus.send("in", b"x")
+            await bus.advance(0.52)
+            ahead = app.host.runtimes["agent"].stats()["buffered"]
+            task = asyncio.ensure_future(app.host.drain(20))
+            await bus.advance(5)
+            assert await task
+            return ahead, app.host.runtimes["agent"].stats()
+
+    ahead, stats = fs.testing.run(main())
+
+    assert ahead > 0
+    assert stats["unrun"] == 0
+    assert stats["accepted"] == len(seen) < 20
