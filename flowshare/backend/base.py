@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from flowshare.client.security import Security
     from flowshare.protocol.messages import Connection
 
 
@@ -39,6 +40,14 @@ class Capabilities:
     private_stats: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaAddress:
+    """Where clients of Kafka's protocol reach a backend: `host:port` of its brokers, and how they are secured."""
+
+    hosts: tuple[str, ...]
+    security: Security | None = None
+
+
 class Backend(Protocol):
     """One opened backend; everything happens on the loop that called `start`."""
 
@@ -50,6 +59,11 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What it can do."""
+        ...
+
+    @property
+    def kafka(self) -> KafkaAddress | None:
+        """Where other people's Kafka clients reach it; None when they cannot, or before `start`."""
         ...
 
     async def start(self) -> None:

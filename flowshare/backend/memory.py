@@ -37,6 +37,10 @@ class MemoryBackend(LocalBackend):
         """All but durability."""
         return Capabilities(durable=False)
 
+    @property
+    def kafka(self) -> None:
+        """Nowhere: it has no address."""
+
     async def set_address(self, address: str) -> None:
         """Nothing: other processes cannot reach what is in this one's memory."""
 

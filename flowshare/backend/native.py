@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.backend.base import BackendError, Capabilities
+from flowshare.backend.base import BackendError, Capabilities, KafkaAddress
 from flowshare.backend.capabilities import NATIVE
 from flowshare.client.cluster import Cluster
 from flowshare.client.errors import ClientError
@@ -46,6 +46,11 @@ class NativeBackend:
     def capabilities(self) -> Capabilities:
         """What Kafka's brokers can do."""
         return NATIVE
+
+    @property
+    def kafka(self) -> KafkaAddress:
+        """The brokers."""
+        return KafkaAddress(hosts=self._broker.hosts, security=self._security)
 
     async def start(self) -> None:
         """Find the brokers and see whether they have share groups. Raises: BackendError."""

@@ -83,12 +83,14 @@ def introduce(app: App, concurrency: int | None) -> None:
     from flowshare.cli.errors import Failure
 
     agents = list(app.share_agents.values())
-    if not agents:
+    if not agents and not app.streams.declared:
         raise Failure("the app has no share agent; decorate a function with @app.share_agent('topic')")
     for agent in agents:
         if concurrency is not None:
             agent.options = replace(agent.options, concurrency=concurrency)
         logger.info("%s", summary.line(agent))
+    if app.streams.declared:
+        logger.info("Faust's own, in consumer group %s: %s", app.conf.id, ", ".join(app.streams.declared))
     for text in summary.surprises(agents):
         logger.warning("%s", text)
 
@@ -97,7 +99,7 @@ def _supervising(app: App, procs: int, drain_timeout: float | None) -> int:
     from flowshare.agents.supervisor import SupervisorOptions, run_supervisor, worker_command
     from flowshare.backend import open_backend
 
-    longest = max(agent.options.drain_timeout for agent in app.share_agents.values())
+    longest = app.drain_timeout_s
     options = SupervisorOptions(
         command=worker_command(sys.argv[1:]),
         procs=procs,
