@@ -160,7 +160,7 @@ class _Worker:
         if crash is not None:
             logger.error("the app crashed: %s: %s", type(crash).__name__, crash, exc_info=crash)
             return EXIT_FAILED
-        if self._host.state == "stopped" and not self._host.was_running:
+        if self._host.state == "stopped" and not (self._host.runtimes or self._host.was_running):
             logger.info("stopped before it had started")
             return EXIT_CLEAN
         if not self._clean:
