@@ -15,17 +15,22 @@ if TYPE_CHECKING:
 __all__ = ["BadBrokerUrl", "BrokerUrl", "make_producer", "open_backend", "parse_broker"]
 
 
-def open_backend(url: str | BrokerUrl, *, clock: Clock | None = None) -> Backend:
+def open_backend(
+    url: str | BrokerUrl, *, clock: Clock | None = None, listen: bool = True, patience_s: float = 0.0
+) -> Backend:
     """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
 
-    Only what the backend needs is imported, and that when it starts.
+    listen, patience_s: for a path that processes share, see `EmbeddedBackend`. Only what the backend needs is imported,
+    and that when it starts.
     """
     broker = parse_broker(url) if isinstance(url, str) else url
     match broker.kind:
         case "embedded":
             from flowshare.backend.embedded import EmbeddedBackend
 
-            return EmbeddedBackend(broker.path, clock=clock, fsync=broker.flag("fsync"))
+            return EmbeddedBackend(
+                broker.path, clock=clock, fsync=broker.flag("fsync"), listen=listen, patience_s=patience_s
+            )
         case "memory":
             from flowshare.backend.memory import MemoryBackend
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowshare.backend.base import BackendError, Capabilities
+from flowshare.backend.base import BackendError, Capabilities, KafkaAddress
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from flowshare.backend.leading import Leading
     from flowshare.backend.path import SharedPath
     from flowshare.backend.url import Kind
+    from flowshare.backend.workers import Registration
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
     from flowshare.share.config import ServerConfig
@@ -24,7 +26,9 @@ class EmbeddedBackend:
     """The share groups at `path`, led by this process or by another one that has the path.
 
     What was confirmed survives the death of the process (`kill -9`); with `fsync` also a power cut, at the price of
-    one disk flush a group of writes. listen: let other processes join while this one leads.
+    one disk flush a group of writes.
+    listen: let other processes join while this one leads; without it they wait until it has ended.
+    patience_s: how long others come first when nobody leads the path and a worker lives that could.
     """
 
     def __init__(
@@ -35,12 +39,15 @@ class EmbeddedBackend:
         fsync: bool = False,
         server_config: ServerConfig | None = None,
         listen: bool = True,
+        patience_s: float = 0.0,
     ) -> None:
         self.path = Path(path)
         self._clock = clock or LoopClock()
         self._fsync = fsync
         self._config = server_config
         self._listen = listen
+        self._patience_s = patience_s
+        self._registration: Registration | None = None
         self._shared: SharedPath | None = None
 
     @property
@@ -63,13 +70,18 @@ class EmbeddedBackend:
         """`host:port` where Kafka clients reach the leader of the path; None while it is not known."""
         return None if self._shared is None else self._shared.address
 
+    @property
+    def kafka(self) -> KafkaAddress | None:
+        """The leader of the path, on the loopback interface; whoever leads next takes its port."""
+        return None if self.bootstrap is None else KafkaAddress(hosts=(self.bootstrap,))
+
     async def start(self) -> None:
         """Lead the path, or join the process that does. Raises: BackendError, LogError."""
         from flowshare.backend.path import SharedPath
 
         if self._shared is not None:
             raise BackendError("the embedded backend is open already")
-        shared = SharedPath(self.path, clock=self._clock, lead=self._lead)
+        shared = SharedPath(self.path, clock=self._clock, lead=self._lead, patience_s=self._patience_s)
         try:
             await shared.start()
         except BaseException:
@@ -79,6 +91,9 @@ class EmbeddedBackend:
 
     async def close(self) -> None:
         """Close all connections, write what is queued, let go of the path; harmless when it is not open."""
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            await asyncio.to_thread(registration.remove)
         shared, self._shared = self._shared, None
         if shared is not None:
             await shared.close()
@@ -90,10 +105,14 @@ class EmbeddedBackend:
         return await self._shared.connect(client_id)
 
     async def set_address(self, address: str) -> None:
-        """Write the address into the path's `owner.json` if this process leads: `flowshare inflight` finds it there."""
-        leading = None if self._shared is None else self._shared.leading
-        if leading is not None:
-            await leading.storage.set_address(address)
+        """Make this worker known in the path, where `flowshare inflight` finds it. Raises: OSError."""
+        from flowshare.backend.workers import Registration
+
+        before, self._registration = self._registration, None
+        if before is not None:
+            await asyncio.to_thread(before.remove)
+        now_ms = self._clock.now_ms()
+        self._registration = await asyncio.to_thread(Registration, self.path, address=address, now_ms=now_ms)
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges, see `Server.stats`; empty while another process leads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +65,7 @@ async def lead(
     listen: let other processes join. preferred: `host:port` to listen on if it is free; else the port of a holder that
     was killed, else any. Raises: StorageHeld, LogError.
     """
+    await asyncio.to_thread(_import, listen=listen)  # this loop may have timers to keep
     from flowshare.log.embedded import EmbeddedStorage
     from flowshare.server.server import Server
 
@@ -107,3 +109,10 @@ def _ports(preferred: str | None, before: Owner | None) -> tuple[int, ...]:
     """Ports to try: that of before, then any."""
     known = preferred or (before.listener if before is not None else None)
     return (int(known.rpartition(":")[2]), 0) if known else (0,)
+
+
+def _import(*, listen: bool) -> None:
+    importlib.import_module("flowshare.log.embedded")
+    importlib.import_module("flowshare.server.server")
+    if listen:
+        importlib.import_module("flowshare.server.listener")

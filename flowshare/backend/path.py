@@ -8,6 +8,9 @@ or not, one of the others takes it within moments, opens the storage, and listen
     SEEKING -- the leader listens --> JOINED            until its connection ends
     JOINED  -- the connection ended --> SEEKING         trying the lock first
 
+A process that others are to come before (a short command, a supervisor's worker) has patience: while workers live on
+the path, it tries the lock only after that time.
+
 Invariant: only a process that holds the lock is LEADING; a process is JOINED only while a connection to the leader
 stands. `connect` waits for either.
 """
@@ -19,6 +22,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.backend.base import BackendError
+from flowshare.backend.workers import running_workers
 from flowshare.log.base import StorageHeld
 from flowshare.log.owner import read_owner
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from flowshare.backend.leading import Leading
     from flowshare.client.tcp import TcpConnection
     from flowshare.clock import Clock
+    from flowshare.protocol.kafka import Side
     from flowshare.protocol.messages import Connection
 
 logger = logging.getLogger(__name__)
@@ -40,16 +45,24 @@ SEEK_S: Final = 0.05
 SEEK_SLOW_S: Final = 0.5
 """The same after a while without success."""
 SEEK_FAST_TRIES: Final = 100
+_SIDES: Final[tuple[Side, ...]] = ("request", "response")
 
 
 class SharedPath:
     """The path at this process's side. `start`, `close` and all else on one loop."""
 
-    def __init__(self, path: Path, *, clock: Clock, lead: Callable[[str | None], Awaitable[Leading]]) -> None:
-        """lead: takes the lock and serves, on the given `host:port` if it can. Raises: StorageHeld, LogError."""
+    def __init__(
+        self, path: Path, *, clock: Clock, lead: Callable[[str | None], Awaitable[Leading]], patience_s: float = 0.0
+    ) -> None:
+        """lead: takes the lock and serves, on the given `host:port` if it can. Raises: StorageHeld, LogError.
+
+        patience_s: how long a living worker of the path is left to lead it.
+        """
         self._path = path
         self._clock = clock
         self._lead = lead
+        self._patience_s = patience_s
+        self._patient_until_s = 0.0
         self._address: str | None = None
         self._watched: TcpConnection | None = None
         self._known = asyncio.Event()
@@ -65,6 +78,7 @@ class SharedPath:
     async def start(self) -> None:
         """Lead or join. Raises: StorageHeld (somebody has the path and lets nobody join), LogError, BackendError."""
         deadline_s = self._clock.monotonic() + FIRST_LIMIT_S
+        self._patient_until_s = self._clock.monotonic() + self._patience_s
         while not await self._settle():
             if self._clock.monotonic() >= deadline_s:
                 raise self._error or BackendError(f"{self._path}: nobody leads it and it cannot be opened")
@@ -99,6 +113,8 @@ class SharedPath:
 
     async def _settle(self) -> bool:
         """One try to lead or to join; whether it came to either. Raises: LogError (but StorageHeld)."""
+        if await self._to_wait():
+            return await self._join()
         try:
             self.leading = await self._lead(self._address)
         except StorageHeld as held:
@@ -108,11 +124,18 @@ class SharedPath:
         self._known.set()
         return True
 
+    async def _to_wait(self) -> bool:
+        """Whether it is a worker's turn to lead."""
+        if self._clock.monotonic() >= self._patient_until_s:
+            return False
+        return bool(await asyncio.to_thread(running_workers, self._path))
+
     async def _join(self) -> bool:
         owner = await asyncio.to_thread(read_owner, self._path)
         if owner is None or owner.listener is None:
             return False
         try:
+            await asyncio.to_thread(_import)  # most of a second, and this loop may have timers to keep
             self._watched = await self._open(owner.listener, "flowshare-watch")
         except OSError as error:
             self._error = BackendError(
@@ -147,6 +170,7 @@ class SharedPath:
 
     async def _seek(self) -> None:
         tries = 0
+        self._patient_until_s = self._clock.monotonic() + self._patience_s
         while True:
             try:
                 if await self._settle():
@@ -157,3 +181,12 @@ class SharedPath:
             if tries == SEEK_FAST_TRIES:
                 logger.error("still without a leader: %s", self._error)
             await self._clock.sleep(SEEK_S if tries < SEEK_FAST_TRIES else SEEK_SLOW_S)
+
+
+def _import() -> None:
+    from flowshare.client import tcp  # noqa: F401
+    from flowshare.client.handshake import API_VERSIONS_HIGHEST
+    from flowshare.protocol.kafka import entity
+
+    for side in _SIDES:
+        entity("api_versions", API_VERSIONS_HIGHEST, side)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.errors import UsageError
 from flowshare.cli.errors import explain
 from flowshare.cli.options import debug_option, json_option
 
@@ -57,13 +58,25 @@ def examine(app: App) -> list[Finding]:
 
     agents = list(app.share_agents.values())
     findings = [Finding("ok", summary.line(agent)) for agent in agents]
-    if not agents:
+    findings += _streams(app)
+    if not findings:
         findings.append(
             Finding("error", "the app has no share agent; decorate a function with @app.share_agent('topic')")
         )
     findings += [Finding("warning", text) for text in summary.surprises(agents)]
     findings += _middleware(app)
     return findings + _broker(app)
+
+
+def _streams(app: App) -> list[Finding]:
+    declared = app.streams.declared
+    if not declared:
+        return []
+    try:
+        app.streams.check(app.broker_address.kind)
+    except UsageError as error:
+        return [Finding("error", str(error))]
+    return [Finding("ok", f"Faust's own, in consumer group {app.conf.id}: {', '.join(declared)}")]
 
 
 def _middleware(app: App) -> list[Finding]:
@@ -77,18 +90,21 @@ def _middleware(app: App) -> list[Finding]:
 
 
 def _broker(app: App) -> list[Finding]:
-    from flowshare.cli.session import embedded_path, holder_of, run
+    from flowshare.backend.workers import running_workers
+    from flowshare.cli.session import embedded_path, run
 
     url = app.broker_address.revealed()
     try:
         path = embedded_path(url)
         if path is not None and not path.exists():
             return _new_path(path)
-        holder = holder_of(url)
-        if holder is not None:
-            at = f", health at http://{holder.address}" if holder.address else ""
-            return [Finding("error", f"{url} is held by process {holder.pid} on {holder.host}{at}; stop it first")]
-        findings = [] if path is None else _disk(path)
+        findings: list[Finding] = []
+        if path is not None:
+            findings += _disk(path)
+            findings += [
+                Finding("ok", f"process {entry.pid} works on it already, health at http://{entry.address}")
+                for entry in running_workers(path)
+            ]
         return findings + run(url, lambda session: _log(session, app))
     except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
         return [Finding("error", explain(error))]

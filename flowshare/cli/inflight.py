@@ -1,56 +1,123 @@
-"""`flowshare inflight module:app`: what the handlers of a running worker work on."""
+"""`flowshare inflight module:app`: what the handlers of the running workers work on."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import app_broker, broker_url, debug_option, json_option
 
+Rows = list[dict[str, Any]]
+
+_COLUMNS: Final = {
+    "worker": "worker",
+    "agent": "agent",
+    "topic": "topic",
+    "partition": "partition",
+    "offset": "offset",
+    "attempt": "attempt",
+    "age": "age",
+    "lock_left": "lock left",
+}
+_RIGHT: Final = ("partition", "offset", "attempt", "age", "lock_left")
+
 
 @click.command("inflight")
 @click.argument("app_path", metavar="MODULE:APP", required=False)
-@click.option("--broker", metavar="URL", help="Instead of an app: the broker that the worker runs on.")
+@click.option("--broker", metavar="URL", help="Instead of an app: the broker that the workers run on.")
+@click.option(
+    "--web", "addresses", metavar="HOST:PORT", multiple=True, help="Ask the worker with these health pages; repeatable."
+)
 @click.option("--stacks", is_flag=True, help="Show where each handler is.")
 @json_option
 @debug_option
-def inflight(app_path: str | None, broker: str | None, stacks: bool, as_json: bool) -> None:
-    """Show the records that a running worker is working on, oldest first."""
-    from flowshare.cli.output import age, emit_json, show
-    from flowshare.cli.session import holder_of
+def inflight(app_path: str | None, broker: str | None, addresses: tuple[str, ...], stacks: bool, as_json: bool) -> None:
+    """Show the records that running workers are working on, oldest first.
 
-    url = app_broker(app_path) if app_path else broker_url(broker, None)
-    holder = holder_of(url)
-    if holder is None:
-        raise Failure(f"no worker runs on {url}")
-    if not holder.address:
-        raise Failure(f"process {holder.pid} holds {url} but has no health pages to ask; send it SIGUSR1 instead")
-    found: list[dict[str, Any]] = holder.get("/inflight?stacks=1" if stacks else "/inflight")
+    The workers of an embedded path are found by it. On other brokers name them: --web with the address that a worker
+    prints when it is ready.
+    """
+    from flowshare.cli.output import emit_json
+
+    workers = (
+        _named(addresses) if addresses else _workers(app_broker(app_path) if app_path else broker_url(broker, None))
+    )
+    rows, silent = _ask(workers, "/inflight?stacks=1" if stacks else "/inflight")
+    if silent and len(silent) == len(workers):
+        raise Failure(silent[0])
+    for text in silent:
+        click.echo(f"warning: {text}", err=True)
     if as_json:
-        emit_json(found)
-        return
-    rows = [
+        emit_json(rows)
+    elif stacks:
+        _print_stacks(rows, several=len(workers) > 1)
+    else:
+        _print_table(rows, several=len(workers) > 1)
+
+
+def _named(addresses: tuple[str, ...]) -> dict[str, str]:
+    """Address of each worker by what it is called."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise click.BadParameter(f"{address!r} is not HOST:PORT", param_hint="--web")
+    return {address: address for address in addresses}
+
+
+def _workers(url: str) -> dict[str, str]:
+    from flowshare.backend.url import parse_broker
+    from flowshare.backend.workers import running_workers
+    from flowshare.cli.session import embedded_path
+
+    path = embedded_path(url)
+    if path is None:
+        raise Failure(
+            f"the workers on {parse_broker(url)} are not known to it: name them by --web host:port, the address that "
+            "each prints when it is ready"
+        )
+    found = {str(entry.pid): entry.address for entry in running_workers(path)}
+    if not found:
+        raise Failure(f"no worker runs on {url}")
+    return found
+
+
+def _ask(workers: dict[str, str], page: str) -> tuple[Rows, list[str]]:
+    """What all of them work on, oldest first, and why some did not say."""
+    from flowshare.cli import pages
+
+    rows: Rows = []
+    silent: list[str] = []
+    for name, address in workers.items():
+        try:
+            rows += [{"worker": name, **row} for row in pages.get(address, page)]
+        except Failure as failure:
+            silent.append(f"worker {name}: {failure}")
+    return sorted(rows, key=lambda row: -row["age_s"]), silent
+
+
+def _shown(rows: Rows) -> Rows:
+    from flowshare.cli.output import age
+
+    return [
         {**row, "age": age(row["age_s"]), "lock_left": age(row["lock_left_s"]) if row["lock_left_s"] > 0 else "lapsed"}
-        for row in found
+        for row in rows
     ]
-    columns = {
-        "agent": "agent",
-        "topic": "topic",
-        "partition": "partition",
-        "offset": "offset",
-        "attempt": "attempt",
-        "age": "age",
-        "lock_left": "lock left",
-    }
-    if not stacks:
-        right = ("partition", "offset", "attempt", "age", "lock_left")
-        show(rows, columns, as_json=False, empty="nothing is in flight", right=right)
-        return
-    for row in rows:
+
+
+def _print_table(rows: Rows, *, several: bool) -> None:
+    from flowshare.cli.output import show
+
+    columns = {key: heading for key, heading in _COLUMNS.items() if several or key != "worker"}
+    show(_shown(rows), columns, as_json=False, empty="nothing is in flight", right=_RIGHT)
+
+
+def _print_stacks(rows: Rows, *, several: bool) -> None:
+    for row in _shown(rows):
+        who = f"worker {row['worker']}: " if several else ""
         click.echo(
-            f"{row['agent']} {row['topic']}-{row['partition']}@{row['offset']} attempt {row['attempt']}, "
+            f"{who}{row['agent']} {row['topic']}-{row['partition']}@{row['offset']} attempt {row['attempt']}, "
             f"for {row['age']}, lock left {row['lock_left']}"
         )
         for line in row.get("stack", "").splitlines():

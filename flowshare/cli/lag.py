@@ -12,7 +12,8 @@ from flowshare.cli.errors import Failure
 from flowshare.cli.options import broker_options, broker_url, json_option
 
 if TYPE_CHECKING:
-    from flowshare.cli.holder import Holder
+    from flowshare.cli.session import Session
+    from flowshare.clock import Clock
 
 Rows = list[dict[str, Any]]
 
@@ -29,6 +30,7 @@ _COLUMNS: Final = {
 }
 _RIGHT: Final = ("partition", "backlog", "in_flight", "delayed", "oldest", "redeliveries", "rate")
 _SAMPLE_S: Final = 1.0
+_LOOK_S: Final = 0.5
 
 
 @click.command("lag")
@@ -49,8 +51,7 @@ def lag(
 ) -> None:
     """Show backlog, in flight, oldest age, redeliveries and rate a group and share-partition.
 
-    While a worker runs on an embedded path it is asked; else the path is opened. The rate is records finished a
-    second, measured over one second (with --watch: over the interval).
+    The rate is records finished a second, measured over one second (with --watch: over the interval).
     """
     source = _Source(broker_url(broker, app_path))
     view = _View(group, topic, as_json=as_json)
@@ -62,43 +63,52 @@ def lag(
 
 
 class _Source:
-    """Numbers from the process that holds the path, else from the log, which is let go at once: a worker may come."""
+    """Numbers over one connection for as long as somebody else leads the path.
+
+    Otherwise the path is opened and let go of for each look: a worker may come.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._open: contextlib.AsyncExitStack | None = None
+        self._session: Session | None = None
         self.moving = False
-        """Whether somebody works on it, so that there is a rate to measure."""
+        """Whether somebody may work on it, so that there is a rate to measure."""
 
     async def rows(self) -> Rows:
-        from flowshare.cli.session import holder_of
-        from flowshare.log.base import StorageHeld
+        """The numbers of this moment. Raises: Failure, LogError, BackendError, ClientError."""
+        from flowshare.agents import lag as rows_of
 
-        holder = holder_of(self._url)
-        if holder is None:
-            try:
-                return await self._stored()
-            except StorageHeld:  # a worker started in between
-                holder = holder_of(self._url)
-                if holder is None:
-                    raise
-        return await self._asked(holder)
-
-    async def _asked(self, holder: Holder) -> Rows:
-        self.moving = True
-        if not holder.address:
-            raise Failure(f"process {holder.pid} holds {self._url} and has no health pages to ask (yet)")
-        found: Rows = await asyncio.to_thread(holder.get, "/lag?all=1")
-        return found
-
-    async def _stored(self) -> Rows:
-        from flowshare.cli.session import open_session
-
-        self.moving = False
-        async with open_session(self._url) as session:
-            from flowshare.agents import lag as rows_of
-
+        session = await self._opened()
+        try:
             groups = [found.group_id for found in await session.admin.list_groups()]
             return await rows_of.rows(session.admin, groups, session.clock.now_ms())
+        finally:
+            self.moving = not self.leads
+            if self.leads:
+                await self.close()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process has an embedded path to itself."""
+        from flowshare.backend.embedded import EmbeddedBackend
+
+        backend = None if self._session is None else self._session.backend
+        return isinstance(backend, EmbeddedBackend) and backend.leading
+
+    async def close(self) -> None:
+        """Let go of what is open."""
+        stack, self._open, self._session = self._open, None, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def _opened(self) -> Session:
+        from flowshare.cli.session import open_session
+
+        if self._session is None:
+            self._open = contextlib.AsyncExitStack()
+            self._session = await self._open.enter_async_context(open_session(self._url))
+        return self._session
 
 
 class _View:
@@ -156,31 +166,48 @@ async def _once(source: _Source, view: _View) -> None:
     from flowshare.clock import LoopClock
 
     clock = LoopClock()
-    found = await source.rows()
-    view.check(found)
-    rows = view.prepare(found, clock.monotonic())
-    if source.moving:
-        await clock.sleep(_SAMPLE_S)
-        rows = view.prepare(await source.rows(), clock.monotonic())
+    try:
+        found = await source.rows()
+        view.check(found)
+        rows = view.prepare(found, clock.monotonic())
+        if source.moving:
+            await clock.sleep(_SAMPLE_S)
+            rows = view.prepare(await source.rows(), clock.monotonic())
+    finally:
+        await source.close()
     view.emit(rows)
 
 
 async def _watch(source: _Source, view: _View, interval: float) -> None:
+    from flowshare.backend.base import BackendError
+    from flowshare.client.errors import ClientError
     from flowshare.clock import LoopClock
     from flowshare.log.base import StorageHeld
 
     clock = LoopClock()
     with _screen() as update:
-        while True:
-            try:
-                rows = view.prepare(await source.rows(), clock.monotonic())
-            except (Failure, StorageHeld):  # a worker is starting or has just ended: the next round shows
-                rows = None
-            if rows is not None and update is None:
-                view.emit(rows)
-            elif rows is not None:
-                update(rows)
-            await clock.sleep(interval)
+        try:
+            while True:
+                try:
+                    rows = view.prepare(await source.rows(), clock.monotonic())
+                except (Failure, StorageHeld, BackendError, ClientError, OSError):
+                    rows = None  # a worker is starting or has just ended: the next round shows
+                if rows is not None and update is None:
+                    view.emit(rows)
+                elif rows is not None:
+                    update(rows)
+                await _rest(source, interval, clock)
+        finally:
+            await source.close()
+
+
+async def _rest(source: _Source, interval: float, clock: Clock) -> None:
+    """Wait for the next round, and keep no path that this process came to lead: a worker may want it."""
+    until = clock.monotonic() + interval
+    while (left := until - clock.monotonic()) > 0:
+        await clock.sleep(min(left, _LOOK_S))
+        if source.leads:
+            await source.close()
 
 
 def _screen() -> Any:

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.cli.errors import Failure
-from flowshare.cli.holder import Holder, find
 
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 T = TypeVar("T")
+
+PATIENCE_S: Final = 5.0
+"""How long a command waits for one of an embedded path's workers to lead it before it opens the path itself."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Session:
 
 @asynccontextmanager
 async def open_session(url: str, *, create: bool = False) -> AsyncIterator[Session]:
-    """Open the log at `url`.
+    """Open the log at `url`: an embedded path beside the workers that run on it, or alone when there are none.
 
     create: make an embedded path that does not exist; without it that is a Failure, as it would be a typing mistake.
     Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
@@ -67,7 +69,7 @@ async def open_session(url: str, *, create: bool = False) -> AsyncIterator[Sessi
     if path is not None and not create and not path.exists():
         raise Failure(f"nothing is stored at {path} yet; a worker, or `flowshare topics create`, makes it")
     clock = LoopClock()
-    backend = open_backend(url, clock=clock)
+    backend = open_backend(url, clock=clock, listen=False, patience_s=PATIENCE_S)
     await backend.start()
     session = Session(backend, ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=clock), clock)
     try:
@@ -92,9 +94,3 @@ def embedded_path(url: str) -> Path | None:
 
     parsed = parse_broker(url)
     return Path(parsed.path) if parsed.kind == "embedded" and parsed.path is not None else None
-
-
-def holder_of(url: str) -> Holder | None:
-    """The running process that holds the log at `url`; None when none does, or the log is not embedded."""
-    path = embedded_path(url)
-    return find(path) if path is not None else None

@@ -91,7 +91,6 @@ class EmbeddedStorage:
         *,
         clock: Clock,
         fsync: bool = False,
-        host_address: str | None = None,
         tail_bytes: int = TAIL_BYTES,
     ) -> EmbeddedStorage:
         """Open the storage at `path`, or make one there.
@@ -102,7 +101,7 @@ class EmbeddedStorage:
         loop = asyncio.get_running_loop()
         now_ms = clock.now_ms()
 
-        opening = loop.run_in_executor(pool, lambda: open_blocking(Path(path), now_ms, host_address, fsync=fsync))
+        opening = loop.run_in_executor(pool, lambda: open_blocking(Path(path), now_ms, fsync=fsync))
         try:
             lock, store, topics = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -121,10 +120,6 @@ class EmbeddedStorage:
     def owner(self) -> Owner:
         """What `owner.json` says."""
         return self._lock.owner
-
-    async def set_address(self, address: str | None) -> None:
-        """Say in `owner.json` where this process's health pages answer. Raises: OSError."""
-        await self._blocking(lambda: self._lock.set_address(address))
 
     @property
     def owner_before(self) -> Owner | None:

@@ -22,12 +22,12 @@ class Opened(NamedTuple):
     topics: list[tuple[Topic, list[Partition]]]
 
 
-def open_blocking(path: Path, now_ms: int, address: str | None, *, fsync: bool) -> Opened:
+def open_blocking(path: Path, now_ms: int, *, fsync: bool) -> Opened:
     """Lock the path, open the store and read what is needed of it.
 
     Raises: StorageHeld, StorageDamaged, StorageError; nothing stays open then.
     """
-    lock = OwnerLock(path, now_ms=now_ms, address=address)
+    lock = OwnerLock(path, now_ms=now_ms)
     try:
         store = Store(path, fsync=fsync)
         try:

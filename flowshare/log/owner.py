@@ -20,22 +20,21 @@ from flowshare.log.base import StorageError, StorageHeld
 
 LOCK_FILE: Final = "lock"
 OWNER_FILE: Final = "owner.json"
-OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, "store", "confirmed"})
-"""What a storage's directory holds (see `store.py` for the last two)."""
+WORKERS_DIRECTORY: Final = "workers"
+OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, "store", "confirmed"})
+"""What a storage's directory holds (see `store.py` for the last two, `backend/workers.py` for the one before)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """The holder: process, when it opened the path (ms since 1970), machine.
 
-    address: `host:port` of its health pages. listener: `host:port` where it speaks Kafka's protocol, for the other
-    processes on this path.
+    listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path.
     """
 
     pid: int
     since_ms: int
     host: str
-    address: str | None = None
     listener: str | None = None
 
     def __str__(self) -> str:
@@ -47,7 +46,7 @@ class Owner:
 class OwnerLock:
     """The lock, held from construction to `release`."""
 
-    def __init__(self, path: Path, *, now_ms: int, address: str | None = None) -> None:
+    def __init__(self, path: Path, *, now_ms: int) -> None:
         """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError."""
         self._path = path
         self.before: Owner | None = None
@@ -67,17 +66,12 @@ class OwnerLock:
                 "first, or wait until it ends"
             ) from None
         self.before = read_owner(path)
-        self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), address=address)
+        self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname())
         try:
             self._write()
         except OSError as error:
             os.close(self._file)
             raise StorageError(_unusable(path, error)) from error
-
-    def set_address(self, address: str | None) -> None:
-        """Change where the holder's health pages answer. Raises: OSError."""
-        self.owner = replace(self.owner, address=address)
-        self._write()
 
     def set_listener(self, listener: str | None) -> None:
         """Change where the holder listens. Raises: OSError."""

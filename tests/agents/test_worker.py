@@ -11,7 +11,9 @@ import urllib.request
 
 import pytest
 
+from flowshare.backend.workers import running_workers
 from flowshare.clock import LoopClock
+from flowshare.log.owner import read_owner
 
 pytestmark = pytest.mark.slow
 
@@ -131,8 +133,13 @@ class Shop:
     def wait_log(self, process, text, limit=20.0):
         self.wait(lambda: text in self.log(process), limit, text)
 
+    def address(self, process):
+        """Where its health pages are; empty while it has none."""
+        entries = {entry.pid: entry.address for entry in running_workers(self.path)}
+        return entries.get(process.pid, "")
+
     def page(self, process, page):
-        address = json.loads((self.path / "owner.json").read_bytes())["address"]
+        address = self.address(process)
         try:
             with urllib.request.urlopen(f"http://{address}{page}", timeout=2) as answer:
                 return answer.status, answer.read().decode()
@@ -234,7 +241,7 @@ def test_health_locks_and_heartbeats_go_on_while_a_handler_blocks(shop):
     worker = shop.worker()
     shop.wait_for("begin", 1)
     shop.wait_log(worker, "the handler loop has been blocked")
-    shop.wait(lambda: json.loads((shop.path / "owner.json").read_bytes())["address"], 10, "health pages")
+    shop.wait(lambda: shop.address(worker), 10, "health pages")
 
     assert "time.sleep(order.get" in shop.log(worker)
     assert shop.page(worker, "/live")[0] == 200
@@ -286,18 +293,45 @@ def test_sigusr1_prints_what_is_in_flight(shop):
     assert "await asyncio.sleep(order.get" in shop.log(worker)
 
 
-def test_lag_and_inflight_ask_the_running_worker_and_others_say_who_holds_the_path(shop):
+def test_commands_work_beside_running_workers(shop):
     shop.write(ASYNC)
-    shop.send({"id": 1, "sleep": 30}, {"id": 2})
-    worker = shop.worker("--drain-timeout", "0")
-    shop.wait_for("end", 1)
+    shop.send({"id": 1, "sleep": 30}, {"id": 2, "sleep": 30})
+    workers = [shop.worker("-c", "1", "--drain-timeout", "0") for _ in range(2)]
+    shop.wait_for("begin", 2)
+    shop.wait(lambda: all(map(shop.address, workers)), 10, "health pages")
 
-    [row] = json.loads(shop.run("inflight", "shop:app", "--json"))
-    assert (row["agent"], row["offset"]) == ("bill", 0)
+    found = json.loads(shop.run("inflight", "shop:app", "--json"))
+    begun_by = {offset: str(pid) for offset, _, pid in shop.notes("begin")}
+    assert {(row["worker"], row["offset"] + 1) for row in found} == {(begun_by[1], 1), (begun_by[2], 2)}
+    assert "WORKER" in shop.run("inflight", "shop:app")
+    [row] = json.loads(shop.run("inflight", "--web", shop.address(workers[1]), "--json"))
+    assert (row["worker"], row["agent"]) == (shop.address(workers[1]), "bill")
     [row] = json.loads(shop.run("lag", "--app", "shop:app", "--json"))
-    assert (row["group"], row["backlog"], row["in_flight"]) == ("shop.bill", 1, 1)
-    assert str(worker.pid) in shop.run("topics", "ls", "--app", "shop:app", code=1)
-    assert str(worker.pid) in shop.run("worker", "shop:app", code=1)
+    assert (row["group"], row["backlog"], row["in_flight"]) == ("shop.bill", 2, 2)
+    assert row["rate"] == 0
+    assert "orders" in shop.run("topics", "ls", "--app", "shop:app")
+    assert f"process {workers[0].pid} works on it already" in shop.run("check", "shop:app")
+
+
+def test_a_worker_waits_for_a_command_that_has_the_path(shop):
+    shop.write(ASYNC)
+    shop.send({"id": 1})
+    command = subprocess.Popen(
+        [sys.executable, "-m", "flowshare.cli", "send", "orders", "--lines", "--app", "shop:app"],
+        cwd=shop.folder,
+        env=shop.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    shop.wait(
+        lambda: (owner := read_owner(shop.path)) is not None and owner.pid == command.pid, 20, "the path is taken"
+    )
+    worker = shop.worker()
+
+    command.communicate(b'{"id": 2}\n', timeout=20)
+    shop.wait_for("end", 2)
+
+    assert read_owner(shop.path).pid == worker.pid
 
 
 def test_kill_9_loses_nothing(shop):

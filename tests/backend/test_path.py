@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowshare.backend.embedded import EmbeddedBackend
+from flowshare.backend.workers import Registration
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.producer import Producer
 from flowshare.clock import LoopClock
@@ -27,6 +28,7 @@ LIMIT_S = 30.0
 LEADER = """
 import asyncio, sys
 from flowshare.backend.embedded import EmbeddedBackend
+from flowshare.backend.workers import Registration
 
 async def main():
     backend = EmbeddedBackend(sys.argv[1])
@@ -167,3 +169,31 @@ async def test_a_leader_that_was_killed_leaves_its_port_to_the_next_one(tmp_path
         async with backends(tmp_path / "shop", 1) as (again,):
             assert before is not None
             assert again.bootstrap == before.listener
+
+
+async def test_who_has_patience_leaves_the_path_to_a_living_worker(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("flowshare.backend.path.FIRST_LIMIT_S", 60.0)
+    path = tmp_path / "shop"
+    worker, command = EmbeddedBackend(path), EmbeddedBackend(path, listen=False, patience_s=60.0)
+    path.mkdir()
+    known = Registration(path, address="127.0.0.1:1", now_ms=1)
+    starting = asyncio.create_task(command.start())
+    await asyncio.sleep(0)
+
+    await worker.start()
+    await starting
+
+    assert (worker.leading, command.leading) == (True, False)
+    assert await topics(command) == []
+    await command.close()
+    await worker.close()
+    known.remove()
+
+
+async def test_without_workers_patience_is_not_called_for(tmp_path: Path) -> None:
+    command = EmbeddedBackend(tmp_path / "shop", listen=False, patience_s=60.0)
+
+    await command.start()
+
+    assert command.leading
+    await command.close()

@@ -21,7 +21,7 @@ class Shell:
         self._capsys = capsys
         self._storage = MemoryStorage(LoopClock())
         monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
-        monkeypatch.setattr("flowshare.backend.open_backend", lambda _url, clock: self.backend())
+        monkeypatch.setattr("flowshare.backend.open_backend", lambda _url, **_: self.backend())
 
     def backend(self):
         return MemoryBackend(clock=LoopClock(), storage=self._storage)
@@ -280,3 +280,13 @@ def test_a_topic_setting_that_is_refused_does_not_blame_the_name(shell):
     err = shell("topics", "create", "orders", "--config", "retention.mss=1", code=1)
 
     assert "INVALID_CONFIG: topic setting 'retention.mss' is unknown; did you mean retention.ms?" in err
+
+
+def test_what_is_in_flight_on_a_broker_that_knows_no_workers_is_asked_by_address(shell):
+    assert "name them by --web host:port" in shell("inflight", "--broker", "kafka://somewhere:9092", code=1)
+    assert "no worker answers at http://127.0.0.1:1/inflight" in shell("inflight", "--web", "127.0.0.1:1", code=1)
+    assert "'here' is not HOST:PORT" in shell("inflight", "--web", "here", code=2)
+
+
+def test_what_is_in_flight_on_a_path_without_workers_says_so(shell, tmp_path):
+    assert "no worker runs on embedded://" in shell("inflight", "--broker", f"embedded://{tmp_path}", code=1)

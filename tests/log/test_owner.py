@@ -13,7 +13,7 @@ import pytest
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError, StorageHeld
 from flowshare.log.embedded import EmbeddedStorage
-from flowshare.log.owner import OWNER_FILE, Owner, OwnerLock, read_owner
+from flowshare.log.owner import OWNER_FILE, WORKERS_DIRECTORY, Owner, OwnerLock, read_owner
 from tests.log.places import content, opened
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_a_second_opening_in_the_same_process_names_the_holder(tmp_path):
 
 
 def test_a_stale_owner_file_is_no_obstacle_and_garbage_in_it_neither(tmp_path):
-    tmp_path.joinpath(OWNER_FILE).write_bytes(orjson.dumps({"pid": 1, "since_ms": 5, "host": "gone", "address": None}))
+    tmp_path.joinpath(OWNER_FILE).write_bytes(orjson.dumps({"pid": 1, "since_ms": 5, "host": "gone"}))
     assert read_owner(tmp_path) == Owner(pid=1, since_ms=5, host="gone")
     lock = OwnerLock(tmp_path, now_ms=0)
     assert lock.before == Owner(pid=1, since_ms=5, host="gone")
@@ -94,6 +94,12 @@ def test_a_directory_of_others_is_not_written_into(tmp_path):
         OwnerLock(tmp_path, now_ms=0)
 
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_workers_left_of_themselves_is_no_foreign_directory(tmp_path):
+    (tmp_path / WORKERS_DIRECTORY).mkdir()
+
+    OwnerLock(tmp_path, now_ms=0).release()
 
 
 def test_the_root_of_a_disk_of_its_own_is_empty_enough(tmp_path):
