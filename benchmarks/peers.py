@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import arena
 import plot
+
 from common import info, verdict
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Field:
 
 
 def in_turns(peers: dict[str, Callable[[], Figures]], runs: int) -> dict[str, Figures]:
-    """Run all peers one after another, `runs` times; the medians. A first round warms the servers and is not counted."""
+    """Run all peers one after another, `runs` times after a first round that is not counted; the medians."""
     found: dict[str, list[Figures]] = defaultdict(list)
     for run in range(runs + 1):
         for name, peer in peers.items():
