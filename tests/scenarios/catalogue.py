@@ -22,6 +22,7 @@ from tests.scenarios.data import (
     validation,
 )
 from tests.scenarios.language import Left, Scenario
+from tests.scenarios.reach import NOT_ON_KAFKA
 
 SECTIONS: tuple[ModuleType, ...] = (
     validation,
@@ -67,12 +68,38 @@ def left() -> tuple[Left, ...]:
     return tuple(item for section in SECTIONS for item in section.LEFT)
 
 
-def cases() -> list[tuple[str, Scenario, str]]:
-    """(case id, scenario, subject) for everything that runs; the id: scenario, number of the variant, subject."""
+def named() -> list[tuple[str, Scenario]]:
+    """All scenarios with a name each: the id and, from the second variant on, its number."""
     numbered: dict[str, int] = {}
     found = []
     for scenario in scenarios():
         numbered[scenario.id] = number = numbered.get(scenario.id, 0) + 1
-        name = scenario.id if number == 1 else f"{scenario.id}.{number}"
-        found.extend((f"{name}-{subject}", scenario, subject) for subject in scenario.subjects)
+        found.append((scenario.id if number == 1 else f"{scenario.id}.{number}", scenario))
     return found
+
+
+def cases() -> list[tuple[str, Scenario, str]]:
+    """(case id, scenario, subject) for everything that runs on flowshare; the id: name and subject.
+
+    What runs on the server runs over TCP too.
+    """
+    found = []
+    for name, scenario in named():
+        for subject in scenario.subjects:
+            also = ("server", "tcp") if subject == "server" else (subject,) if subject != "kafka" else ()
+            found.extend((f"{name}-{one}", scenario, one) for one in also)
+    return found
+
+
+def kafka_cases() -> list[tuple[str, Scenario]]:
+    """(name, scenario) for everything that runs on a real Kafka."""
+    return [(name, scenario) for name, scenario in named() if _meant_for_kafka(scenario) and name not in NOT_ON_KAFKA]
+
+
+def not_on_kafka() -> list[str]:
+    """Names of what runs on the server and not on a real Kafka."""
+    return [name for name, scenario in named() if "server" in scenario.subjects and name in NOT_ON_KAFKA]
+
+
+def _meant_for_kafka(scenario: Scenario) -> bool:
+    return bool({"server", "kafka"} & set(scenario.subjects))

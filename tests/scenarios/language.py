@@ -118,7 +118,9 @@ def parse_steps(text: str) -> tuple[Step, ...]:
 class Scenario:
     """One scenario, or one variant of it for some subjects: steps that set up, act and look.
 
-    `on` names the subjects that run it. `note` says where and why flowshare differs from the catalogue's words.
+    `on` names the subjects that run it: what runs on `server` runs over TCP too and, unless `reach.py` says why not,
+    on a real Kafka, with the changes of `differences.py`; `kafka` alone is for what only reads otherwise there.
+    `note` says where and why flowshare differs from the catalogue's words.
     """
 
     id: str

@@ -2,7 +2,10 @@
 
 Run `python -m tests.scenarios.report` (or this file); `--quick` leaves the proof out, ids given choose scenarios.
 For every scenario each expectation is made wrong, one at a time and in every way that `language.flips` knows, and the
-run must fail at exactly that step. Exits with 1 if a scenario fails or a flipped expectation is not noticed.
+run must fail at exactly that step; over TCP, where the same steps run, the last expectation in one way. Exits with 1
+if a scenario fails or a flipped expectation is not noticed.
+
+On a real Kafka, which takes minutes and Java, the scenarios run as tests: `pytest -m java tests/scenarios`.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.scenarios import runner  # noqa: E402
-from tests.scenarios.catalogue import cases, catalogue, left, scenarios  # noqa: E402
+from tests.scenarios.catalogue import cases, catalogue, kafka_cases, left, scenarios  # noqa: E402
 from tests.scenarios.language import Scenario  # noqa: E402
+from tests.scenarios.reach import NOT_ON_KAFKA, NOT_ON_TCP  # noqa: E402
 
 ROWS = len({row["id"] for row in catalogue().values()})
 
@@ -47,12 +51,26 @@ def prove(chosen: Sequence[Case], factories: runner.Factories) -> tuple[int, int
     """Flip every expectation of every case; how many flips there were and how many were not noticed."""
     flips = missed = 0
     for name, scenario, subject in chosen:
-        for flip in runner.flip_all(scenario, subject, factories[subject]):
+        flipping = runner.flip_all if subject != "tcp" else runner.flip_last
+        for flip in flipping(scenario, subject, factories[subject]):
             flips += 1
             if not flip.caught:
                 missed += 1
                 print(f"NOT NOTICED {name}: {flip.text}")
     return flips, missed
+
+
+def print_subjects() -> None:
+    """How many rows of the catalogue are shown on each subject, and why the others are not."""
+    on: dict[str, set[str]] = {"core": set(), "server": set(), "tcp": set(), "kafka": set()}
+    for _, scenario, subject in cases():
+        on[subject].add(scenario.id)
+    on["kafka"] = {scenario.id for _, scenario in kafka_cases()}
+    for name, reason in NOT_ON_TCP.items():
+        print(f"not over TCP  {name:8} {reason}")
+    for name, reason in NOT_ON_KAFKA.items():
+        print(f"not on Kafka  {name:8} {reason}")
+    print("shown: " + ", ".join(f"{len(ids)} ids on {subject}" for subject, ids in on.items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [case for case in cases() if not options.ids or case[1].id in options.ids]
 
     failures = covered(chosen, factories)
+    print_subjects()
     shown = {scenario.id for scenario in scenarios()}
     reasons = {item.id: item.reason for item in left()}
     for name, reason in reasons.items():

@@ -59,7 +59,8 @@ def run(scenario: Scenario, factory: SubjectFactory, steps: Sequence[Step] | Non
         finally:
             await subject.close()
 
-    return asyncio.run(main())
+    with asyncio.Runner(loop_factory=getattr(factory, "new_loop", None)) as loop:
+        return loop.run(main())
 
 
 def attempt(scenario: Scenario, factory: SubjectFactory) -> Failure | None:
@@ -90,6 +91,15 @@ def flip_all(scenario: Scenario, subject: str, factory: SubjectFactory) -> Itera
             yield Flip(scenario.id, subject, wrong.text, failure is not None and failure.step == index)
 
 
+def flip_last(scenario: Scenario, subject: str, factory: SubjectFactory) -> Iterator[Flip]:
+    """Run the scenario once, with its last expectation made wrong: cheap, where the same steps are proven elsewhere."""
+    steps = scenario.steps()
+    index, step = [(index, step) for index, step in enumerate(steps) if step.expected][-1]
+    wrong = next(flips(step))
+    failure = run(scenario, factory, (*steps[:index], wrong, *steps[index + 1 :]))
+    yield Flip(scenario.id, subject, wrong.text, failure is not None and failure.step == index)
+
+
 def expectations(scenario: Scenario) -> int:
     """How many steps of the scenario say what must come of them."""
     return sum(1 for step in scenario.steps() if step.expected)
@@ -99,8 +109,9 @@ def subject_factories() -> Factories:
     """The subjects by name."""
     from tests.scenarios.core import CoreSubject
     from tests.scenarios.server import ServerSubject
+    from tests.scenarios.server_tcp import TcpSubject
 
-    return {"core": CoreSubject, "server": ServerSubject}
+    return {"core": CoreSubject, "server": ServerSubject, "tcp": TcpSubject}
 
 
 __all__ = [
@@ -114,6 +125,7 @@ __all__ = [
     "attempt",
     "expectations",
     "flip_all",
+    "flip_last",
     "run",
     "run_steps",
     "subject_factories",

@@ -1,13 +1,14 @@
 """The in-process server as a subject: every step is a request over a connection, time stands on a manual clock.
 
-What the steps need of a server is `Endpoint`; the rest is requests, so that the same steps can run over a socket.
+What the steps need of a server is `World`; the rest is requests, so that the same steps run over a socket too
+(`server_tcp`) and on a real Kafka (`kafka`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ from tests.scenarios.storage import Persister, Severable
 from tests.scenarios.words import Batch, Place
 
 ROUNDS_MAX = 100_000
+TIMERS_MAX = 200_000
 
 
 @dataclass(slots=True)
@@ -57,13 +59,13 @@ _idling: list[None] = []
 
 
 async def idle() -> None:
-    """Let every task go on until none can but those that wait here themselves."""
+    """Let every task go on, and every byte arrive, until nothing moves but those that wait here themselves."""
     loop = asyncio.get_running_loop()
     _idling.append(None)
     try:
         for _ in range(ROUNDS_MAX):
             await asyncio.sleep(0)
-            if len(loop._ready) < len(_idling):  # type: ignore[attr-defined]
+            if len(loop._ready) < len(_idling) and not getattr(loop, "in_flight", False):  # type: ignore[attr-defined]
                 return
     finally:
         _idling.pop()
@@ -73,8 +75,8 @@ async def idle() -> None:
 class World:
     """A server over a memory storage, with a manual clock; it can be restarted and crashed."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.clock = ManualClock()
+    def __init__(self, scenario: Scenario, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
         self.config = server_config(scenario.config)
         self.storage = MemoryStorage(self.clock)
         self.persister = Persister(self.storage)
@@ -102,20 +104,53 @@ class World:
         """A new connection."""
         return (await self.start()).connect(client_id=name, host="10.0.0.1")
 
+    async def consume(self, name: str) -> Connection:
+        """A new connection for a `ShareConsumer`."""
+        return await self.connect(name)
+
+    def real(self, name: str) -> str:
+        """What the server knows a scenario's topic or group by."""
+        return name
+
+    def named(self, real: str) -> str:
+        """What the scenario calls it."""
+        return real
+
+    async def drive(self, work: Awaitable[Any]) -> Any:
+        """Move time from timer to timer until `work` is done."""
+        task = asyncio.ensure_future(work)
+        for _ in range(TIMERS_MAX):
+            await idle()
+            if task.done():
+                return task.result()
+            due_s = self.clock.next_due_s()
+            assert due_s is not None, "waiting for nothing that could come"
+            await self.clock.advance(due_s)
+        raise AssertionError("the call never ends")
+
+    def settle(self, *, good: bool) -> None:
+        """End the writes that are held, and write at once from now on."""
+        self.persister.settle(good=good)
+
+    async def close(self) -> None:
+        """Let go of everything; the server has ended."""
+        await self.storage.close()
+
 
 class ServerSubject:
     """Runs steps on a server."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, world: World | None = None) -> None:
         from tests.scenarios.server_admin import AdminSteps
         from tests.scenarios.server_clients import ClientSteps
         from tests.scenarios.server_transactions import TransactionSteps
 
-        self.world = World(scenario)
+        self.world = world or World(scenario)
         self.topics: dict[str, int] = {}
         self.topic_ids: dict[str, uuid.UUID] = {}
         self.sessions: dict[tuple[str, str], Session] = {}
         self.background: dict[str, asyncio.Task[Outcome]] = {}
+        self.driving: set[asyncio.Task[Outcome]] = set()
         self.apart: set[str] = set()
         self.deleted: set[str] = set()
         self.configured: set[str] = set()
@@ -126,14 +161,14 @@ class ServerSubject:
 
     async def close(self) -> None:
         """End everything."""
-        self.world.persister.settle(good=True)
+        self.world.settle(good=True)
         for part in self.parts[1:]:
             await part.close()
         await self.world.stop(crash=False)
         for task in self.background.values():
             task.cancel()
         await asyncio.gather(*self.background.values(), return_exceptions=True)
-        await self.world.storage.close()
+        await self.world.close()
 
     async def perform(self, step: Step) -> Outcome:
         """Do one step; one that does not end while time stands still is `pending`."""
@@ -149,6 +184,8 @@ class ServerSubject:
         name = step.background or f"step {len(self.background)}"
         task = asyncio.get_running_loop().create_task(method(step))
         self.background[name] = task
+        if part is self.parts[2]:
+            self.driving.add(task)
         await idle()
         if step.background is not None:
             return Outcome("pending") if not task.done() else Outcome()
@@ -161,7 +198,10 @@ class ServerSubject:
     async def do_await(self, step: Step) -> Outcome:
         """What a step in the background gave."""
         await idle()
-        return self.result(self.background[step.words[0]])
+        task = self.background[step.words[0]]
+        if task in self.driving:
+            await asyncio.wait([task])  # it moves time itself until it is over
+        return self.result(task)
 
     async def do_time(self, step: Step) -> Outcome:
         """`time 15000`: that many milliseconds pass."""
@@ -300,7 +340,7 @@ class ServerSubject:
 
     async def do_settle(self, step: Step) -> Outcome:
         """`settle ok|fail`: how the writes under way end."""
-        self.world.persister.settle(good=step.words[0] == "ok")
+        self.world.settle(good=step.words[0] == "ok")
         return Outcome()
 
     async def do_reload(self, step: Step) -> Outcome:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Consumer = ShareConsumer[bytes | None, bytes | None]
 Record = ShareRecord[bytes | None, bytes | None]
-TIMERS_MAX = 200_000
 
 
 @dataclass(slots=True)
@@ -51,19 +50,8 @@ class ClientSteps:
             await self.drive(self.seats.pop(name).consumer.close(timeout_s=1.0))
 
     async def drive(self, work: Awaitable[Any]) -> Any:
-        """Move time from timer to timer until `work` is done."""
-        from tests.scenarios.server import idle
-
-        task = asyncio.ensure_future(work)
-        clock = self.subject.world.clock
-        for _ in range(TIMERS_MAX):
-            await idle()
-            if task.done():
-                return task.result()
-            due_s = clock.next_due_s()
-            assert due_s is not None, "waiting for nothing that could come"
-            await clock.advance(due_s)
-        raise AssertionError("the call never ends")
+        """Let time pass until `work` is done."""
+        return await self.subject.world.drive(work)
 
     async def take(
         self, name: str, *, group: str = words.GROUP, topics: list[str] | None = None, **options: str
@@ -82,17 +70,20 @@ class ClientSteps:
         async def connect() -> Connection:
             if name in self.seats and self.seats[name].dead:
                 raise ConnectionError("this consumer is gone")
-            connections.append(await self.subject.world.connect(name))
+            connections.append(await world.consume(name))
             return connections[-1]
 
-        clock = self.subject.world.clock
-        consumer: Consumer = ShareConsumer(connect, group_id=group, clock=clock, settings=settings, member_id=name)
-        consumer.subscribe(topics or [words.TOPIC])
+        world = self.subject.world
+        consumer: Consumer = ShareConsumer(
+            connect, group_id=world.real(group), clock=world.clock, settings=settings, member_id=name
+        )
+        consumer.subscribe([world.real(topic) for topic in topics or [words.TOPIC]])
         seat = self.seats[name] = Seat(consumer, connections)
 
         def told(outcomes: Mapping[Any, frozenset[int]], error: ClientError | None) -> None:
             for at, offsets in outcomes.items():
-                seat.told.append((Place(at.topic, at.partition), offsets, type(error).__name__ if error else "none"))
+                where = Place(world.named(at.topic), at.partition)
+                seat.told.append((where, offsets, type(error).__name__ if error else "none"))
 
         consumer.set_acknowledgement_commit_callback(told)
         return seat
@@ -111,7 +102,7 @@ class ClientSteps:
             return Outcome(f"raises {type(error).__name__}")
         found: dict[Place, list[int]] = {}
         for record in records:
-            where = Place(record.topic, record.partition)
+            where = Place(self.subject.world.named(record.topic), record.partition)
             seat.records[where, record.offset] = record
             found.setdefault(where, []).append(record.offset)
         shown = {where: words.show_offsets(offsets) for where, offsets in sorted(found.items())}

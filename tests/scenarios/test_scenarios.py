@@ -9,11 +9,14 @@ import pytest
 from tests.scenarios import runner
 from tests.scenarios.catalogue import cases, catalogue, left, scenarios
 from tests.scenarios.language import Scenario, flips, parse_step
+from tests.scenarios.reach import NOT_ON_TCP
 
 CASES = [
     pytest.param(scenario, subject, id=name, marks=[pytest.mark.slow] if scenario.slow else [])
     for name, scenario, subject in cases()
 ]
+FLIPPED = [case for case in CASES if case.values[1] != "tcp"]
+OVER_TCP = [case for case in CASES if case.values[1] == "tcp"]
 FACTORIES = runner.subject_factories()
 
 
@@ -33,11 +36,19 @@ def test_scenario(scenario: Scenario, subject: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scenario", "subject"), CASES)
+@pytest.mark.parametrize(("scenario", "subject"), FLIPPED)
 def test_a_flipped_expectation_turns_the_scenario_red(scenario: Scenario, subject: str):
     missed = [flip.text for flip in runner.flip_all(scenario, subject, FACTORIES[subject]) if not flip.caught]
 
     assert missed == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "subject"), OVER_TCP)
+def test_a_flipped_last_expectation_turns_the_scenario_red_over_tcp(scenario: Scenario, subject: str):
+    (flip,) = runner.flip_last(scenario, subject, FACTORIES[subject])
+
+    assert flip.caught, flip.text
 
 
 def test_every_id_of_the_catalogue_is_shown_or_left_with_a_reason():
@@ -47,6 +58,13 @@ def test_every_id_of_the_catalogue_is_shown_or_left_with_a_reason():
     assert shown | set(reasons) == set(catalogue())
     assert shown & set(reasons) == set()
     assert all(reasons.values())
+
+
+def test_every_id_that_is_shown_is_shown_over_tcp_or_has_a_reason():
+    over_tcp = {scenario.id for _, scenario, subject in cases() if subject == "tcp"}
+
+    assert over_tcp | set(NOT_ON_TCP) == {scenario.id for scenario in scenarios()}
+    assert over_tcp & set(NOT_ON_TCP) == set()
 
 
 def test_every_scenario_expects_something():

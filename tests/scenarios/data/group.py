@@ -276,6 +276,4 @@ SCENARIOS = (
     ),
 )
 
-LEFT = (
-    Left("G15", "Consumer groups come with part 2; until then a group id cannot belong to a group of another kind."),
-)
+LEFT = (Left("G15", "It needs a member of a consumer group: under G15 in tests/server/test_classic.py."),)

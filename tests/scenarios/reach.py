@@ -1,0 +1,58 @@
+"""What cannot be shown everywhere, and why: rows that no socket reaches, scenarios that a real Kafka cannot be put to.
+
+Ids of the catalogue in `NOT_ON_TCP` (their scenarios run on the core alone); names of scenarios (`K15.2` is the second
+variant of K15) in `NOT_ON_KAFKA`. Tests hold both against what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_NARROW = "The core is given a part of the log, or a gap in it, that a server would read on from."
+_EPOCH = "2,147,483,647 requests would have to come before it."
+_ASSIGNOR = "The assignor alone is walked; a group of that size on a server shows nothing more."
+_TIMERS = "Deadlines of single locks have no form in any answer."
+_STATE = "Stored state, driven step by step; the APIs 83 to 87 at the socket: tests/server/edge/test_share_admin.py."
+_COMBINER = "How stored runs are combined is seen in storage only."
+
+NOT_ON_TCP: Final[Mapping[str, str]] = {
+    "S23": _EPOCH,
+    "A10": _NARROW,
+    "A33": _NARROW,
+    "A34": _NARROW,
+    "D13": _NARROW,
+    "L16": _TIMERS,
+    "G18": _ASSIGNOR,
+    "G19": _ASSIGNOR,
+    "G21": "Members are never told of a partition before its state is there, so a socket shows no half of it.",
+    **dict.fromkeys([f"P{number:02}" for number in (*range(1, 11), 23)], _STATE),
+    **dict.fromkeys([f"P{number}" for number in range(11, 21)], _COMBINER),
+}
+
+_FAULT = "A client cannot make the broker's writes fail or wait."
+_CRASH = "A client cannot end the leader; the broker is shared by the whole run."
+_SEED = "Stored state cannot be seeded by a client."
+_BROKER = "It needs a setting of the broker itself; the broker is shared by the whole run."
+_HOLE = "Holes in a log come from compaction, which runs when the broker likes."
+_MARKERS = "A log without the markers of its aborted transactions does not exist on a broker."
+_LETTERS = "Dead-letter topics come with Kafka 4.4 (KIP-1191)."
+_SMALL = "Kafka takes no share.partition.max.record.locks below 100; the variant with 100 runs there."
+
+NOT_ON_KAFKA: Final[Mapping[str, str]] = {
+    "S10": _BROKER,
+    "S15": _BROKER,
+    "S16": _BROKER,
+    "A12": _HOLE,
+    **dict.fromkeys(["A17", "A18", "A19", "A20", "A21.2", "A38"], _SMALL),
+    **dict.fromkeys(["A26.2", "A27.2", "A28", "A29", "A30.2", "A31.2", "A32.2", "D12"], _SEED),
+    "A35": _HOLE,
+    **dict.fromkeys(["K20", "K21", "K22", "K23", "L05", "E12", "E12.2", "E12.3"], _FAULT),
+    **dict.fromkeys(["L12", "G13", "P21", "P22", "E06"], _CRASH),
+    "O15.2": _MARKERS,
+    "O17": _MARKERS,
+    "O18.2": "2,000 transactions take minutes there and show what O13 shows with ten.",
+    "G12": _BROKER,
+    "E05": "Its figures are those of a clock that counts the work alone.",
+    **dict.fromkeys(["E08", "E09", "E10", "E11", "E11.2"], _LETTERS),
+}
