@@ -68,6 +68,7 @@ class HostSettings:
     watchdog: watch the handler loop (needs threads).
     inline_threads: run `def` handlers on the handler loop (test kit).
     client_id: shown by `groups members`; None is the app's id.
+    patience_s: how long others come first when nobody leads an embedded path.
     linger_s: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     """
 
@@ -76,6 +77,7 @@ class HostSettings:
     inline_threads: bool = False
     client_id: str | None = None
     linger_s: float | None = None
+    patience_s: float = 0.0
 
 
 class Host:
@@ -269,7 +271,7 @@ class Host:
         from flowshare.client.admin import ShareAdmin
 
         if self._backend is None:
-            self._backend = open_backend(self.app.broker_address, clock=self.clock)
+            self._backend = open_backend(self.app.broker_address, clock=self.clock, patience_s=self.settings.patience_s)
             await self._backend.start()
         self._producer = make_producer(
             self._backend,

@@ -37,11 +37,12 @@ def rows(found: Iterable[InFlight], *, handler_thread: int, stacks: bool) -> lis
     ]
 
 
-def text(found: Sequence[dict[str, Any]]) -> str:
-    """The rows as lines, each with its stack below it."""
+def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
+    """The rows as lines, each with its stack below it. worker: the number of one among several."""
+    who = "" if worker is None else f"[{worker}] "
     if not found:
-        return "in flight: nothing\n"
-    lines = [f"in flight: {len(found)} records\n"]
+        return f"{who}in flight: nothing\n"
+    lines = [f"{who}in flight: {len(found)} records\n"]
     for row in found:
         where = f"{row['topic']}-{row['partition']}@{row['offset']}"
         lines.append(

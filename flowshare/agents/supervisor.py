@@ -3,7 +3,7 @@
 The supervisor holds the embedded path and leads its share-partitions, so that no handler, whatever it does to its own
 process, can stall the fleet; on other brokers it only supervises. A worker that ends is started again, after a pause
 that doubles while it keeps ending. On SIGTERM or Ctrl-C all workers drain; one that does not is killed. A worker whose
-supervisor is gone drains and ends by itself (`orphaned`), so that a restarted supervisor finds no strangers.
+supervisor is gone drains and ends by itself (`supervised.py`), so that a restarted supervisor finds no strangers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.service import new_loop
+from flowshare.agents.supervised import READY_FD, SUPERVISOR_PID, WORKER_NUMBER
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.supervisor")
 
-SUPERVISOR_PID: Final = "FLOWSHARE_SUPERVISOR_PID"
-"""Environment variable that tells a worker whose it is."""
-WORKER_NUMBER: Final = "FLOWSHARE_WORKER_NUMBER"
-"""Environment variable with the worker's number, 1 to N; it is the same after a restart."""
 EXIT_INTERRUPTED: Final = 130
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
@@ -86,6 +82,12 @@ class Supervisor:
         self._failed_start: int | None = None
         self._codes: dict[int, int] = {}
         self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._ready: dict[int, str] = {}
+
+    @property
+    def ready(self) -> Mapping[int, str]:
+        """Health pages (`host:port`) of the workers that have said that they run, by number."""
+        return self._ready
 
     @property
     def running(self) -> Mapping[int, int]:
@@ -126,8 +128,8 @@ class Supervisor:
         return 0
 
     def _pass_on(self, number: signal.Signals) -> None:
-        for process in self._running.values():
-            _signal(process, number)
+        for worker in self._ready:  # before that it would end by the signal
+            _signal(self._running[worker], number)
 
     async def _keep(self, number: int) -> None:
         """Run one worker, again and again."""
@@ -137,7 +139,7 @@ class Supervisor:
             code = await self._run_once(number)
             lived_s = self._clock.monotonic() - begun
             if self._stop.is_set():
-                self._codes[number] = code
+                self._codes[number] = 0 if code == -signal.SIGTERM else code  # that one had not begun yet
                 return
             if lived_s >= SETTLED_S:
                 self._settled = True
@@ -153,14 +155,25 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int:
         """Start one worker and wait for its end, which `stop` brings about; its exit code."""
+        reader, writer = os.pipe()
         environment = {
             **os.environ,
             **self._options.environment,
             SUPERVISOR_PID: str(os.getpid()),
             WORKER_NUMBER: str(number),
+            READY_FD: str(writer),
         }
-        process = await asyncio.create_subprocess_exec(*self._options.command, env=environment)
+        command = self._options.command
+        try:
+            process = await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=(writer,))
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
         self._running[number] = process
+        loop = asyncio.get_running_loop()
+        loop.add_reader(reader, self._hear, number, reader)
         logger.info("worker %d is process %d", number, process.pid)
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -173,6 +186,20 @@ class Supervisor:
         finally:
             stopped.cancel()
             del self._running[number]
+            self._ready.pop(number, None)
+            loop.remove_reader(reader)
+            os.close(reader)
+
+    def _hear(self, number: int, reader: int) -> None:
+        """A worker says where its health pages are, or closes its end."""
+        asyncio.get_running_loop().remove_reader(reader)
+        said = os.read(reader, 256)
+        if not said or number not in self._running:
+            return
+        self._ready[number] = said.decode(errors="replace").strip()
+        if len(self._ready) == self._options.procs:
+            pages = ", ".join(f"{one} http://{address}" for one, address in sorted(self._ready.items()) if address)
+            logger.info("all %d workers are ready; health and metrics: %s", self._options.procs, pages or "none")
 
     async def _drain(self, number: int, process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
         """Let a worker drain; kill it when it does not."""
@@ -198,31 +225,6 @@ class Supervisor:
             await self._clock.wait_for(wait(), limit_s)
         except TimeoutError:
             return
-
-
-def supervised() -> bool:
-    """Whether this process is a supervisor's worker."""
-    return SUPERVISOR_PID in os.environ
-
-
-def orphaned() -> bool:
-    """Whether this process is a supervisor's worker and the supervisor is gone."""
-    supervisor = os.environ.get(SUPERVISOR_PID)
-    return supervisor is not None and supervisor != str(os.getppid())
-
-
-def worker_command(arguments: Sequence[str]) -> list[str]:
-    """A worker's command line from the supervisor's arguments: the same without `--procs`."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument == "--procs":
-            skip = True
-        elif not argument.startswith("--procs="):
-            kept.append(argument)
-    return [sys.executable, "-m", "flowshare.cli", *kept]
 
 
 def _how(code: int) -> str:

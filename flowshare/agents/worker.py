@@ -21,7 +21,7 @@ from flowshare.agents import inflight
 from flowshare.agents.host import Host, HostSettings, PartFactory
 from flowshare.agents.service import new_loop
 from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
-from flowshare.agents.supervisor import orphaned, supervised
+from flowshare.agents.supervised import PATIENCE_S, orphaned, report_ready, supervised, worker_number
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class _Worker:
     def __init__(self, app: App, options: WorkerOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        self._host = Host(app, clock=clock, settings=HostSettings(watchdog=True), parts=options.parts)
+        settings = HostSettings(watchdog=True, patience_s=PATIENCE_S if supervised() else 0.0)
+        self._host = Host(app, clock=clock, settings=settings, parts=options.parts)
         self._signals = Signals(
             on_stop=self._on_stop,
             on_second=self._on_second,
@@ -135,6 +136,7 @@ class _Worker:
             at,
             os.getpid(),
         )
+        report_ready(self._host.address)
         if supervised():
             self._host.service.submit(self._end_when_orphaned)
 
@@ -191,7 +193,7 @@ class _Worker:
         self._exit(EXIT_INTERRUPTED, f"{number.name} again: ending at once; what was running runs again")
 
     def _on_show(self) -> None:
-        sys.stderr.write(inflight.text(self._host.in_flight(stacks=True)))
+        sys.stderr.write(inflight.text(self._host.in_flight(stacks=True), worker=worker_number()))
         sys.stderr.flush()
 
     # --- service loop ------------------------------------------------------------------------------------------------

@@ -17,14 +17,16 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def set_up(level: str = "info", form: str = "text") -> None:
+def set_up(level: str = "info", form: str = "text", *, worker: int | None = None) -> None:
     """Configure the root logger: one handler on stderr.
 
     level: of flowshare and the application; libraries that are chatty at INFO (mode, faust, aiokafka) start at
-    WARNING unless the level is debug. form: `text` or `json`.
+    WARNING unless the level is debug. form: `text` or `json`. worker: this process's number among several, to be in
+    each line.
     """
+    formatter = JsonFormatter(worker) if form == "json" else TextFormatter(colour=sys.stderr.isatty(), worker=worker)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(colour=sys.stderr.isatty()))
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -44,13 +46,14 @@ def flush() -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`09:15:02.123 INFO    shop: [bill orders-0@17 attempt 2] text`."""
+    """`09:15:02.123 INFO    shop: [bill orders-0@17 attempt 2] text`; `[3]` before the logger in worker 3."""
 
     _COLOURS: Final = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[31m"}
 
-    def __init__(self, *, colour: bool = False) -> None:
+    def __init__(self, *, colour: bool = False, worker: int | None = None) -> None:
         super().__init__()
         self._colour = colour
+        self._who = "" if worker is None else f"[{worker}] "
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it."""
@@ -59,7 +62,7 @@ class TextFormatter(logging.Formatter):
         if self._colour and (code := self._COLOURS.get(record.levelno)):
             level = f"{code}{level}\x1b[0m"
         of = getattr(record, "flowshare", "")  # set by flowshare.agents.logs inside handlers
-        line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {record.name}: {of}{record.getMessage()}"
+        line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {self._who}{record.name}: {of}{record.getMessage()}"
         if record.exc_info and record.exc_info[0] is not None:
             line += "\n" + self.formatException(record.exc_info)
         if record.stack_info:
@@ -68,7 +71,11 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the delivery's fields, `extra=` fields, error."""
+    """One JSON object a line: time, level, logger, message, worker, the delivery's fields, `extra=` fields, error."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._who: dict[str, object] = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
@@ -77,6 +84,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._who,
         }
         if agent := getattr(record, "flowshare_agent", ""):
             data.update(

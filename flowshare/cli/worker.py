@@ -55,9 +55,13 @@ def worker(
     One process uses one core; with --procs N the supervisor runs no handler, leads the share-partitions of an
     embedded path, starts a worker again that ended, and kills one that does not drain.
     """
+    if reload and procs is not None:
+        raise click.UsageError("--reload is for one process while you write it; leave --procs out")
     if reload:
         return _reloading(drain_timeout)
-    logs.set_up(log_level, log_format)
+    from flowshare.agents.supervised import worker_number
+
+    logs.set_up(log_level, log_format, worker=worker_number())
     from flowshare.agents.garbage import collector_paused
     from flowshare.agents.loading import load_app
 
@@ -96,7 +100,8 @@ def introduce(app: App, concurrency: int | None) -> None:
 
 
 def _supervising(app: App, procs: int, drain_timeout: float | None) -> int:
-    from flowshare.agents.supervisor import SupervisorOptions, run_supervisor, worker_command
+    from flowshare.agents.supervised import worker_command
+    from flowshare.agents.supervisor import SupervisorOptions, run_supervisor
     from flowshare.backend import open_backend
 
     longest = app.drain_timeout_s

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flowshare.agents.supervisor import Supervisor, SupervisorOptions, worker_command
+from flowshare.agents.supervised import worker_command
+from flowshare.agents.supervisor import Supervisor, SupervisorOptions
 from flowshare.clock import LoopClock
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -44,6 +45,17 @@ STUBBORN = (
     + """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 note("up")
+while True:
+    time.sleep(0.05)
+"""
+)
+READY = (
+    NOTE
+    + """
+signal.signal(signal.SIGUSR1, lambda *_: note("shown"))
+note("up")
+if number == "1":
+    os.write(int(os.environ["FLOWSHARE_READY_FD"]), b"127.0.0.1:1\\n")
 while True:
     time.sleep(0.05)
 """
@@ -93,12 +105,9 @@ async def fleet(place: Path, script: str, **options):
     try:
         yield made
     finally:
-        pids = list(made.supervisor.running.values())
-        made.task.cancel()
-        await asyncio.gather(made.task, return_exceptions=True)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        made.supervisor.stop()
+        made.supervisor.stop(signal.SIGINT)
+        await made.end()
 
 
 async def test_all_workers_drain_when_the_supervisor_is_told_to_stop(tmp_path: Path) -> None:
@@ -131,6 +140,31 @@ async def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path, monkeypatc
         f.supervisor.stop()
 
         assert await f.end() == 3
+
+
+async def test_a_worker_that_had_not_begun_counts_as_drained(tmp_path: Path) -> None:
+    async with fleet(tmp_path, READY) as f:
+        await f.until("up", 2)
+
+        f.supervisor.stop()
+
+        assert await f.end() == 0
+
+
+async def test_what_is_in_flight_is_shown_by_the_workers_that_are_ready(tmp_path: Path) -> None:
+    async with fleet(tmp_path, READY) as f:
+        up = dict(await f.until("up", 2))
+        async with asyncio.timeout(LIMIT_S):
+            while not f.supervisor.ready:  # noqa: ASYNC110 - said by another process
+                await asyncio.sleep(0.02)
+
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+        assert await f.until("shown", 1) == [("1", up["1"])]
+        assert f.supervisor.ready == {1: "127.0.0.1:1"}
+        f.supervisor.stop()
+        assert await f.end() == 0
+        assert f.supervisor.ready == {}
 
 
 async def test_a_second_interrupt_ends_the_workers_at_once(tmp_path: Path) -> None:

@@ -47,3 +47,9 @@ def test_an_error_keeps_its_traceback():
 
     assert "ValueError: bad" in TextFormatter().format(record)
     assert json.loads(JsonFormatter().format(record))["error"] == "ValueError"
+
+
+def test_the_lines_of_several_workers_are_told_apart():
+    assert " WARNING [3] shop: charged c1" in TextFormatter(worker=3).format(made())
+    assert json.loads(JsonFormatter(3).format(made()))["worker"] == 3
+    assert "worker" not in json.loads(JsonFormatter().format(made()))
