@@ -56,6 +56,25 @@ def test_single_records_out_of_one_batch_are_read_once():
     ]
 
 
+def test_a_batch_that_reaches_into_the_next_answer_is_read_once():
+    intake, whole, torn = Intake(), batch(0, 5), batch(5, 5)
+
+    before = intake.decode(whole + torn, [AcquiredRange(0, 6, 1)]).records
+    after = intake.decode(torn + batch(10, 5), [AcquiredRange(6, 12, 1)]).records
+
+    assert [raw.offset for raw in after] == [6, 7, 8, 9, 10, 11, 12]
+    assert after[0] is before[-1]
+
+
+def test_a_kept_batch_is_not_taken_for_another_one_at_its_place():
+    intake = Intake()
+    intake.decode(batch(0, 5), [AcquiredRange(0, 0, 1)])
+
+    decoded = intake.decode(batch(0, 3), [AcquiredRange(1, 2, 1)])
+
+    assert [(raw.offset, raw.value) for raw in decoded.records] == [(1, b"1"), (2, b"2")]
+
+
 def test_gaps_are_found_in_a_kept_batch_too():
     intake, records = Intake(), batch(0, 5) + batch(8, 2)
     intake.decode(records, [AcquiredRange(0, 0, 1)])
