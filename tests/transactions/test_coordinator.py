@@ -98,7 +98,9 @@ def test_the_table_is_whole():
     assert set(TABLE) == {(ask, state) for ask in (init, add, commit, abort) for state in (None, *State)}
 
 
-@pytest.mark.parametrize(("cell", "wanted"), TABLE.items(), ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("cell", "wanted"), TABLE.items(), ids=[f"{ask.__name__} {state and state.value}" for ask, state in TABLE]
+)
 def test_every_cell_of_the_table(cell, wanted):
     ask, state = cell
     known = None if state is None else transaction(state)

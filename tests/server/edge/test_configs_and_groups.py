@@ -181,6 +181,7 @@ async def test_everything_is_coordinated_here() -> None:
 @pytest.mark.parametrize(
     "key",
     ["", "g", "g:0", "g:short:0", share_key(""), share_key(partition="-1"), share_key(partition="x"), "g:%%%%:0"],
+    ids=["empty", "group", "no id", "short id", "no group", "below 0", "no number", "no base64"],
 )
 async def test_a_malformed_share_partition_key_is_refused(key: str) -> None:
     async with edge() as e:
