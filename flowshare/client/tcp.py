@@ -222,4 +222,7 @@ def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequenc
 
 
 def _read(codec: Codec, request: Any, version: int, frame: bytes) -> Any:
+    if codec.read is not None:
+        return codec.read(frame)
+    assert codec.decode is not None, "a codec reads in one way or the other"
     return codec.decode(read_response(codec.name, version, frame)[1], request)

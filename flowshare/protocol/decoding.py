@@ -119,7 +119,7 @@ class LastBatch:
 
     def __init__(self) -> None:
         self._first = -1
-        self._raw = b""
+        self._raw: bytes = b""
         self._batch = _Batch([], [])
 
     def read(self, padded: bytes, header: BatchHeader, size_max: int, *, final: bool) -> _Batch:
@@ -207,6 +207,14 @@ def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecor
     padded, found = records + PADDING, list[DecodedRecord]()
     for header in frames(records, partial_tail=True):
         found += whole(_read_batch(padded, header, size_max).records, 0)
+    return found
+
+
+def read_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[RawRecord]:
+    """As `decode_all`, the records as the reader made them."""
+    padded, found = records + PADDING, list[RawRecord]()
+    for header in frames(records, partial_tail=True):
+        found += _read_batch(padded, header, size_max).records
     return found
 
 

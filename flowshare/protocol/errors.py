@@ -15,6 +15,14 @@ from flowshare.share import errors as core
 class ErrorCode(enum.IntEnum):
     """Error numbers as they stand on the wire."""
 
+    @classmethod
+    def known(cls, number: int) -> ErrorCode:
+        """The error of this number; a number that is not known yet becomes UNKNOWN_SERVER_ERROR."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNKNOWN_SERVER_ERROR
+
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1

@@ -18,7 +18,8 @@ from flowshare.protocol.compact import Reader, varint
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import module, read_request, request_body, request_start, write_request, write_response
-from flowshare.protocol.share_answers import encode_fetched
+from flowshare.protocol.messages.share import NO_LEADER
+from flowshare.protocol.share_answers import MOVED, decode_fetched, encode_fetched
 from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_acknowledge, encode_fetch
 from flowshare.share.types import AcquiredRange
 
@@ -343,7 +344,7 @@ def test_varints_are_read_as_they_are_written():
 
 # The answer
 
-ERROR = st.sampled_from([ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_SERVER_ERROR])
+ERROR = st.sampled_from([ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER])
 FETCHED = st.builds(
     m.FetchedPartition,
     topic_id=st.sampled_from([T1, T2]),
@@ -403,6 +404,52 @@ def kio_answer(answer, version):
 @given(answer=ANSWER, version=st.sampled_from([1, 2]))
 def test_the_answer_is_written_as_kio_writes_it(answer, version):
     assert encode_fetched(9, version, answer) == write_response(9, kio_answer(answer, version))
+
+
+@FEW
+@given(answer=ANSWER, version=st.sampled_from([1, 2]))
+def test_what_kio_writes_of_an_answer_is_read(answer, version):
+    told = tuple(
+        replace(
+            part,
+            message=part.message or None,
+            ack_message=part.ack_message or None,
+            current_leader=NO_LEADER if MOVED.isdisjoint((part.error, part.ack_error)) else part.current_leader,
+        )
+        for topic in dict.fromkeys(one.topic_id for one in answer.partitions)
+        for part in answer.partitions
+        if part.topic_id == topic
+    )
+
+    found = decode_fetched(write_response(9, kio_answer(answer, version))[4:])
+
+    assert found == replace(answer, message=answer.message or None, partitions=told)
+
+
+@FEW
+@given(answer=ANSWER, data=st.data())
+def test_a_damaged_answer_is_refused_or_read_but_nothing_else_happens(answer, data):
+    frame = bytearray(encode_fetched(9, 2, answer)[4:])
+    frame[data.draw(st.integers(4, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = bytes(frame[: data.draw(st.integers(4, len(frame)))])
+
+    with contextlib.suppress(DecodeError):
+        decode_fetched(cut)
+
+
+def test_unknown_errors_tagged_fields_and_null_records_of_an_answer_are_read():
+    frame = (
+        b"\0\0\0\7" + b"\1\5\2ab" + b"\0\0\0\0\x7f\xff\0\0\0\0\1"
+        b"\2" + bytes(16) + b"\2" + b"\0\0\0\3\0\0\0\0\0\0" + b"\0\0\0\0\0\0\0\0\0"
+        b"\0" + b"\2" + struct.pack(">qqh", 5, 6, 1) + b"\1\0\1z" + b"\0\0\1\0"
+    )
+
+    found = decode_fetched(frame)
+
+    assert found.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert [(part.partition, part.records, part.acquired) for part in found.partitions] == [
+        (3, b"", (AcquiredRange(5, 6, 1),))
+    ]
 
 
 def test_a_delivery_count_that_the_wire_cannot_say_is_told_as_the_highest():

@@ -49,8 +49,9 @@ class Codec:
     """One API.
 
     name: kio's module. lowest, highest: versions that work. write: makes the frame of a request. decode: (kio's
-    response entity, plain request) -> plain response. needs: the lowest version that can say what this request says.
-    wait_ms: how long the server may sit on this request by its own wish.
+    response entity, plain request) -> plain response. read: in place of both, frame without its length -> plain
+    response. needs: the lowest version that can say what this request says. wait_ms: how long the server may sit on
+    this request by its own wish.
     """
 
     key: ApiKey
@@ -58,17 +59,15 @@ class Codec:
     lowest: int
     highest: int
     write: Write
-    decode: Callable[[Any, Any], Any]
+    decode: Callable[[Any, Any], Any] | None = None
+    read: Callable[[bytes], Any] | None = None
     needs: Callable[[Any], int] = no_needs
     wait_ms: Callable[[Any], int] = no_wait
 
 
 def code(number: Any) -> ErrorCode:
     """The error of a response field; a number that is not known yet becomes UNKNOWN_SERVER_ERROR."""
-    try:
-        return ErrorCode(int(number))
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.known(int(number))
 
 
 def text(message: str | None) -> str | None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.wire.base import Codec, by_kio, code, endpoints, text, whole_ms
-from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
     AcknowledgedPartition,
-    FetchedPartition,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
     ShareFetchRequest,
-    ShareFetchResponse,
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
     TopicPartition,
 )
 from flowshare.protocol.messages.share import NO_LEADER
+from flowshare.protocol.share_answers import MOVED, decode_fetched
 from flowshare.protocol.share_codec import encode_acknowledge, encode_fetch
-from flowshare.share.types import AcknowledgeType, AcquiredRange
+from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import SharePartitionRequest
 
 V2: Final = 2
-MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
-"""Errors that come with the current leader."""
 
 
 def _heartbeat(request: ShareGroupHeartbeatRequest, version: int) -> Any:
@@ -61,36 +57,9 @@ def _heartbeat_answer(answer: Any, _: ShareGroupHeartbeatRequest) -> ShareGroupH
     )
 
 
-def _fetch_answer(answer: Any, _: ShareFetchRequest) -> ShareFetchResponse:
-    return ShareFetchResponse(
-        error=code(answer.error_code),
-        message=text(answer.error_message),
-        lock_timeout_ms=whole_ms(answer.acquisition_lock_timeout),
-        partitions=tuple(_fetched(topic.topic_id, part) for topic in answer.responses for part in topic.partitions),
-        node_endpoints=endpoints(answer.node_endpoints),
-    )
-
-
-def _fetched(topic_id: Any, part: Any) -> FetchedPartition:
-    error, ack_error = code(part.error_code), code(part.acknowledge_error_code)
-    return FetchedPartition(
-        topic_id=topic_id,
-        partition=int(part.partition_index),
-        error=error,
-        message=text(part.error_message),
-        ack_error=ack_error,
-        ack_message=text(part.acknowledge_error_message),
-        records=b"" if part.records is None else bytes(part.records),
-        acquired=tuple(
-            AcquiredRange(int(a.first_offset), int(a.last_offset), int(a.delivery_count)) for a in part.acquired_records
-        ),
-        current_leader=_leader(part, error, ack_error),
-    )
-
-
-def _leader(part: Any, *errors: ErrorCode) -> tuple[int, int]:
-    """Who leads instead. Brokers send 0/0 when they do not mean it, so that only these errors give it a meaning."""
-    if not MOVED.intersection(errors):
+def _leader(part: Any) -> tuple[int, int]:
+    """Who leads instead; only some errors give it a meaning."""
+    if code(part.error_code) not in MOVED:
         return NO_LEADER
     return int(part.current_leader.leader_id), int(part.current_leader.leader_epoch)
 
@@ -107,7 +76,7 @@ def _acknowledge_answer(answer: Any, _: ShareAcknowledgeRequest) -> ShareAcknowl
                 partition=int(part.partition_index),
                 error=code(part.error_code),
                 message=text(part.error_message),
-                current_leader=_leader(part, code(part.error_code)),
+                current_leader=_leader(part),
             )
             for topic in answer.responses
             for part in topic.partitions
@@ -144,7 +113,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         lowest=1,
         highest=2,
         write=encode_fetch,
-        decode=_fetch_answer,
+        read=decode_fetched,
         needs=_fetch_needs,
         wait_ms=lambda request: request.max_wait_ms,
     ),
