@@ -15,6 +15,7 @@ _WHERE = {
     "Batch": "flowshare.agents.batching",
     "BatchRecord": "flowshare.agents.batching",
     "BlockingShareConsumer": "flowshare.backend.blocking",
+    "Broker": "flowshare.backend.broker",
     "Delivery": "flowshare.agents.delivery",
     "Record": "flowshare.agents.models",
     "Records": "flowshare.agents.batching",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from flowshare.agents.retry import exponential as exponential
     from flowshare.agents.send import Send as Send
     from flowshare.backend.blocking import BlockingShareConsumer as BlockingShareConsumer
+    from flowshare.backend.broker import Broker as Broker
     from flowshare.client.admin import ShareAdmin as ShareAdmin
     from flowshare.client.consumer import ShareConsumer as ShareConsumer
 
