@@ -45,6 +45,10 @@ class CorruptRecords(LogError):
     """The bytes are not whole record batches with right checksums."""
 
 
+class InvalidRecord(LogError):
+    """A record is not what the topic takes: a compacted topic takes none without key."""
+
+
 class RecordsTooLarge(LogError):
     """A batch is larger than the topic takes (max.message.bytes)."""
 
@@ -160,7 +164,7 @@ class Log(Protocol):
         A batch with a producer id comes alone and is held to its epoch and sequence; one that is there already is
         answered with the place it has. `admit` is asked once, when nothing else stands against the append.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, ProducerRefused, StorageError.
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, ProducerRefused, StorageError.
         """
         ...
 

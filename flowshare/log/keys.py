@@ -5,6 +5,7 @@ i topic_id partition max_timestamp offset   time index: largest timestamp up to 
 p topic_id partition                        log start and its byte position
 n topic_id partition producer_id            an idempotent producer of the partition
 a topic_id partition marker_offset          an aborted transaction
+c topic_id partition                        how far the partition was compacted
 k key                                       state
 t name                                      a topic
 m                                           number of the last commit
@@ -28,6 +29,7 @@ END: Final = b"\xff"
 _partition = struct.Struct(">c16sI")
 _number = struct.Struct(">Q")
 _pair = struct.Struct(">QQ")
+_triple = struct.Struct(">QQQ")
 _BIAS: Final = 1 << 63
 """Added to timestamps, which may be negative."""
 
@@ -57,9 +59,14 @@ def aborted(topic_id: uuid.UUID, partition: int) -> bytes:
     return _partition.pack(b"a", topic_id.bytes, partition)
 
 
+def compacted(topic_id: uuid.UUID, partition: int) -> bytes:
+    """Key of how far a partition was compacted."""
+    return _partition.pack(b"c", topic_id.bytes, partition)
+
+
 def topic_ranges(topic_id: uuid.UUID) -> tuple[tuple[bytes, bytes], ...]:
     """All key ranges of a topic, half-open."""
-    return tuple((kind + topic_id.bytes, after(kind + topic_id.bytes)) for kind in (b"b", b"i", b"p", b"n", b"a"))
+    return tuple((kind + topic_id.bytes, after(kind + topic_id.bytes)) for kind in (b"b", b"i", b"p", b"n", b"a", b"c"))
 
 
 def at(prefix: bytes, offset: int) -> bytes:
@@ -107,6 +114,17 @@ def unpack_pair(value: bytes) -> tuple[int, int]:
     """A value as two numbers."""
     first, second = _pair.unpack(value)
     return first, second
+
+
+def pack_triple(first: int, second: int, third: int) -> bytes:
+    """Three numbers as a value."""
+    return _triple.pack(first, second, third)
+
+
+def unpack_triple(value: bytes) -> tuple[int, int, int]:
+    """A value as three numbers."""
+    first, second, third = _triple.unpack(value)
+    return first, second, third
 
 
 def after(prefix: bytes) -> bytes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 
 from flowshare.log import keys
 from flowshare.log.base import CorruptRecords, ProducerRefused, StorageDamaged
@@ -14,6 +12,7 @@ from flowshare.log.tail import TailBatch
 from flowshare.protocol.batches import BatchHeader
 from flowshare.protocol.headers import frames
 from flowshare.share.types import LogBatch
+from flowshare.transactions.aborted import AbortedSpans
 from flowshare.transactions.errors import TransactionError, TransactionStateCorrupt
 from flowshare.transactions.partition import Change, PartitionProducers
 from flowshare.transactions.producers import Batch, Written
@@ -107,15 +106,9 @@ def aborted_among(producers: PartitionProducers, found: Sequence[TailBatch]) -> 
     entries = producers.aborted.between(found[0].first, found[-1].last + 1)
     if not entries:
         return ()
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for entry in entries:
-        spans.setdefault(entry.producer_id, []).append((entry.first, entry.last))
-    among = list[LogBatch]()
+    spans, among = AbortedSpans(entries), list[LogBatch]()
     for batch in found:
         header = next(frames(batch.records))
-        if header.is_transactional and not header.is_control and header.producer_id in spans:
-            of_producer = spans[header.producer_id]
-            at = bisect_right(of_producer, batch.first, key=itemgetter(0)) - 1
-            if at >= 0 and batch.first <= of_producer[at][1]:
-                among.append(LogBatch(batch.first, batch.last))
+        if header.is_transactional and not header.is_control and spans.holds(header.producer_id, batch.first):
+            among.append(LogBatch(batch.first, batch.last))
     return tuple(among)

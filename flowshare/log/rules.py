@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from flowshare.log.base import CorruptRecords, LogOffsets, OffsetOutOfRange, RecordsTooLarge, UnknownTopic
+from flowshare.log.base import (
+    CorruptRecords,
+    InvalidRecord,
+    LogOffsets,
+    OffsetOutOfRange,
+    RecordsTooLarge,
+    UnknownTopic,
+)
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchHeader, DecodeError, check, decode_all
+from flowshare.protocol.decoding import read_all
 
 P = TypeVar("P")
 
 
 def check_produced(records: bytes, settings: TopicSettings) -> tuple[BatchHeader, ...]:
-    """Headers of the batches that a producer sent. Raises: CorruptRecords, RecordsTooLarge."""
+    """Headers of the batches that a producer sent. Raises: CorruptRecords, RecordsTooLarge, InvalidRecord."""
     try:
         headers = check(records)
     except DecodeError as error:
@@ -21,7 +29,18 @@ def check_produced(records: bytes, settings: TopicSettings) -> tuple[BatchHeader
     size = max(header.size for header in headers)
     if size > settings.max_message_bytes:
         raise RecordsTooLarge(f"a batch of {size} bytes; the topic takes {settings.max_message_bytes}")
+    if settings.compaction is not None:
+        _check_keys(records)
     return headers
+
+
+def _check_keys(records: bytes) -> None:
+    try:
+        found = read_all(records)
+    except DecodeError as error:
+        raise CorruptRecords(str(error)) from error
+    if any(record.key is None for record in found):
+        raise InvalidRecord("a compacted topic takes no record without a key")
 
 
 def check_offset(offset: int, offsets: LogOffsets) -> None:

@@ -22,6 +22,7 @@ NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 NAME_LENGTH_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
 RESERVED_PREFIX: Final = "__"
+_LONG_MAX: Final = 2**63 - 1
 
 
 class TopicConfigDef(NamedTuple):
@@ -32,7 +33,7 @@ class TopicConfigDef(NamedTuple):
     check: Callable[[str], object]
 
 
-def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
+def _integer(low: int, high: int = _LONG_MAX) -> Callable[[str], int]:
     def check(text: str) -> int:
         try:
             value = int(text)
@@ -43,6 +44,16 @@ def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
         return value
 
     return check
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("a number is wanted") from None
+    if not 0 <= value <= 1:
+        raise ValueError("must be between 0 and 1")
+    return value
 
 
 def _one_of(*values: str) -> Callable[[str], str]:
@@ -58,21 +69,38 @@ TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
     {
         "cleanup.policy": TopicConfigDef(
             "delete",
-            "What happens to old records: they are deleted by the retention settings, or (compact) never. Older "
-            "records of a key are kept, as Kafka keeps them until it compacts.",
+            "What happens to old records: they are deleted by the retention settings, or (compact) once a newer record "
+            "of the same key is there, or both.",
             _one_of("delete", "compact", "compact,delete", "delete,compact"),
         ),
         "compression.type": TopicConfigDef("producer", "Batches are kept as produced.", _one_of("producer")),
+        "delete.retention.ms": TopicConfigDef(
+            "86400000",
+            "Milliseconds that a compacted topic keeps records without value, and the marks that end transactions, "
+            "from their first compaction on.",
+            _integer(0),
+        ),
         "errors.deadletterqueue.group.enable": TopicConfigDef(
             "false",
             "A topic's consent to dead letters in Kafka; not asked for here, a group that names the topic is enough.",
             _one_of("true", "false"),
+        ),
+        "max.compaction.lag.ms": TopicConfigDef(
+            str(_LONG_MAX), "A compacted topic's records are compacted when one is older than that.", _integer(1)
         ),
         "max.message.bytes": TopicConfigDef("1048588", "Largest batch taken, in bytes.", _integer(0, 2**31 - 1)),
         "message.timestamp.type": TopicConfigDef(
             "CreateTime",
             "Whose clock stamps records: the producer's or the log's.",
             _one_of("CreateTime", "LogAppendTime"),
+        ),
+        "min.cleanable.dirty.ratio": TopicConfigDef(
+            "0.5",
+            "Part of a compacted partition's bytes that is not compacted yet from which on it is.",
+            _ratio,
+        ),
+        "min.compaction.lag.ms": TopicConfigDef(
+            "0", "Milliseconds that a compacted topic keeps every record.", _integer(0)
         ),
         "retention.bytes": TopicConfigDef("-1", "Bytes kept per partition; -1: all.", _integer(-1)),
         "retention.ms": TopicConfigDef("-1", "Milliseconds that records are kept; -1: for ever.", _integer(-1)),
@@ -82,13 +110,24 @@ TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSettings:
+    """When a topic is compacted, and how long it keeps tombstones and markers from their first compaction on."""
+
+    dirty_ratio_min: float
+    lag_ms_min: int
+    lag_ms_max: int
+    delete_retention_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """A topic's settings as values; retention −1 means without limit."""
+    """A topic's settings as values; retention −1 means without limit, `compaction` None: the topic is not compacted."""
 
     max_message_bytes: int
     append_time: bool
     retention_ms: int
     retention_bytes: int
+    compaction: CompactionSettings | None = None
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicSettings:
@@ -97,12 +136,21 @@ class TopicSettings:
         def value(name: str) -> str:
             return configs.get(name, TOPIC_CONFIGS[name].default)
 
-        deletes = "delete" in value("cleanup.policy").split(",")
+        policies = value("cleanup.policy").split(",")
+        deletes, compaction = "delete" in policies, None
+        if "compact" in policies:
+            compaction = CompactionSettings(
+                dirty_ratio_min=float(value("min.cleanable.dirty.ratio")),
+                lag_ms_min=int(value("min.compaction.lag.ms")),
+                lag_ms_max=int(value("max.compaction.lag.ms")),
+                delete_retention_ms=int(value("delete.retention.ms")),
+            )
         return cls(
             max_message_bytes=int(value("max.message.bytes")),
             append_time=value("message.timestamp.type") == "LogAppendTime",
             retention_ms=int(value("retention.ms")) if deletes else -1,
             retention_bytes=int(value("retention.bytes")) if deletes else -1,
+            compaction=compaction,
         )
 
     @property
@@ -136,6 +184,10 @@ def check_configs(configs: Mapping[str, str]) -> None:
             definition.check(text)
         except ValueError as error:
             raise InvalidTopicConfig(f"topic setting {name}={text!r}: {error}") from None
+    names = ("min.compaction.lag.ms", "max.compaction.lag.ms")
+    low, high = (int(configs.get(name, default_of(name))) for name in names)
+    if low > high:
+        raise InvalidTopicConfig(f"min.compaction.lag.ms={low} is more than max.compaction.lag.ms={high}")
 
 
 def check_new(name: str, configs: Mapping[str, str], existing: Collection[str], *, internal: bool = False) -> None:
@@ -200,8 +252,9 @@ class TopicRegistry:
         """Raises: UnknownTopic, InvalidTopic."""
         topic = self.get(name)
         check_configs({key: value if value is not None else default_of(key) for key, value in changes.items()})
-        merged = {**topic.configs, **changes}
-        return replace(topic, configs={key: value for key, value in merged.items() if value is not None})
+        merged = {key: value for key, value in {**topic.configs, **changes}.items() if value is not None}
+        check_configs(merged)
+        return replace(topic, configs=merged)
 
 
 def encode_topic(topic: Topic) -> bytes:

@@ -1,4 +1,4 @@
-"""Decompression of record batches into a buffer of bounded size: a small batch that grows without end is refused.
+"""Compression of record batches, and the way back into a buffer of bounded size: none grows without end.
 
 The four codecs of Kafka: gzip, snappy (plain and xerial's blocks), lz4 frames, zstd. All from cramjam.
 """
@@ -49,6 +49,13 @@ def decompress(codec: str, data: memoryview, *, head: bytes, tail: int, size_max
             continue
         buffer[: len(head)] = head
         return view[: len(head) + size]
+
+
+def compress(codec: str, data: bytes) -> bytes:
+    """The bytes as Kafka's clients compress them, by aiokafka's functions."""
+    from aiokafka import codec as codecs
+
+    return cast("bytes", getattr(codecs, f"{codec}_encode")(data))
 
 
 def _snappy(data: memoryview, *, head: bytes, tail: int, size_max: int) -> memoryview:

@@ -25,6 +25,8 @@ CODEC_MASK: Final = 0x07
 APPEND_TIME_MASK: Final = 0x08
 TRANSACTIONAL_MASK: Final = 0x10
 CONTROL_MASK: Final = 0x20
+HORIZON_MASK: Final = 0x40
+"""Tombstones and markers in the batch may go at the time in the field of the first timestamp (KIP-534)."""
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -70,6 +72,11 @@ class BatchHeader(NamedTuple):
     def is_append_time(self) -> bool:
         """Whether all records carry the time of the append (`max_timestamp`)."""
         return bool(self.attributes & APPEND_TIME_MASK)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When tombstones and markers in the batch may go; None as long as no compaction has set it."""
+        return self.first_timestamp if self.attributes & HORIZON_MASK else None
 
 
 @functools.cache

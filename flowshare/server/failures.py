@@ -11,6 +11,7 @@ from typing import Final
 from flowshare.groups.errors import GroupError
 from flowshare.log.base import (
     CorruptRecords,
+    InvalidRecord,
     InvalidTopic,
     InvalidTopicConfig,
     LogError,
@@ -33,6 +34,7 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     InvalidTopicConfig: ErrorCode.INVALID_CONFIG,
     OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
     CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
+    InvalidRecord: ErrorCode.INVALID_RECORD,
     RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
     StorageError: ErrorCode.KAFKA_STORAGE_ERROR,
     StorageDamaged: ErrorCode.KAFKA_STORAGE_ERROR,

@@ -137,14 +137,18 @@ class ShareOffsetApis:
         )
 
     async def _timestamp(self, owner: Owner, offset: int) -> int:
-        """Timestamp of the batch that holds `offset`: its first record's, or when stamped by the log, all records'."""
+        """Timestamp of the batch that holds `offset`: its first record's, or its newest one's if compaction put the
+        time of deletion there; when stamped by the log, all records'."""
         try:
             read = await self._log.read(owner.log.topic, owner.log.partition, offset, max_bytes=PEEK_BYTES)
             headers = batch_headers(read.records)
         except (LogError, DecodeError) as error:
             logger.warning("age of the oldest record is not known: %s key=%s", error, owner.key)
             return -1
-        return headers[0].first_timestamp if headers else -1
+        if not headers:
+            return -1
+        header = headers[0]
+        return header.first_timestamp if header.delete_horizon_ms is None else header.max_timestamp
 
     # --- alter ----------------------------------------------------------------------------------------------------
 

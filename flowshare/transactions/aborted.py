@@ -7,8 +7,9 @@ lies before the log start is forgotten.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -22,6 +23,26 @@ class Aborted(NamedTuple):
     first: int
     last: int
     stable: int
+
+
+class AbortedSpans:
+    """A few aborted transactions by producer, to tell which batches belong to them."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, aborted: Iterable[Aborted]) -> None:
+        """They come in the order of their markers."""
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+        for entry in aborted:
+            self._spans.setdefault(entry.producer_id, []).append((entry.first, entry.last))
+
+    def holds(self, producer_id: int, offset: int) -> bool:
+        """Whether a transactional batch of the producer at this offset is of one of them."""
+        spans = self._spans.get(producer_id)
+        if spans is None:
+            return False
+        at = bisect_right(spans, offset, key=itemgetter(0)) - 1
+        return at >= 0 and offset <= spans[at][1]
 
 
 class AbortedIndex:
@@ -46,6 +67,13 @@ class AbortedIndex:
     def between(self, first: int, end: int) -> tuple[Aborted, ...]:
         """Those with offsets in `first` ≤ offset < `end`."""
         return tuple(found for found in self._behind(first, end) if found.first < end)
+
+    def remove(self, lasts: Collection[int]) -> None:
+        """Forget those with a marker at one of these offsets: nothing of them is in the log any more."""
+        stay = [index for index, last in enumerate(self._lasts) if last not in lasts]
+        if len(stay) < len(self._lasts):
+            for column in (self._producers, self._firsts, self._lasts, self._stables):
+                column[:] = array("q", (column[index] for index in stay))
 
     def _behind(self, first: int, end: int) -> Iterator[Aborted]:
         for index in range(bisect_left(self._lasts, first), len(self._lasts)):
