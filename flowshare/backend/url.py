@@ -107,9 +107,18 @@ class BrokerUrl:
         return f"{self.kind}://{login}{self.path or ','.join(self.hosts)}{'?' + query if query else ''}"
 
 
+_LOGIN: Final = re.compile(r"^((?:[^:/?]*://)?[^:@]*):.*@", re.DOTALL)
+_HOST: Final = r"(?:\[[^]/?@]*\]|[^][:/?@]*)"
+_LOGIN_ALONE: Final = re.compile(
+    rf"((?:[^:/?]*://)?(?:{_HOST}:\d+\s*,)*{_HOST}):(?!\d+\s*(?:[,/?]|$)|/)[^@]*",
+    re.DOTALL,
+)
+"""A user and a password without a host: what follows the first colon that no port follows."""
+
+
 def masked(url: str) -> str:
     """A broker URL, however wrong, as it may be shown: without what could be a password."""
-    shown = re.sub(r"^((?:[^:/?]*://)?[^:@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    shown = _LOGIN_ALONE.sub(r"\1:***", url) if _LOGIN_ALONE.fullmatch(url) else _LOGIN.sub(r"\1:***@", url)
     return re.sub(r"([?&]\w*passw\w*)=[^&]*", r"\1=***", shown, flags=re.IGNORECASE)
 
 
@@ -124,6 +133,11 @@ def parse_broker(url: str) -> BrokerUrl:
         close = difflib.get_close_matches(scheme.lower(), KINDS, n=1)
         hint = f"did you mean {close[0]}://?" if close else f"write {FORMS}"
         raise BadBrokerUrl(f"broker {shown!r} has the unknown scheme {masked(scheme)!r}; {hint}")
+    if kind == "kafka" and _LOGIN_ALONE.fullmatch(url):
+        raise BadBrokerUrl(
+            f"broker {shown!r} has something else than a port behind a colon; write kafka://host:port, "
+            "with a login kafka://user:password@host:9092"
+        )
     place, _, query = rest.partition("?")
     options = _options(kind, shown, query)
     if kind == "embedded":

@@ -18,7 +18,8 @@ from flowshare.backend import BadBrokerUrl, open_backend, parse_broker
         ("embedded:///data/my%20shop?fsync=true", "embedded", "/data/my shop", ()),
         ("EMBEDDED:///a", "embedded", "/a", ()),
         ("memory://", "memory", "", ()),
-        ("kafka://a:9092,b", "kafka", "", ("a:9092", "b")),
+        ("kafka://a:9092 , b", "kafka", "", ("a:9092", "b")),
+        ("kafka://[::1]:9092,b:1?ca_file=/x:y&security=SSL", "kafka", "", ("[::1]:9092", "b:1")),
     ],
 )
 def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -> None:
@@ -40,6 +41,7 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("memory://x", "keeps nothing"),
         ("kafka://", "host:port"),
         ("kafka://a:x", "host:port"),
+        ("kafka://me:word", "kafka://user:password@host:9092"),
         ("kafka://me:a@b@host", "write %40 for @"),
         ("kafka://me:a/b@host", "write %40 for @ and %2F"),
         ("kafka://me:a?b@host", "write %3F"),
@@ -143,6 +145,13 @@ def test_no_text_shows_a_password() -> None:
         "kafka://alice:hidden@a?unknown=1",
         "kafka://alice@a?password=hidden",
         "kafka://:hidden@a",
+        "kafka://alice:hidden",
+        "kafka://alice:hidden/",
+        "kafka://alice:hid?den",
+        "kafka://alice:hid,den",
+        "kafka://a:9092,alice:hidden",
+        "kafak://alice:1hidden",
+        "alice:hidden",
     ],
 )
 def test_no_error_shows_a_password(url: str) -> None:
