@@ -19,6 +19,11 @@ from flowshare.protocol.walk import MalformedMessage, skip_tags, tidy
 OWN_SOFTWARE: Final = "flowshare"
 """Client software name that flowshare's own client gives (ApiVersions v3, KIP-511)."""
 
+REQUEST_PARTS_MAX: Final = 50_000
+"""Elements of all arrays of a request, and its tagged fields, together: kio makes an object of each, some µs and
+hundreds of bytes, and a Produce request could have millions. What is answered has no such bound: it is our own, or of
+a broker that was chosen."""
+
 Side = Literal["request", "response"]
 
 _START: Final = struct.Struct(">hhi")
@@ -146,7 +151,7 @@ def read_request(name: str, start: RequestStart, frame: bytes) -> tuple[RequestH
     """
     header, position = request_body(name, start, frame)
     schema = entity(name, start.version, "request")
-    body, _ = _reader(schema)(*tidy(schema, frame, position))
+    body, _ = _reader(schema)(*tidy(schema, frame, position, parts_max=REQUEST_PARTS_MAX))
     return header, body
 
 

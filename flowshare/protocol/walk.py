@@ -29,12 +29,29 @@ class Edit(NamedTuple):
     new: bytes
 
 
-Step = Callable[[bytes, int, list[Edit]], int]
+class Edits(list[Edit]):
+    """What one walk found to change, and how many elements of arrays it may still come across."""
+
+    def __init__(self, parts_max: int | None = None) -> None:
+        super().__init__()
+        self._parts_max = parts_max
+        self._parts = 0
+
+    def count(self, parts: int) -> None:
+        """Elements of an array, or tagged fields, come now. Raises: MalformedMessage."""
+        self._parts += parts
+        if self._parts_max is not None and self._parts > self._parts_max:
+            raise MalformedMessage(f"the message has more than {self._parts_max} parts; send several")
+
+
+Step = Callable[[bytes, int, Edits], int]
 """(message, position, edits to add to) -> position behind. Raises: MalformedMessage, IndexError and struct.error."""
 
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _VARINT_BYTES_MAX: Final = 5
+HEADER_TAGS_MAX: Final = 1_000
+"""Tagged fields of a header; Kafka has defined one so far."""
 _FIXED: Final[Mapping[str, int]] = {
     "bool": 1,
     "int8": 1,
@@ -50,9 +67,13 @@ _FIXED: Final[Mapping[str, int]] = {
 }
 
 
-def tidy(schema: Any, message: bytes, position: int) -> tuple[bytes, int]:
-    """The message as kio can read it, from `position` on, and that position. Raises: MalformedMessage."""
-    edits: list[Edit] = []
+def tidy(schema: Any, message: bytes, position: int, *, parts_max: int | None = None) -> tuple[bytes, int]:
+    """The message as kio can read it, from `position` on, and that position.
+
+    `parts_max`: elements of all its arrays, and tagged fields, together; each becomes an object. None: as many as its
+    bytes can hold. Raises: MalformedMessage.
+    """
+    edits = Edits(parts_max)
     try:
         step_of(schema)(message, position, edits)
     except (IndexError, struct.error):
@@ -68,7 +89,7 @@ def tidy(schema: Any, message: bytes, position: int) -> tuple[bytes, int]:
 
 def skip_tags(message: bytes, position: int) -> int:
     """Position behind a header's tagged fields, whatever they are. Raises: MalformedMessage, IndexError."""
-    return _tags({})(message, position, [])
+    return _tags({})(message, position, Edits(HEADER_TAGS_MAX))
 
 
 @functools.cache
@@ -132,7 +153,7 @@ def _in_turn(steps: tuple[Step, ...]) -> Step:
     if len(steps) == 1:
         return steps[0]
 
-    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+    def walk(message: bytes, position: int, edits: Edits) -> int:
         for step in steps:
             position = step(message, position, edits)
         return position
@@ -141,7 +162,7 @@ def _in_turn(steps: tuple[Step, ...]) -> Step:
 
 
 def _skip(count: int) -> Step:
-    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+    def walk(message: bytes, position: int, edits: Edits) -> int:
         del edits
         position += count
         if position > len(message):
@@ -152,7 +173,7 @@ def _skip(count: int) -> Step:
 
 
 def _text(length_at: Callable[[bytes, int], tuple[int, int]], *, nullable: bool) -> Step:
-    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+    def walk(message: bytes, position: int, edits: Edits) -> int:
         del edits
         length, position = length_at(message, position)
         if length < 0:
@@ -171,7 +192,7 @@ def _array(part: Step | None, size: int, *, nullable: bool, flexible: bool) -> S
     """part: walks through one element, None: each has `size` bytes. Else that is the least that one can have."""
     length_at = _length_reader(flexible=flexible, wide=True)
 
-    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+    def walk(message: bytes, position: int, edits: Edits) -> int:
         length, position = length_at(message, position)
         if length < 0:
             if length < -1 or not nullable:
@@ -179,6 +200,7 @@ def _array(part: Step | None, size: int, *, nullable: bool, flexible: bool) -> S
             return position
         if length * size > len(message) - position:
             raise MalformedMessage(f"an array says that it has {length} elements")
+        edits.count(length)
         if part is None:
             return position + length * size
         for _ in range(length):
@@ -192,7 +214,7 @@ def _entity(inner: Step, *, nullable: bool) -> Step:
     if not nullable:
         return inner
 
-    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+    def walk(message: bytes, position: int, edits: Edits) -> int:
         is_null = message[position] > 127  # an int8: -1 for null
         return position + 1 if is_null else inner(message, position + 1, edits)
 
@@ -200,7 +222,7 @@ def _entity(inner: Step, *, nullable: bool) -> Step:
 
 
 def _tags(known: Mapping[int, Step]) -> Step:
-    def walk(message: bytes, position: int, edits: list[Edit]) -> int:
+    def walk(message: bytes, position: int, edits: Edits) -> int:
         if message[position] == 0:  # the usual case
             return position + 1
         begin = position
@@ -209,6 +231,7 @@ def _tags(known: Mapping[int, Step]) -> Step:
         counted = position
         if count > len(message) - position:
             raise MalformedMessage(f"there are said to be {count} tagged fields")
+        edits.count(count)
         for _ in range(count):
             start = position
             tag, position = _varint(message, position)
@@ -231,7 +254,7 @@ def _tags(known: Mapping[int, Step]) -> Step:
     return walk
 
 
-def _walk_tagged(inner: Step, message: bytes, at: tuple[int, int, int], edits: list[Edit]) -> None:
+def _walk_tagged(inner: Step, message: bytes, at: tuple[int, int, int], edits: Edits) -> None:
     """Walk through a tagged field: where its size, its content and what follows begin."""
     sized, begin, end = at
     before = len(edits)

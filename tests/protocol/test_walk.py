@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import random
 import struct
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.kafka import (
+    REQUEST_PARTS_MAX,
     ApiKey,
     entity,
     read_request,
@@ -116,6 +118,39 @@ def test_a_null_array_where_there_can_be_none_is_refused_within_others_too():
 def test_a_null_array_that_the_schema_allows_is_taken():
     frame = write_request(1, None, entity("metadata", 1, "request")(topics=None))[4:]
     assert read("metadata", frame).topics is None
+
+
+def test_a_request_with_too_many_parts_is_refused_before_any_is_made():
+    """All arrays count together: here topics, and partitions in each."""
+    made = importlib.import_module("kio.schema.offset_fetch.v7.request")
+    topic = made.OffsetFetchRequestTopic(name="t", partition_indexes=tuple(range(REQUEST_PARTS_MAX // 2 - 1)))
+    request = made.OffsetFetchRequest(group_id="g", topics=(topic, topic), require_stable=False)
+    frame = write_request(1, None, request)[4:]
+    assert read("offset_fetch", frame) == request
+    longer = replace(request, topics=(*request.topics, replace(topic, partition_indexes=())))
+    with pytest.raises(MalformedMessage, match="more than 50000 parts"):
+        read("offset_fetch", write_request(1, None, longer)[4:])
+
+
+def test_a_request_with_too_many_tagged_fields_is_refused():
+    frame = struct.pack(">hhihB", ApiKey.DELETE_GROUPS, 2, 1, -1, 0) + b"\x01"
+    many = REQUEST_PARTS_MAX + 1
+    with pytest.raises(MalformedMessage, match="more than 50000 parts"):
+        read("delete_groups", frame + varint(many) + b"\x05\x00" * many)
+    with pytest.raises(MalformedMessage, match="more than 1000 parts"):
+        read("delete_groups", frame[:-2] + varint(1_001) + b"\x05\x00" * 1_001 + b"\x01\x00")
+
+
+def test_an_answer_may_have_more_parts_than_a_request():
+    made = importlib.import_module("kio.schema.list_partition_reassignments.v0.response")
+    part = made.OngoingPartitionReassignment(partition_index=0, replicas=(), adding_replicas=(), removing_replicas=())
+    topic = made.OngoingTopicReassignment(
+        name="t", partitions=(replace(part, replicas=(1,) * (REQUEST_PARTS_MAX + 1)),)
+    )
+    response = made.ListPartitionReassignmentsResponse(
+        throttle_time=timedelta(), error_code=KafkaError.none, error_message=None, topics=(topic,)
+    )
+    assert read_response("list_partition_reassignments", 0, write_response(1, response)[4:])[1] == response
 
 
 @pytest.mark.parametrize("tags", [b"\xff\xff\xff\xff\x0f", b"\x01\x05\x7f", b"\x01\x05", b"\x80\x80\x80\x80\x80\x01"])
