@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 _LENGTH: Final = struct.Struct(">i")
@@ -23,22 +24,22 @@ class FrameError(Exception):
 class Frames:
     """The frames of one connection, taken one at a time with `next`."""
 
-    __slots__ = ("_bulk_keys", "_bulk_max", "_bytes_max", "_chunks", "_need", "_position", "buffered")
+    __slots__ = ("_bytes_max", "_chunks", "_longer", "_longest", "_need", "_position", "buffered")
 
     def __init__(self, bytes_max: int) -> None:
         """`bytes_max`: longest frame allowed."""
-        self._bytes_max = self._bulk_max = bytes_max
-        self._bulk_keys: frozenset[int] = frozenset()
+        self._bytes_max = self._longest = bytes_max
+        self._longer: Mapping[int, int] = {}
         self._chunks: deque[bytes | bytearray] = deque()
         self._position = 0  # of what is next in the first chunk
         self._need = 0  # bytes of the next frame with its length; 0: not known yet
         self.buffered = 0
         """Bytes fed and not yet taken."""
 
-    def allow_bulk(self, bytes_max: int, keys: frozenset[int]) -> None:
-        """From now on requests with one of these API keys may have up to `bytes_max` bytes, if that is more."""
-        self._bulk_max = max(bytes_max, self._bytes_max)
-        self._bulk_keys = keys
+    def allow_longer(self, longer: Mapping[int, int]) -> None:
+        """From now on requests with one of these API keys may have that many bytes, if that is more."""
+        self._longer = longer
+        self._longest = max(self._bytes_max, *longer.values())
 
     def feed(self, data: bytes) -> None:
         """Take over what came off the socket."""
@@ -81,15 +82,14 @@ class Frames:
         if length < 1:
             raise FrameError(f"a frame says that it has {length} bytes")
         if length > self._bytes_max:
-            if length > self._bulk_max:
-                raise FrameError(f"a frame says that it has {length} bytes; {self._bulk_max} are allowed")
+            if length > self._longest:
+                raise FrameError(f"a frame says that it has {length} bytes; {self._longest} are allowed")
             if self.buffered < 6:
                 return 0
             _, key = _LENGTH_AND_KEY.unpack(self._peek(6))
-            if key not in self._bulk_keys:
-                raise FrameError(
-                    f"a frame says that it has {length} bytes; {self._bytes_max} are allowed for API key {key}"
-                )
+            allowed = max(self._bytes_max, self._longer.get(key, 0))
+            if length > allowed:
+                raise FrameError(f"a frame says that it has {length} bytes; {allowed} are allowed for API key {key}")
         self._need = length + 4
         return self._need
 

@@ -26,6 +26,7 @@ class ListenerLimits:
     backlog: int = 50
     request_bytes_max: int = 100 * MIB
     plain_request_bytes_max: int = MIB
+    sync_request_bytes_max: int = 8 * MIB
     queued_request_bytes_max: int = 256 * MIB
     connection_request_bytes_max: int = 64 * MIB
     connection_requests_max: int = 32
@@ -74,6 +75,12 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
             "Longest request that carries no records: its parts become objects, which take many times their bytes.",
         ),
         _number(
+            "socket.sync.request.max.bytes",
+            "sync_request_bytes_max",
+            1 * KIB,
+            "Longest SyncGroup request: the leader of a consumer group sends the assignments of all members in one.",
+        ),
+        _number(
             "queued.max.request.bytes",
             "queued_request_bytes_max",
             1 * KIB,
@@ -119,5 +126,5 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
         ),
     )
 }
-"""Name -> limit. `connection.…`, `socket.plain.…`, `request.…` and `response.…`, `queued.max.response.bytes` are
-flowshare's own."""
+"""Name -> limit. `connection.…`, `socket.plain.…`, `socket.sync.…`, `request.…` and `response.…`,
+`queued.max.response.bytes` are flowshare's own."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN_SOFTWARE: Final = "flowshare"
-BULK: Final = frozenset({int(ApiKey.PRODUCE)})
-"""APIs whose requests carry records and may be as long as `socket.request.max.bytes`."""
 READ_AHEAD: Final = 64 * 1024
 """Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
 LINGER_S: Final = 5.0
@@ -187,10 +185,13 @@ class ListenerSocket(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _see_login(self, peer: Peer) -> None:
-        """Only who is known may send requests that carry records."""
+        """Only who is known may send requests that carry records, or all of a group's assignments."""
         if not self._logged_in and peer.principal is not None:
             self._logged_in = True
-            self._frames.allow_bulk(self._limits.request_bytes_max, BULK)
+            limits = self._limits
+            self._frames.allow_longer(
+                {ApiKey.PRODUCE: limits.request_bytes_max, ApiKey.SYNC_GROUP: limits.sync_request_bytes_max}
+            )
 
     # Requests.
 

@@ -134,6 +134,16 @@ async def test_a_member_gets_its_assignment_in_every_version(version) -> None:
         assert errors(other) == ({"inconsistent_group_protocol"} if version >= 5 else set())
 
 
+async def test_the_assignments_of_hundreds_of_members_are_taken_in_one_request() -> None:
+    async with edge() as e:
+        s = await e.socket()
+        leader = await join(s)
+        others = [part(member_id=f"other-{number}", assignment=bytes(8_000)) for number in range(500)]
+        own = part(member_id=leader.member_id, assignment=b"mine")
+        answer = await sync(s, leader.member_id, assignments=[*others, own])
+        assert (answer.error_code.name, answer.assignment) == ("none", b"mine")
+
+
 @versions(ApiKey.HEARTBEAT)
 async def test_a_member_is_heard_of_in_every_version(version) -> None:
     async with edge() as e:

@@ -12,7 +12,7 @@ from flowshare.server.frames import FrameError, Frames
 from tests.server.wire import frame
 
 KEY = 7
-BULK = frozenset({KEY})
+LONGER = {KEY: 1_000, KEY + 2: 200, KEY + 3: 50}
 
 
 def taken(frames: Frames) -> list[bytes]:
@@ -64,7 +64,7 @@ def test_a_length_that_is_not_allowed_is_refused_before_anything_is_kept(length)
 
 def test_longer_frames_are_for_certain_keys_only():
     frames = Frames(100)
-    frames.allow_bulk(1_000, BULK)
+    frames.allow_longer(LONGER)
     body = struct.pack(">h", KEY) + bytes(500)
     frames.feed(frame(body)[:5])
     assert frames.next() is None
@@ -75,9 +75,21 @@ def test_longer_frames_are_for_certain_keys_only():
         frames.next()
 
 
+@pytest.mark.parametrize(("key", "length"), [(KEY, 1_000), (KEY + 1, 100), (KEY + 2, 200), (KEY + 3, 100)])
+def test_each_key_has_its_own_longest_frame(key, length):
+    frames = Frames(100)
+    frames.allow_longer(LONGER)
+    body = struct.pack(">h", key) + bytes(length - 2)
+    frames.feed(frame(body))
+    assert frames.next() == body
+    frames.feed(frame(body + b"\0"))
+    with pytest.raises(FrameError, match=f"{length} are allowed"):
+        frames.next()
+
+
 def test_no_key_makes_a_frame_longer_than_the_upper_bound():
     frames = Frames(100)
-    frames.allow_bulk(1_000, BULK)
+    frames.allow_longer(LONGER)
     frames.feed(struct.pack(">ih", 1_001, KEY))
     with pytest.raises(FrameError, match="1000 are allowed"):
         frames.next()
