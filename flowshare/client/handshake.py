@@ -10,15 +10,13 @@ import flowshare
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.wire.base import code
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.kafka import ApiKey, entity, read_response, write_request
+from flowshare.protocol.kafka import OWN_SOFTWARE, ApiKey, entity, read_response, write_request
 
 if TYPE_CHECKING:
     from flowshare.client.pipeline import Pipeline
 
 Versions = Mapping[int, tuple[int, int]]
 """API key -> lowest and highest version."""
-SOFTWARE: Final = "flowshare"
-"""Our name in ApiVersions; flowshare's own servers answer it out of order."""
 API_VERSIONS_HIGHEST: Final = 4
 NAMED_FROM: Final = 3
 """The version from which ApiVersions says who asks."""
@@ -78,7 +76,7 @@ async def api_versions(pipeline: Pipeline, client_id: str) -> Versions:
 
 
 async def _ask_versions(pipeline: Pipeline, client_id: str, version: int) -> tuple[ErrorCode, Versions]:
-    named = {"client_software_name": SOFTWARE, "client_software_version": flowshare.__version__}
+    named = {"client_software_name": OWN_SOFTWARE, "client_software_version": flowshare.__version__}
     request = entity("api_versions", version, "request")(**(named if version >= NAMED_FROM else {}))
 
     def read(frame: bytes) -> tuple[ErrorCode, Versions]:

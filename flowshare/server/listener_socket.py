@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
+from flowshare.protocol.kafka import OWN_SOFTWARE, ApiKey, RequestStart, request_start
 from flowshare.server.edge.api_versions import refusal
 from flowshare.server.edge.base import Call, Peer
 from flowshare.server.frames import FrameError, Frames
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OWN_SOFTWARE: Final = "flowshare"
 READ_AHEAD: Final = 64 * 1024
 """Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
 LINGER_S: Final = 5.0

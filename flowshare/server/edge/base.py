@@ -8,7 +8,7 @@ the answers back. Whatever may be asked by a stranger is checked here: rights, l
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -45,6 +45,31 @@ class Operation(enum.IntEnum):
     DESCRIBE_CONFIGS = 10
     ALTER_CONFIGS = 11
     IDEMPOTENT_WRITE = 12
+
+
+_SETTINGS: Final = frozenset({Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS})
+OPERATIONS: Final[Mapping[ResourceType, frozenset[Operation]]] = {
+    ResourceType.TOPIC: _SETTINGS
+    | {
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+    },
+    ResourceType.GROUP: _SETTINGS | {Operation.READ, Operation.DESCRIBE, Operation.DELETE},
+    ResourceType.CLUSTER: _SETTINGS
+    | {
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.IDEMPOTENT_WRITE,
+    },
+    ResourceType.TRANSACTIONAL_ID: frozenset({Operation.DESCRIBE, Operation.WRITE}),
+}
+"""What can be done to each kind of thing, beside ALL (KIP-430)."""
 
 
 CLUSTER_NAME: Final = "kafka-cluster"

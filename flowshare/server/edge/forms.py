@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module
-from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.edge.base import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from flowshare.server.failures import Refused
 
 if TYPE_CHECKING:
@@ -29,35 +29,6 @@ NOT_ASKED: Final = -(2**31)
 """Authorized operations that were not asked for."""
 LEADER_EPOCH: Final = 0
 """Epoch of every partition's leader: a log has one server at a time, and its store says which."""
-OPERATIONS: Final[dict[ResourceType, tuple[Operation, ...]]] = {
-    ResourceType.TOPIC: (
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-    ),
-    ResourceType.GROUP: (
-        Operation.READ,
-        Operation.DELETE,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-    ),
-    ResourceType.CLUSTER: (
-        Operation.CREATE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.CLUSTER_ACTION,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-        Operation.IDEMPOTENT_WRITE,
-    ),
-}
-"""What can be done with each kind of thing (KIP-430)."""
 
 
 class Form:

@@ -15,40 +15,15 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.edge.base import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from flowshare.server.security.acls import ANYWHERE, Acl
 
 ACLS_MAX: Final = 100_000
 """Bindings a file may have."""
 FORM: Final = "write: allow|deny principal operation topic|group|transactional_id name [prefixed] [from host]"
-
-_SETTINGS: Final = frozenset({Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS})
-OPERATIONS: Final[Mapping[ResourceType, frozenset[Operation]]] = {
-    ResourceType.TOPIC: _SETTINGS
-    | {
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-    },
-    ResourceType.GROUP: _SETTINGS | {Operation.READ, Operation.DESCRIBE, Operation.DELETE},
-    ResourceType.CLUSTER: _SETTINGS
-    | {
-        Operation.CREATE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.CLUSTER_ACTION,
-        Operation.IDEMPOTENT_WRITE,
-    },
-    ResourceType.TRANSACTIONAL_ID: frozenset({Operation.DESCRIBE, Operation.WRITE}),
-}
-"""What can be done to each kind of thing, beside ALL; anything else is a slip of the pen."""
 
 
 class BadAclFile(ValueError):
