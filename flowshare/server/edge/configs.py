@@ -1,6 +1,7 @@
 """The config APIs: DescribeConfigs, IncrementalAlterConfigs, ListConfigResources; for topics, groups and the server.
 
-Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster.
+Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster. Who
+names a group's dead-letter topic needs WRITE on it, too: the server writes there in the group's name.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ SET_BY: Final = {
     ConfigType.BROKER: Source.STATIC_BROKER,
     ConfigType.GROUP: Source.GROUP,
 }
+DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 BOOLEAN, STRING, LONG = 1, 2, 5
 """Types of values (KIP-569)."""
 
@@ -148,6 +150,8 @@ class ConfigsEdge:
         try:
             kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.ALTER_CONFIGS)
             changes = _changes(resource.configs)
+            if kind is ConfigType.GROUP:
+                _check_dead_letters(peer, changes.get(DEAD_LETTER_TOPIC))
         except Refused as refusal:
             return refusal.code, str(refusal)
         answer = await peer.connection.send(
@@ -215,6 +219,13 @@ def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigTy
             text = f"resource type {kind} has no settings here; topics (2), the broker (4) and groups (32) have"
             raise Refused(ErrorCode.INVALID_REQUEST, text)
     return ConfigType(kind)
+
+
+def _check_dead_letters(peer: Peer, topic: str | None) -> None:
+    """Raises: Refused."""
+    if topic and not may_topic(peer, Operation.WRITE, topic):
+        text = f"dead letters would go to topic {topic}, and writing to it is not allowed"
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
 
 
 def _changes(configs: Sequence[Any]) -> dict[str, str | None]:

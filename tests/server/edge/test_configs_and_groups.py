@@ -268,3 +268,17 @@ async def test_groups_are_deleted_by_who_may() -> None:
             "kept": "group_authorization_failed",
         }
         assert await listed(s) == ["kept"]
+
+
+async def test_a_dead_letter_topic_is_named_only_by_who_may_write_to_it() -> None:
+    name = "errors.deadletterqueue.topic.name"
+    async with edge((Operation.WRITE, ResourceType.TOPIC, "dlq.theirs")) as e:
+        s = await e.socket()
+
+        assert await alter(s, (GROUP, "g", [(SET, name, "dlq.mine")])) == ["none"]
+        refused = (GROUP, "g", [(SET, name, "dlq.theirs"), (SET, "share.delivery.count.limit", "3")])
+        assert await alter(s, refused) == await alter(s, refused, validate_only=True) == ["topic_authorization_failed"]
+        error, found = await describe(s, GROUP, "g")
+        assert (error, found[name][0], found["share.delivery.count.limit"][1]) == ("none", "dlq.mine", 5)
+        assert await alter(s, (GROUP, "g", [(SET, name, "")])) == ["none"]
+        assert await alter(s, (GROUP, "g", [(DELETE, name, None)])) == ["none"]
