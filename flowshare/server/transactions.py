@@ -278,18 +278,28 @@ class Transactions:
     async def _finish(self, entry: _Entry) -> None:
         ended = entry.transaction
         assert ended is not None
-        committed = ended.state is State.PREPARE_COMMIT
         left = set(ended.partitions)
         while True:
             try:
-                await asyncio.gather(*(self._mark(ended, place, left, committed=committed) for place in sorted(left)))
-                await self._settle(sorted(ended.groups), ended.producer_id, ended.epoch, committed=committed)
-                await self._save(entry, coordinator.complete(ended, now_ms=self._clock.now_ms()))
+                await self._carry_out(entry, ended, left)
             except EXPECTED as error:
                 logger.warning("a transaction's end is tried again: id=%s %s", ended.transactional_id, error)
-                await self._clock.sleep(RETRY_S)
+            except Exception:
+                # Given up, it would hold back its partitions' readers until the next restart.
+                logger.exception("a transaction's end failed and is tried again: id=%s", ended.transactional_id)
             else:
                 return
+            await self._clock.sleep(RETRY_S)
+
+    async def _carry_out(self, entry: _Entry, ended: Transaction, left: set[tuple[str, int]]) -> None:
+        """One try; `left`: partitions without a marker. Raises: whatever was in the way first."""
+        committed = ended.state is State.PREPARE_COMMIT
+        marks = (self._mark(ended, place, left, committed=committed) for place in sorted(left))
+        for error in await asyncio.gather(*marks, return_exceptions=True):  # all, so that none is written twice
+            if error is not None:
+                raise error
+        await self._settle(sorted(ended.groups), ended.producer_id, ended.epoch, committed=committed)
+        await self._save(entry, coordinator.complete(ended, now_ms=self._clock.now_ms()))
 
     async def _mark(
         self, ended: Transaction, place: tuple[str, int], left: set[tuple[str, int]], *, committed: bool

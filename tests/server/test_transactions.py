@@ -210,6 +210,56 @@ async def test_a_decided_end_is_carried_out_when_the_disk_takes_writes_again() -
         assert (await read(w))[:2] == (2, 2)
 
 
+async def test_an_end_in_whose_way_a_bug_is_is_tried_again(caplog) -> None:
+    async with world() as w:
+        await w.topic()
+        one = Writer(w)
+        await one.open()
+        writes = 0
+
+        async def second_breaks() -> None:
+            nonlocal writes
+            writes += 1
+            if writes == 2:
+                raise RuntimeError("injected")
+
+        w.storage.before_write = second_breaks
+        ending = await parked(one.end())
+        assert await one.state() == "PrepareCommit"
+        await w.clock.advance(2)
+        assert await ending is NONE
+        assert await one.state() == "CompleteCommit"
+        assert (await read(w))[:2] == (2, 2)
+        assert "RuntimeError: injected" in caplog.text
+
+
+async def test_an_end_writes_each_marker_once_however_others_fail() -> None:
+    async with world() as w:
+        await w.topic(partitions=2)
+        one = Writer(w)
+        await one.init()
+        assert await one.add(0, 1) is NONE
+        assert await one.write() is await one.write(partition=1) is NONE
+        append, slow, failures = w.storage.append_control, asyncio.Event(), [StorageError("injected")]
+
+        async def first_fails_and_second_is_slow(topic, partition, *rest, **more):
+            if partition == 1:
+                await slow.wait()
+            elif failures:
+                raise failures.pop()
+            return await append(topic, partition, *rest, **more)
+
+        w.storage.append_control = first_fails_and_second_is_slow
+        ending = await parked(one.end())
+        await w.clock.advance(3)
+        slow.set()
+        await settle()
+        await w.clock.advance(2)
+        assert await ending is NONE
+        bounds = [w.storage.offsets("t", number).high_watermark for number in (0, 1)]
+        assert bounds == [2, 2]
+
+
 async def test_a_step_that_cannot_be_written_has_not_happened() -> None:
     async with world() as w:
         await w.topic()
