@@ -373,6 +373,8 @@ class ClassicGroups:
                     await self._sweep_group(entry)
                 except (CoordinatorNotAvailable, LogError) as error:
                     logger.warning("expired offsets could not be removed, tried again: %s", error)
+                except Exception:
+                    logger.exception("a group's expired offsets were left, going on: group=%s", entry.group.group_id)
 
     async def _sweep_group(self, entry: Entry) -> None:
         group = entry.group

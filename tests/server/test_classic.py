@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowshare.groups.expiry import expired
 from flowshare.groups.stored import decode_group, encode_group
 from flowshare.groups.types import ClassicConfig, Supported
 from flowshare.log.base import StorageError
@@ -519,6 +520,24 @@ async def test_a_sweep_that_cannot_write_is_done_again() -> None:
         w.storage.before_write = None
         await w.clock.advance(2.0)
         assert await w.committed() == {}
+
+
+async def test_a_sweep_that_fails_at_one_group_goes_on_with_the_others(monkeypatch, caplog) -> None:
+    def failing(group, offsets, **more):
+        if group.group_id == "g":
+            raise RuntimeError("injected")
+        return expired(group, offsets, **more)
+
+    monkeypatch.setattr("flowshare.server.classic.expired", failing)
+    async with world() as w:
+        await w.commit()
+        await w.commit(group="h")
+        await w.clock.advance(R_S + 2)
+        assert await w.committed("h") == {}
+        monkeypatch.undo()
+        await w.clock.advance(2.0)
+        assert await w.committed() == {}
+        assert "RuntimeError: injected" in caplog.text
 
 
 async def test_a_commit_that_waits_while_its_group_is_deleted_is_told_to_try_again() -> None:
