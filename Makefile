@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test check bench scenarios mutants chaos fuzz lock clean
+.PHONY: setup demo test check bench bench-peers scenarios mutants chaos fuzz lock clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,9 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 
 bench: setup  ## figures, printed
 	@for b in core server log agent beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+
+bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 40 minutes
+	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 chaos: setup  ## random kill -9 of a worker under load, judged from outside
 	@$(BIN)/python benchmarks/chaos.py --kills 20

@@ -71,6 +71,7 @@ class Server:
                 "batch.num.messages": batch,
                 "queue.buffering.max.messages": 200_000,
                 "enable.idempotence": True,
+                "log_level": 0,
             }
         )
         for number in range(records):

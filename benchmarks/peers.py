@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import arena
 import plot
-
 from common import info, verdict
 
 if TYPE_CHECKING:

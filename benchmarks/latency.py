@@ -1,0 +1,231 @@
+"""How long a record is under way on a real broker: an agent beside plain consumers and librdkafka's share consumer.
+
+    python benchmarks/latency.py [--rates 500,1000] [--seconds 10] [--runs 5]
+
+One partition. A process of its own sends single records evenly (librdkafka, linger 0, acks=all) with the time at which
+each should have left, so that a sender that is late counts as latency. Each consumer is a process of its own and
+alone; they take turns, and each figure is the median over the runs. Needs Java for the broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+import arena
+from common import info, verdict
+from flowshare.dev.processes import tied_to_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).resolve()
+WARM, LAST = b"warm", b"last"
+JOIN_LIMIT_S = 60
+AGENT, SHARE, PLAIN, AIO = "flowshare agent", "confluent ShareConsumer", "confluent Consumer", "aiokafka"
+TARGET = 2.0
+
+
+class Stamps:
+    """Takes values off a consumer; says when the first came and when all did."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.joined = self.ended = False
+
+    def take(self, value: bytes) -> bool:
+        """A value; whether it was the last one."""
+        if value == WARM:
+            if not self.joined:
+                self.joined = True
+                print("joined", flush=True)
+        elif value == LAST:
+            self.ended = True
+        else:
+            self.seen.append(time.monotonic() - float(value))
+        return self.ended
+
+    def figures(self) -> dict[str, float]:
+        """Milliseconds."""
+        ordered = sorted(self.seen)
+        return {
+            "p50": 1000 * ordered[len(ordered) // 2],
+            "p99": 1000 * ordered[int(0.99 * len(ordered))],
+            "max": 1000 * ordered[-1],
+            "seen": len(ordered),
+        }
+
+
+# --- consumers --------------------------------------------------------------------------------------------------
+
+
+def flowshare(options: argparse.Namespace, stamps: Stamps) -> None:
+    """An agent with default options."""
+    import flowshare as fs
+
+    async def main() -> None:
+        app = fs.App("bench", broker=f"kafka://{options.bootstrap}")
+        done = asyncio.Event()
+
+        @app.share_agent(app.topic(options.topic, value_type=bytes), group=options.group)
+        async def receive(value: bytes) -> None:
+            if stamps.take(value):
+                done.set()
+
+        async with app.running():
+            await done.wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def aiokafka(options: argparse.Namespace, stamps: Stamps) -> None:
+    """`async for` of a consumer group."""
+    from aiokafka import AIOKafkaConsumer
+
+    async def main() -> None:
+        consumer = AIOKafkaConsumer(
+            options.topic, bootstrap_servers=options.bootstrap, group_id=options.group, auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        async for record in consumer:
+            if stamps.take(record.value):
+                break
+        await consumer.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def plain(options: argparse.Namespace, stamps: Stamps) -> None:
+    """librdkafka's consumer of a consumer group."""
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {"bootstrap.servers": options.bootstrap, "group.id": options.group, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([options.topic])
+    while not stamps.ended:
+        for message in consumer.consume(500, timeout=0.001) or filter(None, [consumer.poll(1)]):
+            stamps.take(message.value())
+    consumer.close()
+
+
+def share(options: argparse.Namespace, stamps: Stamps) -> None:
+    """librdkafka's share consumer, implicit acknowledgement."""
+    from confluent_kafka import ShareConsumer
+
+    consumer = ShareConsumer({"bootstrap.servers": options.bootstrap, "group.id": options.group})
+    consumer.subscribe([options.topic])
+    while not stamps.ended:
+        for message in consumer.poll(timeout=1.0):
+            stamps.take(message.value())
+    consumer.close()
+
+
+CONSUMERS: dict[str, Callable[[argparse.Namespace, Stamps], None]] = {
+    AGENT: flowshare,
+    SHARE: share,
+    PLAIN: plain,
+    AIO: aiokafka,
+}
+
+
+# --- the sender -------------------------------------------------------------------------------------------------
+
+
+def send(options: argparse.Namespace) -> None:
+    """Stamped records at an even rate, then the last one."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": options.bootstrap, "linger.ms": 0, "acks": "all", "log_level": 0})
+    start = time.monotonic() + 0.2
+    for number in range(round(options.rate * options.seconds)):
+        due = start + number / options.rate
+        while (left := due - time.monotonic()) > 0:
+            time.sleep(left)
+        producer.produce(options.topic, b"%.6f" % due)
+        producer.poll(0)
+    producer.flush(30)
+    producer.produce(options.topic, LAST)
+    producer.flush(30)
+
+
+def run(server: arena.Server, name: str, rate: int, seconds: float) -> dict[str, float]:
+    """One consumer on a topic of its own."""
+    from confluent_kafka import Producer
+
+    topic, group = server.topic(server.unused_group()), server.group()
+    where = [f"--bootstrap={server.bootstrap}", f"--topic={topic}", f"--group={group}"]
+    consumer = subprocess.Popen(
+        [sys.executable, str(HERE), "--consumer", name, *where],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=tied_to_parent(),
+    )
+    producer = Producer({"bootstrap.servers": server.bootstrap, "log_level": 0})
+    producer.produce(topic, WARM)
+    producer.flush(30)
+    assert consumer.stdout is not None
+    if consumer.stdout.readline() != "joined\n":
+        raise SystemExit(f"{name} ended before its first record")
+    time.sleep(1)  # what a start leaves to do
+    command = [sys.executable, str(HERE), "--send", *where, f"--rate={rate}", f"--seconds={seconds}"]
+    subprocess.run(command, check=True, timeout=seconds + JOIN_LIMIT_S, preexec_fn=tied_to_parent())
+    out, _ = consumer.communicate(timeout=JOIN_LIMIT_S)
+    figures: dict[str, float] = json.loads(out.splitlines()[-1])
+    return figures
+
+
+def table(server: arena.Server, rate: int, seconds: float, runs: int) -> None:
+    """All consumers in turns at one rate."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for _ in range(runs):
+        for name in CONSUMERS:
+            found[name].append(run(server, name, rate, seconds))
+    middle = {name: arena.medians(each) for name, each in found.items()}
+    for name, figures in middle.items():
+        for part in ("p50", "p99", "max"):
+            info(f"{name} at {rate:,}/s, {part}", figures[part], unit="ms")
+    for part in ("p50", "p99"):
+        for other in (PLAIN, AIO):
+            ratio = middle[AGENT][part] / middle[other][part]
+            verdict(f"agent / {other} at {rate:,}/s, {part}", ratio, TARGET, unit="×", at_most=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", default="500,1000")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--runs", type=int, default=5)
+    inner = parser.add_argument_group("what the processes are told")
+    inner.add_argument("--consumer", choices=CONSUMERS)
+    inner.add_argument("--send", action="store_true")
+    inner.add_argument("--bootstrap")
+    inner.add_argument("--topic")
+    inner.add_argument("--group")
+    inner.add_argument("--rate", type=int)
+    options = parser.parse_args()
+    if options.send:
+        send(options)
+    elif options.consumer:
+        stamps = Stamps()
+        CONSUMERS[options.consumer](options, stamps)
+        print(json.dumps(stamps.figures()))
+    else:
+        with arena.kafka() as server:
+            for rate in options.rates.split(","):
+                table(server, int(rate), options.seconds, options.runs)
+
+
+if __name__ == "__main__":
+    main()
