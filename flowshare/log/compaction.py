@@ -30,6 +30,9 @@ from flowshare.transactions.aborted import Aborted, AbortedSpans
 
 KEYS_MAX: Final = 200_000
 """Keys that one pass can tell apart, 40 MB; a log with more is compacted in several passes."""
+PIECE_BYTES: Final = 1 << 20
+"""Batches that one piece reads."""
+PIECE_BATCHES: Final = 2000
 KEY_BYTES_MAX: Final = 32
 """Longer keys stand in the map by a hash of this size."""
 

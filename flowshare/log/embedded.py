@@ -29,26 +29,22 @@ from flowshare.log.base import (
     UnknownTopic,
 )
 from flowshare.log.commits import Commits
+from flowshare.log.compactor import Compactor
+from flowshare.log.cutting import cut_blocking, kept_from_blocking
 from flowshare.log.opening import let_go, open_blocking
 from flowshare.log.owner import Owner, OwnerLock
-from flowshare.log.partition import (
-    Partition,
-    cut_blocking,
-    kept_from_blocking,
-    offset_at_blocking,
-    read_blocking,
-)
-from flowshare.log.producing import aborted_among, decide_batch, decide_marker, produced
-from flowshare.log.readahead import STRETCH_BYTES, ReadAhead
-from flowshare.log.retention import RetentionTask
-from flowshare.log.rules import check_cut, check_offset, check_produced, nth_partition
+from flowshare.log.partition import Partition, offset_at_blocking
+from flowshare.log.producing import decide_batch, decide_marker, produced
+from flowshare.log.readahead import ReadAhead
+from flowshare.log.reader import Reader
+from flowshare.log.retention import SweepTask
+from flowshare.log.rules import check_cut, check_produced, nth_partition
 from flowshare.log.store import Step, Store, Write
-from flowshare.log.tail import TailBudget, up_to
+from flowshare.log.tail import TailBudget
 from flowshare.log.topics import TopicRegistry, encode_topic
 from flowshare.log.writer import REQUEST_BYTES
 from flowshare.protocol.batches import batch_headers
 from flowshare.protocol.control import marker
-from flowshare.share.types import LogBatch
 from flowshare.transactions.partition import EXPIRY_MS
 from flowshare.transactions.producers import Producer
 
@@ -77,11 +73,16 @@ class EmbeddedStorage:
         self._ahead = ReadAhead(tail_bytes)
         self._admin = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
-        self._retention = RetentionTask(clock, self._sweep)
+        self._retention = SweepTask(clock, self._sweep, "old records could not be deleted")
+        self._compaction = SweepTask(clock, self._compact, "compaction was cut short")
         self._closed = False
         self._commits = Commits(store, clock, changed=self._tell, roll_back=self._roll_back)
         self._appender = Appender(
             self._commits, self._budget, clock, find=self._partition, settings=self._registry.settings
+        )
+        self._reader = Reader(store, self._ahead, find=self._partition, blocking=self.blocking)
+        self._compactor = Compactor(
+            store, self._commits, clock, self, budget=self._budget, ahead=self._ahead, find=self._partition
         )
 
     @classmethod
@@ -128,7 +129,7 @@ class EmbeddedStorage:
 
     async def set_listener(self, listener: str | None) -> None:
         """Say in `owner.json` where this process listens. Raises: OSError."""
-        await self._blocking(lambda: self._lock.set_listener(listener))
+        await self.blocking(lambda: self._lock.set_listener(listener))
 
     # --- topics ---------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class EmbeddedStorage:
             topic = self._registry.plan_create(name, partitions, configs, internal=internal)
             return await self._save_topic(topic)
 
-        return await self._alone(change)
+        return await self.alone(change)
 
     async def delete_topic(self, name: str) -> None:
         """Remove a topic and its records. Raises: UnknownTopic, StorageError."""
@@ -165,7 +166,7 @@ class EmbeddedStorage:
                 self._partitions[name] = partitions
                 raise
 
-        await self._alone(change)
+        await self.alone(change)
 
     async def create_partitions(self, name: str, total: int) -> Topic:
         """Raise the number of partitions to `total`. Raises: UnknownTopic, InvalidTopic, StorageError."""
@@ -173,7 +174,7 @@ class EmbeddedStorage:
         async def change() -> Topic:
             return await self._save_topic(self._registry.plan_partitions(name, total))
 
-        return await self._alone(change)
+        return await self.alone(change)
 
     async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
         """Set (None: unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
@@ -181,7 +182,7 @@ class EmbeddedStorage:
         async def change() -> Topic:
             return await self._save_topic(self._registry.plan_alter(name, configs))
 
-        return await self._alone(change)
+        return await self.alone(change)
 
     async def _save_topic(self, topic: Topic) -> Topic:
         def applied() -> None:
@@ -196,8 +197,11 @@ class EmbeddedStorage:
 
     def _put(self, topic: Topic) -> None:
         self._registry.put(topic)
-        if self._registry.settings(topic.name).expires:
+        settings = self._registry.settings(topic.name)
+        if settings.expires:
             self._retention.ensure()
+        if settings.compaction is not None:
+            self._compaction.ensure()
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -231,32 +235,7 @@ class EmbeddedStorage:
 
         Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords, StorageDamaged, StorageError.
         """
-        log = self._partition(topic, partition)
-        offsets = log.offsets()
-        check_offset(offset, offsets)
-        end = offsets.last_stable if committed else log.end
-        if offset >= end:
-            found = []
-        elif log.tail.covers(offset):
-            found = log.tail.read(offset, end, max_bytes)
-        elif not (found := self._ahead.read((log.topic_id, log.number), offset, max_bytes)):
-            args = (self._store, log.topic_id, log.number, offset, log.end, max(max_bytes, STRETCH_BYTES))
-            stretch = await self._blocking(lambda: read_blocking(*args))
-            self._ahead.add((log.topic_id, log.number), stretch)
-            found = up_to(stretch, max_bytes)
-            # Meanwhile the topic may have gone, or the log start passed the offset.
-            offsets = self._partition(topic, partition).offsets()
-            check_offset(offset, offsets)
-        aborted: tuple[LogBatch, ...] = ()
-        if committed:
-            found = [batch for batch in found if batch.last < end]
-            aborted = aborted_among(log.producers, found)
-        return ReadResult(
-            records=b"".join([batch.records for batch in found]),
-            batches=tuple(LogBatch(batch.first, batch.last) for batch in found),
-            offsets=offsets,
-            aborted=aborted,
-        )
+        return await self._reader.read((topic, partition), offset, max_bytes=max_bytes, committed=committed)
 
     def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
         """Idempotent producers of the partition by id. Raises: UnknownTopic."""
@@ -273,8 +252,8 @@ class EmbeddedStorage:
         """
         log = self._partition(topic, partition)
         timestamp_ms = min(max(timestamp_ms, -TIMESTAMP_MAX), TIMESTAMP_MAX)
-        args = (self._store, log.topic_id, log.number, timestamp_ms, log.log_start, log.end)
-        return await self._blocking(lambda: offset_at_blocking(*args))
+        args = (self._store, log, timestamp_ms, log.log_start, log.end)
+        return await self.blocking(lambda: offset_at_blocking(*args))
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Move the log start up to `before` (−1: the end).
@@ -286,8 +265,8 @@ class EmbeddedStorage:
             log = self._partition(topic, partition)
             cut_at = check_cut(before, log.offsets())
             if cut_at > log.log_start:
-                args = (self._store, log.topic_id, log.number, cut_at, log.end_position)
-                cut = await self._blocking(lambda: cut_blocking(*args))
+                args = (self._store, log, cut_at, log.end_position)
+                cut = await self.blocking(lambda: cut_blocking(*args))
 
                 def applied() -> None:
                     log.cut(cut.log_start, cut.start_position)
@@ -295,7 +274,7 @@ class EmbeddedStorage:
                 await self._commits.submit(Step(cut.writes, cut.ranges), REQUEST_BYTES, applied, (topic, partition))
             return log.log_start
 
-        return await self._alone(change)
+        return await self.alone(change)
 
     def on_append(self, listener: AppendListener) -> None:
         """Call `listener(topic, partition)` after each confirmed append and each log start move."""
@@ -308,18 +287,21 @@ class EmbeddedStorage:
             for number in range(topic.partitions if settings.expires else 0):
                 try:
                     log = self._partition(topic.name, number)
-                    args = (
-                        self._store,
-                        log.topic_id,
-                        number,
-                        settings,
-                        log.end_position,
-                        log.end,
-                        self._clock.now_ms(),
-                    )
-                    start = await self._blocking(lambda args=args: kept_from_blocking(*args))  # type: ignore[misc]
+                    args = (self._store, log, settings, log.end_position, log.end, self._clock.now_ms())
+                    start = await self.blocking(lambda args=args: kept_from_blocking(*args))  # type: ignore[misc]
                     if start > log.log_start:
                         await self.delete_records(topic.name, number, start)
+                except UnknownTopic:
+                    break
+
+    async def _compact(self) -> None:
+        """Compaction of every partition whose turn has come."""
+        for topic in self._registry:
+            for number in range(topic.partitions):
+                try:
+                    settings = self._registry.settings(topic.name).compaction
+                    if settings is not None:
+                        await self._compactor.compact(topic.name, number, settings)
                 except UnknownTopic:
                     break
 
@@ -334,7 +316,7 @@ class EmbeddedStorage:
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a prefix, in key order. Raises: StorageDamaged, StorageError."""
         first = keys.STATE + prefix
-        entries = await self._blocking(lambda: list(self._store.scan(first, keys.after(first))))
+        entries = await self.blocking(lambda: list(self._store.scan(first, keys.after(first))))
         return [(key[len(keys.STATE) :], value) for key, value in entries]
 
     async def close(self) -> None:
@@ -344,6 +326,7 @@ class EmbeddedStorage:
         self._closed = True
         self._commits.stop()
         await self._retention.close()
+        await self._compaction.close()
 
         def finish() -> None:
             self._commits.close_blocking()
@@ -357,7 +340,7 @@ class EmbeddedStorage:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    async def _alone(self, change: Callable[[], Coroutine[None, None, T]]) -> T:
+    async def alone(self, change: Callable[[], Coroutine[None, None, T]]) -> T:
         """Make one change of topics or log starts after the other, to its end even if the caller gives up."""
 
         async def locked() -> T:
@@ -389,7 +372,8 @@ class EmbeddedStorage:
     def _partition(self, topic: str, partition: int) -> Partition:
         return nth_partition(self._partitions.get(topic), topic, partition)
 
-    async def _blocking(self, call: Callable[[], T]) -> T:
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """Call in a reader thread. Raises: StorageError, what `call` raises."""
         if self._closed:
             raise StorageError("the storage is closed")
         return await self._loop.run_in_executor(self._pool, call)

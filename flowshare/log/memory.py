@@ -7,10 +7,8 @@ writes: it is awaited before each one and what it raises is what the caller gets
 from __future__ import annotations
 
 import asyncio
-import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from flowshare.clock import Clock
 from flowshare.log.base import (
@@ -20,68 +18,21 @@ from flowshare.log.base import (
     LogOffsets,
     ReadResult,
     Topic,
+    UnknownTopic,
 )
+from flowshare.log.memory_partition import MemoryPartition, Stored
 from flowshare.log.producing import Decide, aborted_among, decide_batch, decide_marker, decided, produced
-from flowshare.log.retention import RetentionTask, expired
+from flowshare.log.retention import SweepTask
 from flowshare.log.rules import check_cut, check_offset, check_produced, first_at, nth_partition
 from flowshare.log.tail import TailBatch
-from flowshare.log.topics import TopicRegistry, TopicSettings
+from flowshare.log.topics import TopicRegistry
 from flowshare.protocol.batches import BatchHeader, batch_headers, rebase
 from flowshare.protocol.control import marker
 from flowshare.share.types import LogBatch
-from flowshare.transactions.partition import EXPIRY_MS, PartitionProducers
+from flowshare.transactions.partition import EXPIRY_MS
 from flowshare.transactions.producers import Producer, Written
 
 NO_CONFIGS: Final[Mapping[str, str]] = {}
-
-
-class _Stored(NamedTuple):
-    first: int
-    last: int
-    max_timestamp: int
-    records: bytes
-
-
-@dataclass(slots=True)
-class _Partition:
-    log_start: int = 0
-    end: int = 0
-    size: int = 0
-    batches: list[_Stored] = field(default_factory=list[_Stored])
-    firsts: list[int] = field(default_factory=list[int])
-    producers: PartitionProducers = field(default_factory=PartitionProducers)
-
-    def offsets(self) -> LogOffsets:
-        stable = self.producers.last_stable(self.log_start, self.end)
-        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=stable)
-
-    def index_of(self, offset: int) -> int:
-        """Index of the first batch that ends at or behind `offset`."""
-        index = max(0, bisect.bisect_right(self.firsts, offset) - 1)
-        return index + (index < len(self.batches) and self.batches[index].last < offset)
-
-    def append(self, batch: _Stored) -> None:
-        self.batches.append(batch)
-        self.firsts.append(batch.first)
-        self.end = batch.last + 1
-        self.size += len(batch.records)
-
-    def cut(self, before: int) -> None:
-        self.log_start = before
-        count = self.index_of(before)
-        self.size -= sum(len(batch.records) for batch in self.batches[:count])
-        del self.batches[:count], self.firsts[:count]
-        self.producers.aborted.cut(before)
-
-    def kept_from(self, settings: TopicSettings, now_ms: int) -> int:
-        """The log start that retention asks for; by size the last batch always stays."""
-        start, size = self.log_start, self.size
-        for batch in self.batches:
-            over = 0 <= settings.retention_bytes <= size - len(batch.records) and batch.last + 1 < self.end
-            if not over and not expired(batch.max_timestamp, now_ms=now_ms, retention_ms=settings.retention_ms):
-                break
-            start, size = batch.last + 1, size - len(batch.records)
-        return start
 
 
 class MemoryStorage:
@@ -92,11 +43,12 @@ class MemoryStorage:
         self.producer_expiry_ms = EXPIRY_MS
         self._clock = clock
         self._registry = TopicRegistry()
-        self._partitions: dict[str, list[_Partition]] = {}
+        self._partitions: dict[str, list[MemoryPartition]] = {}
         self._state: dict[bytes, bytes] = {}
         self._listeners: list[AppendListener] = []
         self._turn = asyncio.Lock()
-        self._retention = RetentionTask(clock, self._sweep)
+        self._retention = SweepTask(clock, self._sweep, "old records could not be deleted")
+        self._compaction = SweepTask(clock, self._compact, "compaction was cut short")
 
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name."""
@@ -110,7 +62,7 @@ class MemoryStorage:
         async with self._turn:
             await self._pass()
             topic = self._registry.plan_create(name, partitions, configs, internal=internal)
-            self._partitions[name] = [_Partition() for _ in range(partitions)]
+            self._partitions[name] = [MemoryPartition() for _ in range(partitions)]
             self._put(topic)
         return topic
 
@@ -130,7 +82,7 @@ class MemoryStorage:
             await self._pass()
             topic = self._registry.plan_partitions(name, total)
             partitions = self._partitions[name]
-            partitions.extend(_Partition() for _ in range(total - len(partitions)))
+            partitions.extend(MemoryPartition() for _ in range(total - len(partitions)))
             self._put(topic)
         return topic
 
@@ -180,7 +132,7 @@ class MemoryStorage:
                 return Appended(base_offset=change.base_offset, last_offset=change.last_offset, log_start=log.log_start)
             for header in batch_headers(placed):
                 bounds = slice(header.position, header.position + header.size)
-                log.append(_Stored(header.base_offset, header.last_offset, header.max_timestamp, placed[bounds]))
+                log.append(Stored(header.base_offset, header.last_offset, header.max_timestamp, placed[bounds]))
             if change is not None:
                 log.producers.confirm(change)
         self._notify(topic, partition)
@@ -264,8 +216,9 @@ class MemoryStorage:
         return sorted(item for item in self._state.items() if item[0].startswith(prefix))
 
     async def close(self) -> None:
-        """Stop the retention task."""
+        """Stop retention and compaction."""
         await self._retention.close()
+        await self._compaction.close()
 
     async def _pass(self) -> None:
         if self.before_write is not None:
@@ -273,10 +226,13 @@ class MemoryStorage:
 
     def _put(self, topic: Topic) -> None:
         self._registry.put(topic)
-        if self._registry.settings(topic.name).expires:
+        settings = self._registry.settings(topic.name)
+        if settings.expires:
             self._retention.ensure()
+        if settings.compaction is not None:
+            self._compaction.ensure()
 
-    def _partition(self, topic: str, partition: int) -> _Partition:
+    def _partition(self, topic: str, partition: int) -> MemoryPartition:
         return nth_partition(self._partitions.get(topic), topic, partition)
 
     def _notify(self, topic: str, partition: int) -> None:
@@ -292,3 +248,13 @@ class MemoryStorage:
                 if start > log.log_start:
                     log.cut(start)
                     self._notify(topic.name, number)
+
+    async def _compact(self) -> None:
+        for topic in self._registry:
+            for number in range(topic.partitions):
+                try:
+                    settings = self._registry.settings(topic.name).compaction
+                    if settings is not None:
+                        await self._partition(topic.name, number).compact(settings, self._clock.now_ms())
+                except UnknownTopic:
+                    break

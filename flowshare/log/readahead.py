@@ -1,8 +1,9 @@
 """What was lately read from the store, kept for the readers that come next.
 
 Share groups read a partition in small steps, often several members from one batch and groups from the same place. Each
-read of the store brings a stretch of the log into memory; the least used stretches go first. Batches never change, so
-a stretch is right for as long as its partition exists; who may read what is checked before.
+read of the store brings a stretch of the log into memory; the least used stretches go first. Only compaction changes
+batches and says so (`forget`); else a stretch is right for as long as its partition exists. Who may read what is
+checked before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STRETCHES_MAX: Final = 4
 
 
 class Stretch:
-    """Consecutive batches of one partition."""
+    """Batches of one partition that follow each other; offsets between them are missing in the log."""
 
     __slots__ = ("_batches", "_firsts", "size")
 
@@ -33,11 +34,12 @@ class Stretch:
         self.size = sum(len(batch.records) + ENTRY_BYTES for batch in batches)
 
     def read(self, offset: int, max_bytes: int) -> list[TailBatch]:
-        """Batches from the one that holds `offset` on; empty if none does."""
+        """Batches from the one that holds `offset`, or the next one, on; empty if it is not in the stretch."""
         index = bisect_right(self._firsts, offset) - 1
         if index < 0 or offset > self._batches[-1].last:
             return []
         found, size = list[TailBatch](), 0
+        index += self._batches[index].last < offset
         for batch in self._batches[index:]:
             size += len(batch.records)
             if found and size > max_bytes:
@@ -75,6 +77,11 @@ class ReadAhead:
         self._bytes += stretch.size
         while self._bytes > self._bytes_max:
             self._drop(next(iter(self._by_use)))
+
+    def forget(self, key: tuple[uuid.UUID, int]) -> None:
+        """Forget a partition's stretches."""
+        for stretch in tuple(self._stretches.get(key, ())):
+            self._drop(stretch)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -1,7 +1,7 @@
-"""The task that deletes what topics no longer want to keep: every `INTERVAL_S` on the storage's clock.
+"""The tasks that delete what topics no longer want to keep, and compact: every `INTERVAL_S` on the storage's clock.
 
-How far a partition may be cut is the storage's knowledge; this holds only when it is looked at. The task starts with
-the first topic that has a retention setting, so that a storage without any has no timer.
+What is to be done is the storage's knowledge; this holds only when it is looked at. A task starts with the first topic
+that has a setting for it, so that a storage without any has no timer.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ INTERVAL_S: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
-class RetentionTask:
+class SweepTask:
     """Calls `sweep` at each interval until closed; a failed sweep is logged and tried again at the next."""
 
-    def __init__(self, clock: Clock, sweep: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, clock: Clock, sweep: Callable[[], Awaitable[None]], failed: str) -> None:
+        """`failed`: what the log says of a failed sweep."""
         self._clock = clock
+        self._failed = failed
         self._sweep = sweep
         self._task: asyncio.Task[None] | None = None
 
     def ensure(self) -> None:
         """Start unless it runs."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-retention")
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-sweep")
 
     async def close(self) -> None:
         """Stop; a sweep under way is cut short."""
@@ -46,7 +48,7 @@ class RetentionTask:
             try:
                 await self._sweep()
             except LogError:
-                logger.exception("old records could not be deleted; next try in %g s", INTERVAL_S)
+                logger.exception("%s; next try in %g s", self._failed, INTERVAL_S)
 
 
 def expired(max_timestamp_ms: int, *, now_ms: int, retention_ms: int) -> bool:

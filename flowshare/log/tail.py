@@ -66,6 +66,10 @@ class Tail:
             self._head = 0
         return size
 
+    def before(self, offset: int) -> int:
+        """How many batches begin before `offset`."""
+        return max(0, bisect.bisect_left(self._firsts, offset) - self._head)
+
     def clear(self) -> None:
         """Forget everything."""
         self._batches.clear()
@@ -88,6 +92,21 @@ class TailBudget:
         self._bytes += len(batch.records) + ENTRY_BYTES
         while self._bytes > self._bytes_max and self._order:
             self._bytes -= self._order.popleft().drop_first()
+
+    def forget(self, tail: Tail, before: int) -> None:
+        """Forget the batches of a tail that begin before this offset: they are about to change."""
+        count = left = tail.before(before)
+        if not count:
+            return
+        order: deque[Tail] = deque()
+        for entry in self._order:
+            if left and entry is tail:
+                left -= 1
+            else:
+                order.append(entry)
+        self._order = order
+        for _ in range(count):
+            self._bytes -= tail.drop_first()
 
     def clear(self) -> None:
         """Forget the batches of all tails."""

@@ -10,11 +10,11 @@ import pytest
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
+from tests.log.compaction_contract import CompactionContract
 from tests.log.contract import batch
-from tests.log.producer_contract import ProducerContract
 
 
-class TestMemoryStorage(ProducerContract):
+class TestMemoryStorage(CompactionContract):
     @asynccontextmanager
     async def storage(self, clock):
         storage = MemoryStorage(clock)

@@ -1,0 +1,246 @@
+"""Compacting a partition of the embedded log: what is read and what is to be written, in pieces of bounded size.
+
+A pass first reads what was never compacted and notes its keys, then goes over the whole log up to there and writes
+what `compaction.py` leaves of each batch. Every piece is one write of the store and right by itself: the records that
+make others needless lie further behind and are durable. So a pass that is cut short costs only its time.
+
+Sizes stay right in this way: positions count from the end of the log. What a piece removes is added to the position of
+the log start, and an entry of the time index at the offset where the pass ends keeps that place's position; it is
+written with the first piece, since the entries before it stop being right. Index entries of batches that went are
+thinned out; those that stay tell times that are too high at worst, which makes a search start earlier.
+
+All functions run in worker threads and raise CorruptRecords, StorageDamaged or StorageError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from flowshare.log import keys
+from flowshare.log.base import CorruptRecords
+from flowshare.log.compaction import PIECE_BATCHES, PIECE_BYTES, Pass, due, young
+from flowshare.log.partition import INDEX_BYTES, NO_TIMESTAMP, Partition, walk
+from flowshare.log.store import Range, Store, Write
+from flowshare.log.topics import CompactionSettings
+from flowshare.protocol.batches import BatchHeader, DecodeError
+
+RANGE_KEYS_MIN: Final = 64
+"""From so many batches in a row on, one range is deleted instead of each key: ranges slow readers down."""
+
+
+class Plan(NamedTuple):
+    """A pass that is due: from `first` on nothing was compacted, from `until` on nothing may be."""
+
+    first: int
+    until: int
+
+
+class Spot(NamedTuple):
+    """A batch in the log: bytes before it, and the newest timestamp up to and with it."""
+
+    position: int
+    max_timestamp: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """A pass under way; `spot` is that of the batch at `until`. Used by one thread at a time."""
+
+    core: Pass
+    until: int
+    spot: Spot
+    index_from: bytes
+    since_entry: int = INDEX_BYTES
+
+
+class Piece(NamedTuple):
+    """What one piece found: to be written, and what the partition has to know afterwards."""
+
+    next_offset: int
+    writes: list[Write]
+    ranges: list[Range]
+    removed_bytes: int
+    size: int
+    markers_alone: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Thinned:
+    """The batches of a piece: (base offset, bytes left) of each, what to write, the run of removed ones."""
+
+    left: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    writes: list[Write] = field(default_factory=list[Write])
+    ranges: list[Range] = field(default_factory=list[Range])
+    run: list[bytes] = field(default_factory=list[bytes])
+
+    def end_run(self) -> None:
+        """Delete the batches of the run."""
+        if len(self.run) >= RANGE_KEYS_MIN:
+            self.ranges.append((self.run[0], self.run[-1] + b"\0"))
+        else:
+            self.writes += ((key, None) for key in self.run)
+        self.run.clear()
+
+
+def dirty_from(log: Partition) -> tuple[int, int]:
+    """First offset that was never compacted, and its position."""
+    if log.log_start > log.cleaned:
+        return log.log_start, log.start_position
+    return log.cleaned, log.cleaned_position
+
+
+def plan_blocking(
+    store: Store, log: Partition, settings: CompactionSettings, *, end: int, stable: int, now_ms: int
+) -> Plan | None:
+    """The pass whose turn has come, if any; `end` is the log's, `stable` its last stable offset."""
+    prefix = keys.batches(log.topic_id, log.number)
+    final = store.last_before(prefix, keys.at(prefix, end))
+    first, position = dirty_from(log)
+    oldest = next(walk(store, log, first), None)
+    if final is None or oldest is None:
+        return None
+    until = min(stable, keys.offset_of(final[0]))
+    if settings.lag_ms_min > 0 and until > first:
+        until = _old_until(store, log, settings, first, until, now_ms)
+    if until <= first:
+        return None
+    reached = spot_blocking(store, log, until).position
+    turn = due(
+        settings,
+        dirty_bytes=reached - position,
+        total_bytes=reached - log.start_position,
+        first_dirty_ms=oldest[0].max_timestamp,
+        now_ms=now_ms,
+    )
+    return Plan(first, until) if turn else None
+
+
+def _old_until(store: Store, log: Partition, settings: CompactionSettings, first: int, until: int, now_ms: int) -> int:
+    """The first batch from `first` on that is too young, or `until`."""
+    times, start = keys.times(log.topic_id, log.number), first
+    for key, _ in store.scan(times, keys.after(times), reverse=True):
+        timestamp, offset = keys.time_of(key)
+        if offset <= first:
+            break
+        if offset <= until and not young(settings, timestamp, now_ms):
+            start = offset
+            break
+    for header, _ in walk(store, log, start):
+        if header.base_offset >= until or young(settings, header.max_timestamp, now_ms):
+            return min(header.base_offset, until)
+    return until
+
+
+def spot_blocking(store: Store, log: Partition, offset: int) -> Spot:
+    """Where the batch at `offset` lies, which was never compacted."""
+    times = keys.times(log.topic_id, log.number)
+    start, position = dirty_from(log)
+    newest = NO_TIMESTAMP
+    for key, value in store.scan(times, keys.after(times), reverse=True):
+        timestamp, at = keys.time_of(key)
+        if at <= offset:
+            newest = timestamp
+            if at > start:
+                start, position = at, keys.unpack(value)
+            break
+    for header, _ in walk(store, log, start):
+        if header.base_offset > offset:
+            break
+        newest = max(newest, header.max_timestamp)
+        position += header.size if header.base_offset < offset else 0
+    return Spot(position, newest)
+
+
+def keys_blocking(store: Store, log: Partition, core: Pass, first: int, until: int) -> tuple[int, bool]:
+    """Note the keys of a piece from `first` on; where it ends, and whether the pass must end there."""
+    size = 0
+    for count, (header, records) in enumerate(walk(store, log, first)):
+        if header.base_offset >= until:
+            break
+        if count and (size + header.size > PIECE_BYTES or count == PIECE_BATCHES):
+            return header.base_offset, False
+        if not _taken(core, header, records):
+            return header.base_offset, True
+        size += header.size
+    return until, False
+
+
+def _taken(core: Pass, header: BatchHeader, records: bytes) -> bool:
+    try:
+        return core.take(header, records)
+    except DecodeError as error:
+        raise CorruptRecords(str(error)) from error
+
+
+def piece_blocking(store: Store, log: Partition, work: Work, first: int) -> Piece:
+    """Thin out a piece from `first` on, the last one up to `work.until`."""
+    prefix = keys.batches(log.topic_id, log.number)
+    thinned, next_offset, size, removed = _Thinned(), work.until, 0, 0
+    for count, (header, records) in enumerate(walk(store, log, first)):
+        if header.base_offset >= work.until:
+            break
+        if count and (size + header.size > PIECE_BYTES or count == PIECE_BATCHES):
+            next_offset = header.base_offset
+            break
+        size += header.size
+        left = _thinned(work.core, header, records)
+        removed += header.size - len(left or b"")
+        key = keys.at(prefix, header.base_offset)
+        thinned.left.append((header.base_offset, len(left or b"")))
+        if left is None:
+            thinned.run.append(key)
+            continue
+        thinned.end_run()
+        if left is not records:
+            thinned.writes.append((key, left))
+    thinned.end_run()
+    alone = frozenset(work.core.markers_alone)
+    work.core.markers_alone.clear()
+    aborted = keys.aborted(log.topic_id, log.number)
+    thinned.writes += [(keys.at(aborted, offset), None) for offset in alone]
+    thinned.writes += _thin_index(store, log, work, thinned.left, next_offset)
+    thinned.writes += _progress(log, work, next_offset, removed)
+    written = sum(len(key) + len(value or b"") for key, value in thinned.writes)
+    return Piece(next_offset, thinned.writes, thinned.ranges, removed, written, alone)
+
+
+def _thinned(core: Pass, header: BatchHeader, records: bytes) -> bytes | None:
+    try:
+        return core.thin(header, records)
+    except DecodeError as error:
+        raise CorruptRecords(str(error)) from error
+
+
+def _thin_index(
+    store: Store, log: Partition, work: Work, left: Sequence[tuple[int, int]], next_offset: int
+) -> list[Write]:
+    """Delete index entries before `next_offset` that have too few bytes between them now."""
+    times, gone, index = keys.times(log.topic_id, log.number), list[Write](), 0
+    for key, _ in store.scan(work.index_from, keys.after(times)):
+        offset = keys.time_of(key)[1]
+        if offset >= next_offset:
+            break
+        while index < len(left) and left[index][0] < offset:
+            work.since_entry += left[index][1]
+            index += 1
+        if work.since_entry >= INDEX_BYTES:
+            work.since_entry = 0
+        else:
+            gone.append((key, None))
+        work.index_from = key + b"\0"
+    work.since_entry += sum(size for _, size in left[index:])
+    return gone
+
+
+def _progress(log: Partition, work: Work, next_offset: int, removed: int) -> list[Write]:
+    start_position = log.start_position + removed
+    done = next_offset >= work.until
+    cleaned, position = (work.until, work.spot.position) if done else (log.cleaned, log.cleaned_position)
+    mark = keys.time_at(keys.times(log.topic_id, log.number), work.spot.max_timestamp, work.until)
+    return [
+        (keys.bounds(log.topic_id, log.number), keys.pack_pair(log.log_start, start_position)),
+        (keys.compacted(log.topic_id, log.number), keys.pack_triple(cleaned, position, log.holes_to)),
+        (mark, keys.pack(work.spot.position)),
+    ]
