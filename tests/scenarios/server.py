@@ -24,6 +24,7 @@ from flowshare.protocol.messages import (
     IncrementalAlterConfigsRequest,
     MetadataRequest,
     ProduceRequest,
+    ProducerIdentity,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
     ShareFetchRequest,
@@ -289,7 +290,7 @@ class ServerSubject:
     async def produce(self, where: Place, batch: Batch, timestamp_ms: int, size: int = 0) -> None:
         """Append one batch at its offset; what would lie before the first one is deleted again."""
         storage = self.world.storage
-        end = storage.offsets(*where).high_watermark
+        end = self.end_of(where)
         if batch.first > end and end == 0:
             await self.produce(where, Batch(0, batch.first - 1), timestamp_ms)
             await storage.delete_records(*where, batch.first)
@@ -307,6 +308,21 @@ class ServerSubject:
             return
         answer = await self.ask(ProduceRequest(topic=where.topic, partition=where.partition, records=built))
         assert (answer.error, answer.base_offset) == (ErrorCode.NONE, batch.first), answer
+
+    def end_of(self, where: Place) -> int:
+        """The offset of the next record."""
+        return self.world.storage.offsets(*where).high_watermark
+
+    async def appended(self, where: Place, last: int) -> None:
+        """Records up to this offset were written."""
+
+    async def prepare_transactions(self, name: str) -> None:
+        """Whatever this producer needs before its first transaction."""
+
+    async def end_in_place(self, where: Place, name: str, producer: ProducerIdentity, *, committed: bool) -> None:
+        """End a transaction without a marker that would take an offset."""
+        del name
+        records.end_in_place(self.world.storage, where, producer.producer_id, committed=committed)
 
     async def produce_value(self, topic: str, value: bytes) -> None:
         """Append one record to partition 0."""

@@ -41,6 +41,7 @@ class TransactionSteps:
     async def begin(self, name: str, where: Place, batch: Batch, timestamp_ms: int) -> ProducerIdentity:
         """A producer of its own with a batch in an open transaction."""
         ask = self.subject.ask
+        await self.subject.prepare_transactions(name)
         producer = (await ask(InitProducerIdRequest(transactional_id=name))).producer
         added = await ask(
             AddPartitionsToTxnRequest(
@@ -67,16 +68,17 @@ class TransactionSteps:
         if batch.kind == "o":
             self.open[where, batch.first] = (name, producer)
         else:
-            records.end_in_place(self.subject.world.storage, where, producer.producer_id, committed=batch.kind == "k")
+            await self.subject.end_in_place(where, name, producer, committed=batch.kind == "k")
 
     async def do_transactions(self, step: Step) -> Outcome:
         """`transactions 10 abort_every=5`: that many transactions of one record, each ended by its marker."""
         where, every = Place(words.TOPIC, 0), int(step.options.get("abort_every", "0"))
         await self.subject.ensure()
         for number in range(1, int(step.words[0]) + 1):
-            end = self.subject.world.storage.offsets(*where).high_watermark
+            end = self.subject.end_of(where)
             producer = await self.begin("txn", where, Batch(end, end), self.subject.world.clock.now_ms())
             await self.end("txn", producer, committed=not every or number % every != 0)
+            await self.subject.appended(where, end + 1)
         return Outcome()
 
     async def do_resolve(self, step: Step) -> Outcome:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from flowshare.client.wire.base import Codec, by_kio, code, timedelta_ms
 from flowshare.protocol.errors import ErrorCode
@@ -10,11 +11,34 @@ from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
+    FindCoordinatorResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ProducerIdentity,
     TransactionResponse,
 )
+from flowshare.protocol.messages.base import Request
+
+TRANSACTION: Final = 1
+"""Kafka's number of this kind of coordinator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindTransactionCoordinatorRequest(Request[FindCoordinatorResponse]):
+    """Which node coordinates a producer's transactions; a broker makes its topic for them when it is first asked."""
+
+    transactional_id: str
+
+
+def _find(request: FindTransactionCoordinatorRequest, version: int) -> Any:
+    return module("find_coordinator", version, "request").FindCoordinatorRequest(
+        key_type=TRANSACTION, coordinator_keys=(request.transactional_id,)
+    )
+
+
+def _find_answer(answer: Any, _: FindTransactionCoordinatorRequest) -> FindCoordinatorResponse:
+    (found,) = answer.coordinators
+    return FindCoordinatorResponse(error=code(found.error_code), node_id=int(found.node_id))
 
 
 def _init(request: InitProducerIdRequest, version: int) -> Any:
@@ -67,6 +91,14 @@ def _end_answer(answer: Any, _: EndTxnRequest) -> TransactionResponse:
 
 
 CODECS: dict[type[Any], Codec] = {
+    FindTransactionCoordinatorRequest: Codec(
+        key=ApiKey.FIND_COORDINATOR,
+        name="find_coordinator",
+        lowest=4,
+        highest=4,
+        write=by_kio(_find),
+        decode=_find_answer,
+    ),
     InitProducerIdRequest: Codec(
         key=ApiKey.INIT_PRODUCER_ID,
         name="init_producer_id",

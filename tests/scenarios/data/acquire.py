@@ -179,6 +179,74 @@ SCENARIOS = (
         then="fetch M1 => nothing",
     ),
     Scenario(
+        id="A17",
+        on="server",
+        given="""
+            config locks=100
+            log 0-49
+            fetch M1 => [0-49]c1
+            log 50-74 75-124 125-174
+        """,
+        when="fetch M1 => [50-124]c1",
+        then="""
+            fetch M1 => nothing
+            fetch M2 => nothing
+        """,
+    ),
+    Scenario(
+        id="A18",
+        on="server",
+        given="""
+            config locks=100
+            log 0-49
+            fetch M1 => [0-49]c1
+            log 50-74 75-124 125-174
+            fetch M1 => [50-124]c1
+        """,
+        when="""
+            ack M1 75-99:release => NONE
+            fetch M1 => [75-99]c2
+        """,
+        then="fetch M1 => nothing",
+    ),
+    Scenario(
+        id="A19",
+        on="server",
+        given="""
+            config locks=100
+            log 0-99 100-149
+            fetch M1 => [0-99]c1
+        """,
+        when="ack M1 50-74:reject => NONE",
+        then="fetch M1 => nothing",
+    ),
+    Scenario(
+        id="A20",
+        on="server",
+        given="""
+            config locks=100
+            log 0-99 100-109*
+            fetch M1 => [0-99]c1
+        """,
+        when="ack M1 0-4:accept => NONE",
+        then="""
+            fetch M1 => [100-104]c1
+            fetch M1 => nothing
+        """,
+    ),
+    Scenario(
+        id="A21",
+        on="server",
+        given="""
+            config locks=100
+            log 0-99 100-140
+            fetch M1 => [0-99]c1
+            ack M1 20:release => NONE
+        """,
+        when="fetch M1 => [20-20]c2",
+        then="fetch M1 => nothing",
+    ),
+    Scenario(
         id="A22",
         given="log 0-9",
         when="""
@@ -431,6 +499,19 @@ SCENARIOS = (
         when="ack M1 0-9:release => NONE",
         then="await f => [0-9]c2 waited=0",
         note="A release wakes a parked fetch at once; Kafka 4.3.1 lets it wait for MaxWait.",
+    ),
+    Scenario(
+        id="A38",
+        on="server",
+        given="""
+            config locks=100
+            log 0-99 100-109
+            fetch M1 => [0-99]c1
+            f& fetch M2 wait=10000
+            await f => pending
+        """,
+        when="ack M1 0-99:accept => NONE",
+        then="await f => [100-109]c1 waited=0",
     ),
     Scenario(
         id="A39",
