@@ -150,7 +150,7 @@ def test_a_backend_that_is_held_is_said_as_it_is():
     app = make_app()
 
     async def main(monkey):
-        monkey.setattr("flowshare.backend.open_backend", lambda _url, clock: Held(clock=clock))
+        monkey.setattr("flowshare.backend.open_backend", lambda _url, clock, **_: Held(clock=clock))
         host = Host(app)
         try:
             await host.start()
