@@ -62,20 +62,40 @@ class Journal:
 
     starts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    pause_s: float = 0.0
+    """Longest time in which no record ended."""
+    position: int = 0
+    last_end: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> Journal:
         journal = cls()
-        for line in path.read_text().splitlines() if path.exists() else ():
-            parts = line.split()
-            if len(parts) != 5:
-                continue  # the line that a kill cut off
-            offset, pid, at = int(parts[1]), int(parts[3]), float(parts[4])
-            if parts[0] == "start":
-                journal.starts[offset].append(at)
-            else:
-                journal.ends[offset].append((pid, at))
+        journal.go_on(path)
         return journal
+
+    def go_on(self, path: Path) -> None:
+        """Read what was added."""
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self.position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # half a line: somebody writes it right now
+                self.position += len(line)
+                self._take(line.decode().split())
+
+    def _take(self, parts: list[str]) -> None:
+        if len(parts) != 5:
+            return  # a kill cut it off
+        offset, pid, at = int(parts[1]), int(parts[3]), float(parts[4])
+        if parts[0] == "start":
+            self.starts[offset].append(at)
+            return
+        self.ends[offset].append((pid, at))
+        if self.last_end is not None:
+            self.pause_s = max(self.pause_s, at - self.last_end)
+        self.last_end = at
 
 
 class World:
@@ -91,6 +111,8 @@ class World:
         self.leader_kills = 0
         self.workers: list[subprocess.Popen[bytes]] = []
         (folder / "chaosapp.py").write_text(APP)
+        # kio imports it (0.4 s) wherever it is installed, which is where flowshare is developed.
+        (folder / "hypothesis.py").write_text("raise ModuleNotFoundError")
 
     def start(self, count: int = 1) -> None:
         """Start workers until there are `count`."""
@@ -99,9 +121,15 @@ class World:
             worker = subprocess.Popen(
                 [str(Path(sys.executable).parent / "flowshare"), "worker", "chaosapp:app", "--log-level", "error"],
                 cwd=self.folder,
-                env={**os.environ, "URL": self.url, "JOURNAL": str(self.journal), "TOPIC": self.topic},
+                env=self.environment,
             )
             self.workers.append(worker)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        places = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
+        more = {"URL": self.url, "JOURNAL": str(self.journal), "TOPIC": self.topic, "PYTHONPATH": places}
+        return {**os.environ, **more}
 
     def size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0
@@ -129,10 +157,12 @@ class World:
     def finish(self, records: int, limit_s: float = 600) -> None:
         """Let the workers go on until every record ended, then stop them in order."""
         deadline = time.monotonic() + limit_s
-        while len(Journal.read(self.journal).ends) < records:
+        journal = Journal.read(self.journal)
+        while len(journal.ends) < records:
             if time.monotonic() > deadline or all(worker.poll() is not None for worker in self.workers):
                 break
             time.sleep(0.25)
+            journal.go_on(self.journal)
         self.stop()
 
     def stop(self) -> None:
@@ -157,7 +187,10 @@ def judge(world: World, records: int) -> int:
             else:
                 by_kill[pid] += 1
     restarted = sum(len(starts) > 1 for starts in journal.starts.values())
-    print(f"records {records}  ended {len(journal.ends)}  lost {len(lost)}  started twice {restarted}")
+    print(
+        f"records {records}  ended {len(journal.ends)}  lost {len(lost)}  started twice {restarted}  "
+        f"longest pause {journal.pause_s:.1f} s"
+    )
     print(
         f"ended twice {len(twice)}, at most {max(by_kill.values(), default=0)} at one kill "
         f"(bound: concurrency {CONCURRENCY} + what ended in the {UNCONFIRMED_S} s before it); "

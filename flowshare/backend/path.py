@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from flowshare.backend.leading import Leading
     from flowshare.client.tcp import TcpConnection
     from flowshare.clock import Clock
+    from flowshare.log.owner import Owner
     from flowshare.protocol.kafka import Side
     from flowshare.protocol.messages import Connection
 
 logger = logging.getLogger(__name__)
 
 FIRST_LIMIT_S: Final = 10.0
-"""How long the first opening waits for a leader that has the lock but does not listen yet."""
+"""How long the first opening waits for a leader that has the lock but cannot be reached; for the next one anew."""
+FIRST_TRIES: Final = 20
+"""So often it tries at least: on a busy machine a try can take seconds."""
 SEEK_S: Final = 0.05
 """Pause between two tries for the lock or the leader's address."""
 SEEK_SLOW_S: Final = 0.5
@@ -68,6 +71,7 @@ class SharedPath:
         self._known = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
+        self._holder: Owner | None = None
         self.leading: Leading | None = None
 
     @property
@@ -79,8 +83,13 @@ class SharedPath:
         """Lead or join. Raises: StorageHeld (somebody has the path and lets nobody join), LogError, BackendError."""
         deadline_s = self._clock.monotonic() + FIRST_LIMIT_S
         self._patient_until_s = self._clock.monotonic() + self._patience_s
+        holder, tries = self._holder, 0
         while not await self._settle():
-            if self._clock.monotonic() >= deadline_s:
+            tries += 1
+            if holder != self._holder:
+                holder, tries = self._holder, 0
+                deadline_s = self._clock.monotonic() + FIRST_LIMIT_S
+            elif tries >= FIRST_TRIES and self._clock.monotonic() >= deadline_s:
                 raise self._error or BackendError(f"{self._path}: nobody leads it and it cannot be opened")
             await self._clock.sleep(SEEK_S)
         if self.leading is None:
@@ -131,7 +140,7 @@ class SharedPath:
         return bool(await asyncio.to_thread(running_workers, self._path))
 
     async def _join(self) -> bool:
-        owner = await asyncio.to_thread(read_owner, self._path)
+        self._holder = owner = await asyncio.to_thread(read_owner, self._path)
         if owner is None or owner.listener is None:
             return False
         try:

@@ -151,6 +151,7 @@ async def test_one_of_many_takes_over_and_the_others_find_it(tmp_path: Path) -> 
 
 async def test_a_holder_that_lets_nobody_join_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("flowshare.backend.path.FIRST_LIMIT_S", 0.0)
+    monkeypatch.setattr("flowshare.backend.path.FIRST_TRIES", 1)
     alone = EmbeddedBackend(tmp_path / "shop", listen=False)
     await alone.start()
 
