@@ -206,7 +206,7 @@ class Cluster:
             return known
         answer = await self._ours().send(FindCoordinatorRequest(group_id=group_id))
         if answer.error is ErrorCode.NONE:
-            self.topology.nodes.setdefault(answer.node_id, (answer.host, answer.port))
+            self.topology.nodes[answer.node_id] = answer.host, answer.port
             self._coordinators[group_id] = answer.node_id
             return answer.node_id
         error = ServerError(answer.error, answer.message, about=f"finding the coordinator of group {group_id}")

@@ -212,8 +212,7 @@ class ClusterConnection:
         return FetchResponse(partitions=tuple(found[part.topic, part.partition] for part in request.partitions))
 
     async def _to_all(self, request: ListGroupsRequest) -> ListGroupsResponse:
-        if not self.cluster.topology.nodes:
-            await self.cluster.look(())
+        await self.cluster.look(())  # a broker that was taken away for good would be asked for ever
         groups: dict[str, Any] = {}
         for node in sorted(self.cluster.topology.nodes):
             answer = await self._to_node(request, node)

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from flowshare.client.cluster import Cluster
+from flowshare.client.errors import NotConnected
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from tests.client.fakes import ORDERS, FakeConnection, FakeServer
@@ -101,9 +102,9 @@ class FakeCluster:
         self.cluster = Cluster([f"broker:{coordinator}"], clock=clock, open_node=self._open)
 
     async def _open(self, host: str, port: int, client_id: str) -> BrokerConnection:
-        broker = self.brokers[port]
-        if broker.down:
-            raise ConnectionRefusedError(f"broker {port} is down")
+        broker = self.brokers.get(port)
+        if broker is None or broker.down:
+            raise NotConnected(f"broker {port} is down")
         connection = BrokerConnection(broker, client_id)
         broker.connections.append(connection)
         return connection

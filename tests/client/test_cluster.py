@@ -55,6 +55,22 @@ async def test_heartbeats_find_the_coordinator_first_and_follow_it_when_it_moves
     await connection.close()
 
 
+async def test_a_coordinator_that_comes_back_at_another_address_is_found_there(clock):
+    fake = FakeCluster(clock, [1, 2])
+    connection = await fake.connect()
+    beat = m.ShareGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, subscribed_topics=("orders",))
+    await connection.send(beat)
+    fake.cluster.topology.nodes[1] = "broker", 3  # where nobody listens; what is known from before the restart
+    fake.brokers[1].then(m.ShareGroupHeartbeatRequest, ConnectionError("restarted"))
+    with pytest.raises(ConnectionError, match="restarted"):
+        await connection.send(beat)
+
+    answer = await within(clock, 5, connection.send(beat))
+
+    assert answer.error is ErrorCode.NONE
+    await connection.close()
+
+
 async def test_a_group_without_coordinator_is_told_after_a_bounded_time(clock):
     fake = FakeCluster(clock, [1])
     fake.brokers[1].then(
@@ -88,6 +104,21 @@ async def test_groups_are_listed_from_every_broker(clock):
 
     assert [group.group_id for group in await admin.list_groups()] == ["g1", "g2", "g3"]
     await admin.close()
+
+
+async def test_groups_are_listed_without_a_broker_that_was_taken_away(clock):
+    fake = FakeCluster(clock, [1, 2, 3])
+    admin = ShareAdmin(fake.connect, clock=clock)
+    await admin.list_groups()
+    del fake.brokers[3]
+    fake.leaders = [1, 2, 2]
+    other = ShareAdmin(fake.connect, clock=clock)
+
+    groups = await within(clock, 5, other.list_groups())
+
+    assert [group.group_id for group in groups] == ["g1", "g2"]
+    await admin.close()
+    await other.close()
 
 
 async def test_a_plain_fetch_of_two_leaders_partitions_comes_back_in_order(clock):
