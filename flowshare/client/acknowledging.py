@@ -108,8 +108,9 @@ class Acknowledger:
             await self._done.wait()
 
     async def stop(self) -> None:
-        """Nothing is sent any more."""
-        await self._turns.stop()
+        """Nothing is sent any more; who waits for an outcome is told that there is none."""
+        for waiting in await self._turns.stop():
+            waiting.settle(self.all_failed(waiting.acks, ErrorCode.NETWORK_EXCEPTION, STOPPED))
 
     async def close_session(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
         """Give `unrun` ranges back without costing an attempt and end the session, which releases the rest."""
@@ -167,15 +168,15 @@ class Acknowledger:
         """What waited and found no fetch to ride on."""
         connection = self._node.link.current
         together = {tp: batches for waiting in taken for tp, batches in waiting.acks.items()}
-        if connection is None:
-            results = self.all_failed(together, ErrorCode.NETWORK_EXCEPTION, GONE)
-        else:
-            try:
+        results = self.all_failed(together, ErrorCode.NETWORK_EXCEPTION, GONE if connection is None else STOPPED)
+        try:
+            if connection is not None:
                 results = await self._send(together, connection)
-            except Exception as error:
-                logger.exception("acknowledging for group %s failed", self._membership.group_id)
-                results = self.all_failed(together, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
-        _settle(taken, results)
+        except Exception as error:
+            logger.exception("acknowledging for group %s failed", self._membership.group_id)
+            results = self.all_failed(together, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
+        finally:
+            _settle(taken, results)
 
     async def _fetch_in_turn(self, plan: Plan, connection: Connection) -> list[Fetched]:
         taken = await self._turns.take(riding=True)
@@ -250,6 +251,7 @@ class Acknowledger:
         return AckResult(name, tp.topic_id, tp.partition, tuple(batches), code, message, deadline_s)
 
 
+STOPPED: Final = "outcome unknown: the member was closed before there was an answer"
 GONE: Final = "the connection over which the records were acquired ended; they are given to others"
 
 

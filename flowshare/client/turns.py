@@ -45,7 +45,7 @@ def is_renewal(acks: Acks) -> bool:
 
 
 class Turns:
-    """Who may send now. `send`: sends acknowledgements by themselves and settles them; never raises."""
+    """Who may send now. `send`: sends acknowledgements by themselves and settles them, cancelled or not."""
 
     def __init__(self, clock: Clock, send: Callable[[list[Waiting]], Awaitable[None]]) -> None:
         self._clock = clock
@@ -77,12 +77,14 @@ class Turns:
             self._sender = asyncio.create_task(self._send_pile(), name="acknowledgements")
         return await waiting.outcome
 
-    async def stop(self) -> None:
-        """Nothing is sent any more."""
+    async def stop(self) -> list[Waiting]:
+        """Nothing is sent any more; what waited in vain, to be settled by the caller."""
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
+        left, self._pile = self._pile, []
+        return left
 
     @property
     def _urgent(self) -> bool:

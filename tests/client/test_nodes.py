@@ -316,3 +316,21 @@ async def test_each_broker_gives_back_what_it_handed_out_when_the_member_closes(
 
     closing = {node: one for node, one in fake.seen(m.ShareAcknowledgeRequest) if one.session_epoch == -1}
     assert {node: one.partitions[0].acks[0][:2] for node, one in closing.items()} == {1: (1, 2), 2: (0, 0)}
+
+
+async def test_who_waits_for_an_acknowledgement_when_the_member_closes_is_told_that_there_is_no_outcome(clock):
+    fake = FakeCluster(clock, [1])
+    member = await joined(fake, clock)
+    fake.brokers[1].offer(batch())
+    (fetched,) = await member.fetch(records_max=10)
+    never = asyncio.get_running_loop().create_future()
+    fake.brokers[1].then(m.ShareAcknowledgeRequest, never, never)
+    sent = asyncio.ensure_future(member.acknowledge(acks(fetched)))
+    await clock.advance(1)
+    waits = asyncio.ensure_future(member.acknowledge(acks(fetched, RENEW)))
+    await settle()
+
+    await within(clock, 5, member.close(timeout_s=2))
+
+    for outcome in (await within(clock, 5, sent), await within(clock, 5, waits)):
+        assert [one.error for one in outcome] == [ErrorCode.NETWORK_EXCEPTION]
