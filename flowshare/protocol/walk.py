@@ -37,7 +37,7 @@ class Edits(list[Edit]):
         self._parts_max = parts_max
         self._parts = 0
 
-    def count(self, parts: int) -> None:
+    def meet(self, parts: int) -> None:
         """Elements of an array, or tagged fields, come now. Raises: MalformedMessage."""
         self._parts += parts
         if self._parts_max is not None and self._parts > self._parts_max:
@@ -200,7 +200,7 @@ def _array(part: Step | None, size: int, *, nullable: bool, flexible: bool) -> S
             return position
         if length * size > len(message) - position:
             raise MalformedMessage(f"an array says that it has {length} elements")
-        edits.count(length)
+        edits.meet(length)
         if part is None:
             return position + length * size
         for _ in range(length):
@@ -231,7 +231,7 @@ def _tags(known: Mapping[int, Step]) -> Step:
         counted = position
         if count > len(message) - position:
             raise MalformedMessage(f"there are said to be {count} tagged fields")
-        edits.count(count)
+        edits.meet(count)
         for _ in range(count):
             start = position
             tag, position = _varint(message, position)
