@@ -149,10 +149,17 @@ async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartiti
 def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, Sequence[AckBatch]]:
     """Partitions of a request with their batches; entries that name the same one are put together (librdkafka)."""
     found: dict[TopicPartition, Sequence[AckBatch]] = {}
+    joined: dict[TopicPartition, list[AckBatch]] = {}
     for topic_id, partition, acks in partitions:
         at = TopicPartition(topic_id, partition)
         earlier = found.get(at)
-        found[at] = acks if earlier is None else (*earlier, *acks)
+        if earlier is None:
+            found[at] = acks
+            continue
+        together = joined.get(at)
+        if together is None:
+            together = joined[at] = found[at] = list(earlier)
+        together += acks
     return found
 
 
@@ -176,9 +183,7 @@ class ShareAcknowledging:
         """What this family answers."""
         return {ShareAcknowledgeRequest: self.acknowledge}
 
-    async def acknowledge(
-        self, request: ShareAcknowledgeRequest, connection: InProcess
-    ) -> ShareAcknowledgeResponse:
+    async def acknowledge(self, request: ShareAcknowledgeRequest, connection: InProcess) -> ShareAcknowledgeResponse:
         """Decide, wait until durable, answer. Epoch −1 closes the session: what is left acquired is released."""
         self._stats.acknowledges += 1
         try:
