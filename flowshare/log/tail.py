@@ -66,9 +66,13 @@ class Tail:
             self._head = 0
         return size
 
-    def before(self, offset: int) -> int:
-        """How many batches begin before `offset`."""
-        return max(0, bisect.bisect_left(self._firsts, offset) - self._head)
+    def forget(self, before: int) -> tuple[int, int]:
+        """Forget batches that begin before an offset; how many, and their size."""
+        end = bisect.bisect_left(self._firsts, before, lo=self._head)
+        gone = self._batches[self._head : end]
+        del self._batches[:end], self._firsts[:end]
+        self._head = 0
+        return len(gone), sum([len(batch.records) + ENTRY_BYTES for batch in gone])
 
     def clear(self) -> None:
         """Forget everything."""
@@ -95,18 +99,11 @@ class TailBudget:
 
     def forget(self, tail: Tail, before: int) -> None:
         """Forget the batches of a tail that begin before this offset: they are about to change."""
-        count = left = tail.before(before)
-        if not count:
-            return
-        order: deque[Tail] = deque()
-        for entry in self._order:
-            if left and entry is tail:
-                left -= 1
-            else:
-                order.append(entry)
-        self._order = order
-        for _ in range(count):
-            self._bytes -= tail.drop_first()
+        count, size = tail.forget(before)
+        if count:
+            self._bytes -= size
+            skipped = iter(range(count))
+            self._order = deque([entry for entry in self._order if entry is not tail or next(skipped, None) is None])
 
     def clear(self) -> None:
         """Forget the batches of all tails."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.clock import LoopClock
+from flowshare.log.base import Storage
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
@@ -112,7 +113,7 @@ def _value(name, version, wanted, value):
 class Edge:
     """A listening server."""
 
-    def __init__(self, server: Server, listener: Listener, storage: MemoryStorage) -> None:
+    def __init__(self, server: Server, listener: Listener, storage: Storage) -> None:
         self.server = server
         self.listener = listener
         self.storage = storage
@@ -153,10 +154,10 @@ class Edge:
 
 
 @asynccontextmanager
-async def edge(*denied, config: ServerConfig | None = None):
-    """A server at 127.0.0.1 that refuses what `denied` says."""
+async def edge(*denied, config: ServerConfig | None = None, storage: Storage | None = None):
+    """A server at 127.0.0.1 that refuses what `denied` says, over a storage in memory unless another is given."""
     clock = LoopClock()
-    storage = MemoryStorage(clock)
+    storage = storage or MemoryStorage(clock)
     server = Server(storage=storage, config=config or ServerConfig.embedded(), clock=clock)
     await server.start()
     listener = Listener(server, clock=clock, authorizer=Rights(*denied))

@@ -1,0 +1,49 @@
+"""Run as a process: appends to a compacted topic and compacts it all the time, until it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+
+from flowshare.clock import LoopClock
+from flowshare.log.embedded import EmbeddedStorage
+from tests.log.compaction_world import built
+
+KEYS = 30
+
+
+class HastyClock(LoopClock):
+    """Sweeps follow each other at once."""
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(min(delay_s, 0.001))
+
+
+async def main(path: Path, seed: int) -> None:
+    """Lines: `offset key value` for a record that is confirmed."""
+    chance = random.Random(seed)
+    storage = await EmbeddedStorage.open(path, clock=HastyClock(), tail_bytes=20_000)
+    if "t" not in storage.topics():
+        await storage.create_topic("t", configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+    storage._compactor._keys_max = 10
+    say("ready")
+    for _ in range(1_000_000):
+        pairs = [
+            (b"k%d" % chance.randrange(KEYS), b"%d" % chance.getrandbits(40) * chance.choice((1, 800)))
+            for _ in range(chance.randint(1, 4))
+        ]
+        done = await storage.append("t", 0, built(pairs, codec=chance.choice(("none", "zstd"))))
+        for number, (key, value) in enumerate(pairs):
+            say(f"{done.base_offset + number} {key.decode()} {value[:20].decode()}")
+
+
+def say(line: str) -> None:
+    """Each line is one write to the pipe, so that none is lost with the process."""
+    os.write(1, line.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
