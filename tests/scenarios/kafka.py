@@ -1,25 +1,19 @@
 """A real Kafka as a subject: the same steps through flowshare's client, in real time.
 
-What takes a manual clock elsewhere takes a fifth of that time here. A step that should bring something may take its
-time (a share-partition is loaded after its first fetch, settings arrive after they are taken); one that should bring
-nothing looks for `NOTHING_MS`.
+What takes a manual clock elsewhere takes a fifth of that time here (`kafka_world.scale_of`). A step that should bring
+something may take its time (a share-partition is loaded after its first fetch, settings arrive after they are taken);
+one that should bring nothing looks for `NOTHING_MS`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from flowshare.client.cluster import Cluster, NodeConnection
-from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
-from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    Connection,
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteRecordsRequest,
@@ -34,24 +28,18 @@ from flowshare.protocol.messages import (
     ShareGroupHeartbeatRequest,
 )
 from tests.scenarios import records, words
+from tests.scenarios.kafka_world import LIMIT_S, LOOK_S, KafkaWorld, until
 from tests.scenarios.language import BadStep, Outcome, Scenario, Step, parse_step
-from tests.scenarios.renaming import Renaming
 from tests.scenarios.server import ServerSubject
 from tests.scenarios.server_admin import AdminSteps
-from tests.scenarios.server_tcp import Wire
 from tests.scenarios.transaction_codecs import FindTransactionCoordinatorRequest
 from tests.scenarios.words import Batch, Place
 
-SCALE = 5
-"""How much shorter time is here, in scenarios where it passes."""
 EARLY = 0.6
 """`time 14999` stands for "the lock is far from over": this part of it passes, the rest with the next step of time."""
 SLACK_S = 0.3
 NOTHING_MS = 300
-SHORT_MS = 1000
 FETCH_MS = 1000
-LIMIT_S = 15.0
-LOOK_S = 0.02
 BUSY = frozenset(
     {
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -73,96 +61,12 @@ SCALED = frozenset(name for name, value in FIRST_OF_ALL.items() if name.endswith
 FENCE = "share.partition.max.record.locks"
 
 
-class KafkaWorld:
-    """The broker of a test run, and what one scenario has on it."""
-
-    def __init__(self, address: str, scenario: Scenario) -> None:
-        host, _, port = address.rpartition(":")
-        self.address = host, int(port)
-        self.clock = LoopClock()
-        self.suffix = f"-{uuid.uuid4().hex[:8]}"
-        self.scale = scale_of(scenario)
-        self._settings = LinkSettings()
-        self._clusters: list[Cluster] = []
-        self._open: list[Connection] = []
-
-    async def connect(self, name: str) -> Connection:
-        """A new socket."""
-        wire = Wire(await open_tcp(*self.address, client_id=name, clock=self.clock, settings=self._settings))
-        self._open.append(wire)
-        return Renaming(wire, self.suffix)
-
-    async def consume(self, name: str) -> Connection:
-        """As flowshare's own consumers connect to a cluster; closing it closes every socket of the consumer."""
-        opened: list[NodeConnection] = []
-
-        async def open_node(host: str, port: int, client_id: str) -> NodeConnection:
-            opened.append(await open_tcp(host, port, client_id=client_id, clock=self.clock, settings=self._settings))
-            return opened[-1]
-
-        cluster = Cluster([f"{self.address[0]}:{self.address[1]}"], clock=self.clock, open_node=open_node)
-        self._clusters.append(cluster)
-        await cluster.start()
-        connection = cluster.connect(name)
-        close = connection.close
-
-        async def close_all() -> None:
-            for socket in opened:
-                await socket.close()
-            await close()
-
-        connection.close = close_all  # type: ignore[method-assign]
-        return connection
-
-    def real(self, name: str) -> str:
-        """What the broker knows a scenario's topic or group by."""
-        return name + self.suffix
-
-    def named(self, real: str) -> str:
-        """What the scenario calls it."""
-        return real.removesuffix(self.suffix)
-
-    async def drive(self, work: Awaitable[Any]) -> Any:
-        """Wait until `work` is done."""
-        return await asyncio.wait_for(work, 4 * LIMIT_S)
-
-    def settle(self, *, good: bool) -> None:
-        """A broker's writes are its own business."""
-
-    async def stop(self, *, crash: bool) -> None:
-        """Close all sockets."""
-        del crash
-        for connection in self._open:
-            await connection.close()
-
-    async def close(self) -> None:
-        """Let go of the clusters."""
-        for cluster in self._clusters:
-            await cluster.close()
-
-
-def scale_of(scenario: Scenario) -> float:
-    """How much shorter time is: a fifth where locks lapse, five times longer where a fetch is parked for a moment."""
-    steps = scenario.steps()
-    if any(1 <= int(step.options.get("wait", "0")) <= SHORT_MS for step in steps):
-        return 1 / SCALE
-    return SCALE if any(step.operation == "time" for step in steps) else 1
-
-
-async def until(look: Callable[[], Awaitable[Any]], right: Callable[[Any], bool]) -> Any:
-    """Look again until it is right, at most for `LIMIT_S`; what was seen last."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + LIMIT_S
-    while not right(seen := await look()) and loop.time() < deadline:  # noqa: ASYNC110 - a broker tells nobody
-        await asyncio.sleep(LOOK_S)
-    return seen
-
-
 class KafkaSubject(ServerSubject):
     """Runs steps on a real broker."""
 
     def __init__(self, address: str, scenario: Scenario) -> None:
-        super().__init__(scenario, KafkaWorld(address, scenario))  # type: ignore[arg-type]
+        self.kafka = KafkaWorld(address, scenario)
+        super().__init__(scenario, self.kafka)  # type: ignore[arg-type]
         self.admin_steps = next(part for part in self.parts if isinstance(part, AdminSteps))
         self.ends: dict[Place, int] = {}
         self.owed_s = 0.0
@@ -196,7 +100,7 @@ class KafkaSubject(ServerSubject):
 
     async def do_time(self, step: Step) -> Outcome:
         """`time 15000`: a fifth of that passes, and a little."""
-        whole_s = int(step.words[0]) / 1000 / self.world.scale  # type: ignore[attr-defined]
+        whole_s = int(step.words[0]) / 1000 / self.kafka.scale
         if int(step.words[0]) % 10 == 9:
             await asyncio.sleep(whole_s * EARLY)
             self.owed_s += whole_s * (1 - EARLY)

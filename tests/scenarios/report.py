@@ -5,12 +5,13 @@ For every scenario each expectation is made wrong, one at a time and in every wa
 run must fail at exactly that step; over TCP, where the same steps run, the last expectation in one way. Exits with 1
 if a scenario fails or a flipped expectation is not noticed.
 
-On a real Kafka, which takes minutes and Java, the scenarios run as tests: `pytest -m java tests/scenarios`.
+`--kafka host:port` runs them on that broker too (it needs the settings in tests/kafka/keeper.py; takes two minutes).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,17 @@ def covered(chosen: Sequence[Case], factories: runner.Factories) -> int:
     return failures
 
 
+def covered_on_kafka(address: str, ids: Sequence[str]) -> int:
+    """Run everything that runs there and print what failed; how many did."""
+    from tests.scenarios.kafka_run import run_all
+
+    chosen = [case for case in kafka_cases() if not ids or case[1].id in ids]
+    failed = asyncio.run(run_all(address, chosen))
+    print(*(f"FAIL {message}" for message in failed), sep="\n")
+    print(f"{len(chosen)} runs on Kafka: {len(chosen) - len(failed)} passed, {len(failed)} failed")
+    return len(failed)
+
+
 def prove(chosen: Sequence[Case], factories: runner.Factories) -> tuple[int, int]:
     """Flip every expectation of every case; how many flips there were and how many were not noticed."""
     flips = missed = 0
@@ -78,12 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="*", help="scenarios to run (default: all)")
     parser.add_argument("--quick", action="store_true", help="without the proof")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a real Kafka to run them on too")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     factories = runner.subject_factories()
     chosen = [case for case in cases() if not options.ids or case[1].id in options.ids]
 
     failures = covered(chosen, factories)
+    if options.kafka:
+        failures += covered_on_kafka(options.kafka, options.ids)
     print_subjects()
     shown = {scenario.id for scenario in scenarios()}
     reasons = {item.id: item.reason for item in left()}
@@ -92,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [name for name in catalogue() if name not in shown and name not in reasons]
     for name in missing:
         print(f"MISSING {name}")
-    expectations = sum(runner.expectations(scenario) for _, scenario, _ in chosen)
+    expectations = sum(1 if subject == "tcp" else runner.expectations(scenario) for _, scenario, subject in chosen)
     print(
         f"\n{len(catalogue())} ids in the catalogue's {ROWS} rows (P11–P20 is one row): {len(shown)} covered, "
         f"{len(reasons)} left, {len(missing)} missing\n"

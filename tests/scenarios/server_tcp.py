@@ -18,8 +18,9 @@ from flowshare.server.listener import Listener
 from flowshare.server.server import Server
 from tests.scenarios import transaction_codecs
 from tests.scenarios.language import Scenario
-from tests.scenarios.server import ServerSubject, World
+from tests.scenarios.server import ServerSubject
 from tests.scenarios.sockets import CountingLoop, SocketClock
+from tests.scenarios.world import World
 
 NEVER_S = 1e6
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowshare.testing.clock import ManualClock
+from tests.scenarios.world import idle
 
 Factory = Callable[[], asyncio.Protocol]
 Ends = frozenset[Any]
@@ -142,8 +143,6 @@ class SocketClock(ManualClock):
 
     async def advance(self, seconds: float) -> None:
         """Move time forward by `seconds`."""
-        from tests.scenarios.server import idle
-
         end_s = self.monotonic() + seconds
         await idle()
         while (due_s := self.next_due_s()) is not None and self.monotonic() + due_s <= end_s:

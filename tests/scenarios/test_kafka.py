@@ -11,39 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios import differences, runner
+from tests.scenarios import differences
 from tests.scenarios.catalogue import catalogue, kafka_cases, left, named
-from tests.scenarios.kafka import KafkaSubject
+from tests.scenarios.kafka_run import run_all
 from tests.scenarios.language import Scenario
 from tests.scenarios.reach import NOT_ON_KAFKA, NOT_ON_TCP
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "differences.md"
-AT_ONCE = 6
-LIMIT_S = 100.0
 CASES = kafka_cases()
 SECTIONS = list(dict.fromkeys(scenario.id[0] for _, scenario in CASES))
-
-
-async def run(address: str, name: str, scenario: Scenario, turn: asyncio.Semaphore) -> str | None:
-    """What went wrong, None when nothing did."""
-    async with turn:
-        subject = KafkaSubject(address, scenario)
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                failure = await runner.run_steps(subject, differences.on_kafka(name, scenario))
-        except Exception as error:  # noqa: BLE001 - the others go on
-            failure = runner.Failure(-1, f"{type(error).__name__}: {error}")
-        finally:
-            await subject.close()
-    return None if failure is None else f"{name}: step {failure.step}: {failure.message}"
-
-
-async def run_all(address: str, chosen: list[tuple[str, Scenario]]) -> list[str]:
-    """What went wrong in these scenarios, a few of which run at a time."""
-    turn = asyncio.Semaphore(AT_ONCE)
-    found = await asyncio.gather(*(run(address, name, scenario, turn) for name, scenario in chosen))
-    return [message for message in found if message is not None]
 
 
 @pytest.mark.java

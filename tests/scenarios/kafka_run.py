@@ -1,0 +1,33 @@
+"""Runs scenarios beside each other on one real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.scenarios import differences, runner
+from tests.scenarios.kafka import KafkaSubject
+from tests.scenarios.language import Scenario
+
+AT_ONCE = 6
+LIMIT_S = 100.0
+
+
+async def run(address: str, name: str, scenario: Scenario, turn: asyncio.Semaphore) -> str | None:
+    """What went wrong, None when nothing did."""
+    async with turn:
+        subject = KafkaSubject(address, scenario)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                failure = await runner.run_steps(subject, differences.on_kafka(name, scenario))
+        except Exception as error:  # noqa: BLE001 - the others go on
+            failure = runner.Failure(-1, f"{type(error).__name__}: {error}")
+        finally:
+            await subject.close()
+    return None if failure is None else f"{name}: step {failure.step}: {failure.message}"
+
+
+async def run_all(address: str, chosen: list[tuple[str, Scenario]]) -> list[str]:
+    """What went wrong in these scenarios, a few of which run at a time."""
+    turn = asyncio.Semaphore(AT_ONCE)
+    found = await asyncio.gather(*(run(address, name, scenario, turn) for name, scenario in chosen))
+    return [message for message in found if message is not None]
