@@ -11,9 +11,9 @@ import asyncio
 import logging
 import random as random_module
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.acks import AckSender, Confirmed
+from flowshare.agents.acks import AckSender
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.crowd import Crowd
 from flowshare.agents.diagnose import StallWatch
@@ -27,6 +27,7 @@ from flowshare.agents.reading import Reader
 from flowshare.agents.retry_topic import retry_topic
 from flowshare.agents.settle import Settler
 from flowshare.agents.setup import prepare
+from flowshare.agents.telling import Telling
 from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
 from flowshare.protocol.decoding import DecodedRecord
@@ -87,9 +88,8 @@ class Feeder:
         self._connect = connect
         self._admin = admin
         self._stats = stats
-        self._observer = observer
-        self._told: dict[tuple[Any, int], tuple[int, str, float]] = {}
-        self._acks = AckSender(agent.name, clock, stats, self._observe if observer is not None else None)
+        self._telling = None if observer is None else Telling(agent.name, observer)
+        self._acks = AckSender(agent.name, clock, stats, None if self._telling is None else self._telling.confirmed)
         self._room = asyncio.Event()
         self._held = Holdings(self._acks, stats, self._feed, self._room)
         self._settler = Settler(
@@ -163,6 +163,10 @@ class Feeder:
         """Whether nothing is held and nothing waits for its acknowledgement."""
         return self.outstanding == 0 and self._acks.unconfirmed == 0
 
+    @property
+    def _stopping(self) -> bool:
+        return self._draining or self.paused
+
     def problems(self) -> list[str]:
         """Why the agent is not healthy."""
         return [text for text in (self._trouble, self._settler.dead_letter_trouble) if text]
@@ -197,14 +201,13 @@ class Feeder:
 
     async def drain(self, timeout_s: float) -> bool:
         """Fetch no more, give back, wait for the handlers; returns whether all finished in time."""
+        began_s = self._clock.monotonic()
         self._draining = True
-        if self._member is not None:
-            self._member.wakeup()
-        self._room.set()
         self._give_back()
         if self._delays is not None:
             self._delays.drain()
-        return await self.settle(timeout_s)
+        await self._stop_fetching()
+        return await self.settle(max(0.0, began_s + timeout_s - self._clock.monotonic()))
 
     async def settle(self, limit_s: float) -> bool:
         """Wait until nothing is held and everything is acknowledged, `limit_s` seconds at most."""
@@ -224,10 +227,7 @@ class Feeder:
         self._draining = True
         self._stall.stop()
         await self._locks.stop()
-        fetching, self._fetching = self._fetching, None
-        if fetching is not None:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
+        await self._stop_fetching()
         unrun = self._held.take_unrun()
         await self._leadership.stop()
         if self._crowd is not None:
@@ -293,6 +293,18 @@ class Feeder:
             self._room.clear()
             await self._room.wait()
 
+    async def _stop_fetching(self) -> None:
+        """No fetch any more; what one under way brings goes back."""
+        fetching, self._fetching = self._fetching, None
+        if fetching is None or self._member is None:
+            return
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+        try:
+            self._take(await self._member.last_fetch())
+        except ClientError as error:
+            logger.debug("agent=%s: the last fetch failed: %s", self.agent.name, error)
+
     def _target(self) -> tuple[int, int]:
         """How many records to hold, and how many are held that handlers wait for."""
         if self._crowd is None or self._delays is None:
@@ -324,16 +336,19 @@ class Feeder:
         for chunk in chunks:
             self._held.add(chunk)
         self._locks.watch()
-        self._feed(chunks)
-        if self._draining or self.paused:
-            self._give_back()
+        if not self._stopping:
+            self._feed(chunks)
+            return
+        if not self._capabilities.unrun_release:
+            self._feed(chunks)
+        self._give_back()
 
     def _give_back(self) -> None:
         """What no handler has begun goes back: at once, or where that costs an attempt, what they do not get to."""
         if self._capabilities.unrun_release:
             self._held.give_back()
         else:
-            self._clock.call_later(FINISH_S, self._held.give_back)
+            self._clock.call_later(FINISH_S, lambda: self._held.give_back() if self._stopping else None)
 
     def _feed(self, chunks: list[Chunk]) -> None:
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
@@ -359,9 +374,9 @@ class Feeder:
         self._held.decided(chunk, offsets)
         if chunk.lost:
             offsets = self._held.without_lost(chunk, offsets)
-        if self._observer is not None:
+        if self._telling is not None:
             for offset in offsets:
-                self._told[chunk.tp, offset] = (chunk.attempts.get(offset, 0), "", 0.0)
+                self._telling.note(chunk.tp, offset, chunk.attempts.get(offset, 0))
         if offsets:
             self._acks.accept((chunk.tp, chunk.generation), offsets)
 
@@ -371,28 +386,9 @@ class Feeder:
         self._held.decided(chunk, [offset])
         if offset in chunk.lost:
             self._held.without_lost(chunk, [offset])
-        elif self._observer is not None:
-            self._told[chunk.tp, offset] = (record.delivery_count, reason, delay_s)
+        elif self._telling is not None:
+            self._telling.note(chunk.tp, offset, record.delivery_count, reason, delay_s)
         self._room.set()
-
-    def _observe(self, confirmed: Confirmed) -> None:
-        from flowshare.agents.runtime import Settled
-
-        assert self._observer is not None
-        for offset in range(confirmed.ack.first, confirmed.ack.last + 1):
-            attempt, reason, delay_s = self._told.pop((confirmed.tp, offset), (0, "", 0.0))
-            self._observer(
-                Settled(
-                    self.agent.name,
-                    confirmed.topic,
-                    confirmed.tp.partition,
-                    offset,
-                    attempt,
-                    confirmed.how,
-                    reason,
-                    delay_s,
-                )
-            )
 
     def _soon(self, callback: Callable[[], object]) -> None:
         if not self._service_loop.is_closed():

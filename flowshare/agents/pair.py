@@ -71,6 +71,10 @@ class Member(Protocol):
     def wakeup(self) -> None:
         """End the fetch that waits."""
 
+    async def last_fetch(self) -> list[Fetched]:
+        """Take what is under way."""
+        ...
+
     async def acknowledge(
         self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
     ) -> list[AckResult]:
@@ -158,6 +162,17 @@ class MemberPair:
         """End the fetches that wait."""
         self._main.wakeup()
         self._side.wakeup()
+
+    async def last_fetch(self) -> list[Fetched]:
+        """What is on its way to either. Raises: ServerError."""
+        self.wakeup()
+        tasks = list(self._fetching.values())
+        self._fetching.clear()
+        brought = [
+            *await asyncio.gather(*tasks),
+            *await asyncio.gather(self._main.last_fetch(), self._side.last_fetch()),
+        ]
+        return [fetched for of_one in brought for fetched in of_one]
 
     async def acknowledge(
         self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None

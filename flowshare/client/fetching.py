@@ -75,6 +75,10 @@ class Plan(NamedTuple):
     mode: AcquireMode
 
 
+NOTHING: Final = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
+"""A fetch that asks for no records."""
+
+
 class Fetcher:
     """Fetches for one member from one node; `lock_timeout_ms` is that of the last answer."""
 
@@ -130,9 +134,14 @@ class Fetcher:
 
     async def open_session(self, connection: Connection) -> bool:
         """Open the session without fetching, so that what is held can be acknowledged."""
-        plan = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
-        _, answer = await self.fetch(plan, connection)
+        _, answer = await self.fetch(NOTHING, connection)
         return answer is not None and answer.error is ErrorCode.NONE
+
+    async def end_wait(self) -> None:
+        """Have the server answer a fetch that it has parked. Brokers cannot: theirs ends by itself."""
+        connection = self._node.link.current
+        if connection is not None and self._node.beside and self._node.session.open:
+            await self.fetch(NOTHING, connection)
 
     def _request(self, plan: Plan, riding: Riding) -> ShareFetchRequest:
         """The request that brings the server's view of the session to what is wanted; awaits nothing."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 
 RENEW: Final = bytes((AcknowledgeType.RENEW,))
+LAST_FETCH_S: Final = 1.0
+"""How long a member that stops waits for what its last fetches bring."""
 NO_NODE: Final = -3
 """In place of a node: waiting for the first partition."""
 
@@ -198,6 +200,29 @@ class ShareMember:
         else:
             self._woken = True
 
+    async def last_fetch(self) -> list[Fetched]:
+        """What is on its way from fetches under way, for a member that stops: what nobody takes waits for `close`.
+
+        Flowshare's servers answer them at once, brokers within their wait; LAST_FETCH_S at most is waited for.
+        """
+        await self._end_fetches()
+        return self._fetched()
+
+    async def _end_fetches(self) -> None:
+        try:
+            await self._clock.wait_for(self._wait_for_fetches(), LAST_FETCH_S)
+        except TimeoutError:
+            logger.info("member %s of %s stops with fetches unanswered", self.member_id, self.group_id)
+
+    async def _wait_for_fetches(self) -> None:
+        waiting = self._fetching.pop(NO_NODE, None)
+        if waiting is not None:
+            waiting.cancel()
+        under_way = {node: task for node, task in self._fetching.items() if not task.done()}
+        if under_way:
+            await self._nodes.end_waits(under_way)
+            await asyncio.wait(under_way.values())
+
     async def _wait_fetch(self, plan: Plan) -> list[Fetched]:
         """Have a fetch under way at each node; return what the first ones bring."""
         waker = self._waker = asyncio.get_running_loop().create_future()
@@ -285,6 +310,7 @@ class ShareMember:
             await self._end()
 
     async def _close(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
+        await self._end_fetches()
         await self._nodes.settle()
         back: dict[TopicPartition, list[tuple[int, int, int]]] = {}
         for tp, runs in unrun.items():

@@ -251,6 +251,11 @@ class Nodes:
             for node_id in sorted(started)
         }
 
+    async def end_waits(self, under_way: Iterable[int]) -> None:
+        """Have the fetches that are parked answered, where servers can."""
+        clients = [self._clients[node_id] for node_id in under_way if node_id in self._clients]
+        await asyncio.gather(*(client.fetcher.end_wait() for client in clients))
+
     async def acknowledge(
         self, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
     ) -> list[AckResult]:

@@ -20,7 +20,7 @@ class Ended(enum.Enum):
     """Why a fetch stops waiting for good."""
 
     NO = "it goes on"
-    TIMEOUT = "its wait limit came"
+    TIMEOUT = "its wait limit came, or its session asked for its answer"
     SESSION = "its session was closed or replaced"
     CONNECTION = "its connection was closed"
 

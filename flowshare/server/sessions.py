@@ -51,13 +51,16 @@ class Sessions:
     ) -> FetchTurn:
         """Accept a ShareFetch; one that opens a session anew ends the fetches of the old one.
 
+        In the same session it ends the wait of those that are parked, which answer with what they have: members of
+        ours that stop ask so for what is on its way to them. Others have one fetch at a time.
+
         Raises: what `ShareSessions.fetch` raises.
         """
         turn = self._cores.fetch(
             connection, group_id, member_id, epoch, added=added, forgotten=forgotten, has_acks=has_acks
         )
-        if epoch == 0:
-            self._end_fetches(turn.session.group_id, turn.session.member_id)
+        reason = Ended.SESSION if epoch == 0 else Ended.TIMEOUT
+        self._end_fetches(turn.session.group_id, turn.session.member_id, reason)
         return turn
 
     def acknowledge(self, group_id: str | None, member_id: str | None, epoch: int) -> ClosedSession | None:
@@ -74,7 +77,7 @@ class Sessions:
 
         died: the connection ended and the member said nothing.
         """
-        self._end_fetches(closed.group_id, closed.member_id)
+        self._end_fetches(closed.group_id, closed.member_id, Ended.SESSION)
         self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions, died=died)
         if closed.last_of_group:
             self._partitions.drop_idle(closed.group_id)
@@ -96,6 +99,6 @@ class Sessions:
         if not waiters:
             del self._waiters[group_id, member_id]
 
-    def _end_fetches(self, group_id: str, member_id: str) -> None:
+    def _end_fetches(self, group_id: str, member_id: str, reason: Ended) -> None:
         for waiter in self._waiters.get((group_id, member_id), ()):
-            waiter.end(Ended.SESSION)
+            waiter.end(reason)

@@ -127,7 +127,9 @@ class FakeServer:
         return m.TopicResult(topic=request.name, topic_id=self.known[request.name][0])
 
     async def _ShareFetchRequest(self, request: Any) -> Any:  # noqa: N802
-        if request.max_records and not self.ready:
+        if not request.max_records:
+            self.more.set()  # what is parked answers with what there is
+        elif not self.ready:
             self.more.clear()
             await self.more.wait()
         parts, self.ready = (tuple(self.ready), []) if request.max_records else ((), self.ready)

@@ -166,6 +166,22 @@ async def test_two_fetches_at_once_are_refused(clock):
     await member.close()
 
 
+async def test_what_is_on_its_way_to_a_member_that_closes_goes_back_unrun(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    waiting = asyncio.ensure_future(member.fetch(records_max=10))
+    await settle()
+    member.wakeup()
+    assert await waiting == []
+    server.offer(batch())
+
+    await member.close()
+
+    closing = server.seen(m.ShareAcknowledgeRequest)[-1]
+    assert closing.session_epoch == -1
+    assert [(ack.first, ack.last, ack.unrun) for part in closing.partitions for ack in part.acks] == [(0, 2, True)]
+
+
 @pytest.mark.parametrize(
     "code",
     [
