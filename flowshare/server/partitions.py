@@ -149,6 +149,10 @@ class Partitions:
         """Remember that a share-partition has state."""
         self._by_group.setdefault(key.group_id, set()).add(key)
 
+    def knows(self, key: ShareKey) -> bool:
+        """Whether a share-partition has state."""
+        return key in self._by_group.get(key.group_id, ())
+
     def known(self, group_id: str) -> frozenset[ShareKey]:
         """Share-partitions of a group that have state."""
         return frozenset(self._by_group.get(group_id, ()))

@@ -106,7 +106,7 @@ class ShareOffsetApis:
         if topic is None:
             return SharePartitionOffsets(topic=name, topic_id=None, partition=partition)
         key = ShareKey(group_id, topic.topic_id, partition)
-        if key not in self._partitions.known(group_id):
+        if not self._partitions.knows(key):
             return SharePartitionOffsets(topic=name, topic_id=topic.topic_id, partition=partition)
         try:
             owner = await self._partitions.open(key)

@@ -50,7 +50,7 @@ class ShareResuming:
 
     async def _resume(self, group_id: str, member_id: str, told: HeldRanges) -> HeldRanges:
         key = ShareKey(group_id, told.topic_id, told.partition)
-        if key not in self._partitions.known(group_id):
+        if not self._partitions.knows(key):
             return HeldRanges(told.topic_id, told.partition)
         owner = await self._partitions.open(key)
         held = merged(_of_member(owner, member_id))

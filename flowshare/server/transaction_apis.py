@@ -105,21 +105,20 @@ class TransactionApis:
     async def list(self, request: ListTransactionsRequest, _: InProcess) -> ListTransactionsResponse:
         """All transactional ids that pass the filters."""
         words = {state.value for state in State}
+        states, producer_ids = frozenset(request.states), frozenset(request.producer_ids)
         found = [
             ListedTransaction(one.transactional_id, one.producer_id, one.state.value)
             for one in self._transactions.all()
-            if self._passes(one, request)
+            if (not states or one.state.value in states)
+            and (not producer_ids or one.producer_id in producer_ids)
+            and self._runs_longer(one, request.running_ms)
         ]
         unknown = tuple(word for word in request.states if word not in words)
         return ListTransactionsResponse(unknown_states=unknown, transactions=tuple(sorted(found)))
 
-    def _passes(self, one: Transaction, request: ListTransactionsRequest) -> bool:
-        if request.states and one.state.value not in request.states:
-            return False
-        if request.producer_ids and one.producer_id not in request.producer_ids:
-            return False
-        running = one.started_ms >= 0 and self._clock.now_ms() - one.started_ms > request.running_ms
-        return request.running_ms < 0 or running
+    def _runs_longer(self, one: Transaction, running_ms: int) -> bool:
+        """Whether it has been open for longer; any is with a negative limit."""
+        return running_ms < 0 or (one.started_ms >= 0 and self._clock.now_ms() - one.started_ms > running_ms)
 
     async def describe_producers(self, request: DescribeProducersRequest, _: InProcess) -> DescribeProducersResponse:
         """The idempotent producers that a partition knows."""

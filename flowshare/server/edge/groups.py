@@ -92,8 +92,8 @@ class GroupsEdge:
         """Delete empty groups."""
         make, peer = form("delete_groups", call.version), call.peer
         names = tuple(dict.fromkeys(call.request.groups_names))
-        allowed = tuple(name for name in names if may_group(peer, Operation.DELETE, name))
-        answer = await peer.connection.send(DeleteGroupsRequest(group_ids=allowed))
+        allowed = dict.fromkeys(name for name in names if may_group(peer, Operation.DELETE, name))
+        answer = await peer.connection.send(DeleteGroupsRequest(group_ids=tuple(allowed)))
         refused = (
             GroupResult(group_id=name, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
             for name in names

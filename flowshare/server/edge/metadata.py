@@ -169,8 +169,8 @@ class MetadataEdge:
         make, peer, asked = form("describe_topic_partitions", call.version), call.peer, call.request
         if asked.topics:
             names = dict.fromkeys(topic.name for topic in asked.topics)
-            allowed = tuple(name for name in names if may_topic(peer, Operation.DESCRIBE, name))
-            answer = await peer.connection.send(MetadataRequest(topics=allowed))
+            allowed = dict.fromkeys(name for name in names if may_topic(peer, Operation.DESCRIBE, name))
+            answer = await peer.connection.send(MetadataRequest(topics=tuple(allowed)))
             denied = [
                 TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 for name in names

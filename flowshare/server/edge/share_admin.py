@@ -249,13 +249,15 @@ class ShareAdminApis:
         """Forget what an empty group read of topics."""
         peer, group_id = call.peer, call.request.group_id
         names = tuple(dict.fromkeys(topic.topic_name for topic in call.request.topics))
-        allowed = tuple(name for name in names if may_topic(peer, Operation.READ, name))
+        allowed = dict.fromkeys(name for name in names if may_topic(peer, Operation.READ, name))
         if not may_group(peer, Operation.DELETE, group_id):
             answer = DeleteShareGroupOffsetsResponse(
                 error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"deleting group {group_id} is not allowed"
             )
         else:
-            answer = await peer.connection.send(DeleteShareGroupOffsetsRequest(group_id=group_id, topics=allowed))
+            answer = await peer.connection.send(
+                DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(allowed))
+            )
         results = list(answer.topics)
         if answer.error is ErrorCode.NONE:
             results += [
