@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import faust
@@ -191,12 +192,11 @@ class App(faust.App):
         return fun
 
     def stream(self, channel: Any, *args: Any, **options: Any) -> Any:
-        """Faust's `stream`: over a topic it reads through Faust's transport, which starts then if it does not run.
+        """Faust's `stream`, on Faust's transport, which starts then if it does not run.
 
         Raises: UsageError on the memory backend, which has no such transport.
         """
-        if isinstance(channel, faust.TopicT):
-            self.streams.ask()
+        self.streams.ask()
         return super().stream(channel, *args, **options)
 
     def page(self, path: str, **options: Any) -> Any:
@@ -312,6 +312,12 @@ class App(faust.App):
 
     def _new_producer(self) -> Any:
         return super()._new_producer() if self.streams.running else FaustProducer(self)
+
+    @cached_property
+    def _reply_consumer(self) -> Any:
+        from flowshare.agents.transport import ReplyConsumer
+
+        return ReplyConsumer(self, loop=self.loop, beacon=self.beacon)
 
     def _new_transport(self) -> Any:
         from flowshare.agents.transport import Transport

@@ -9,6 +9,7 @@ from typing import Any
 import faust
 from faust.serializers.registry import Registry as FaustRegistry
 
+from flowshare.agents.send import encode
 from flowshare.agents.values import converter
 
 _FAUSTS = (int, float, str, bytes)
@@ -25,6 +26,10 @@ class Registry(FaustRegistry):
         if typ in (str, bytes) and not alternatives[0]:
             return "raw"
         return super()._serializer(typ, *alternatives)
+
+    def dumps_key(self, typ: Any, key: Any, *, serializer: Any = None, skip: Any = (bytes,)) -> bytes | None:
+        """Encode a key; what is neither bytes nor text (the number of a `group_by`) becomes JSON, as elsewhere."""
+        return encode(super().dumps_key(typ, key, serializer=serializer, skip=skip))
 
     def loads_value(self, typ: Any, value: bytes | None, *, serializer: Any = None) -> Any:
         """Decode a value; a null value is None, except for a record."""

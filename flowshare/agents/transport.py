@@ -1,10 +1,13 @@
-"""Faust's transport with what it lacks here: missing topics are made, and a rebalance does not crash the worker."""
+"""Faust's transport with what it lacks: missing topics are made, a rebalance is no crash, a reply holds nothing up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from faust.agents.models import ReqRepResponse
+from faust.agents.replies import ReplyConsumer as FaustReplyConsumer
+from faust.models import maybe_model
 from faust.transport.conductor import Conductor as FaustConductor
 from faust.transport.drivers import aiokafka
 
@@ -40,6 +43,32 @@ class Conductor(FaustConductor):
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+class ReplyConsumer(FaustReplyConsumer):
+    """As Faust's, whose reply topic counts as unhandled what it gave to a channel that nobody reads.
+
+    Every later rebalance, and the end, would wait for that. Here replies are not committed; old ones that come again
+    wake nobody.
+    """
+
+    def _reply_topic(self, topic: str) -> Any:
+        conf = self.app.conf
+        return self.app.topic(
+            topic,
+            partitions=1,
+            replicas=conf.topic_replication_factor,
+            deleting=True,
+            retention=conf.reply_expires,
+            value_type=ReqRepResponse,
+            acks=False,
+        )
+
+    async def _drain_replies(self, channel: Any) -> None:
+        async for reply in channel.stream():
+            for promise in tuple(self._waiting.pop(reply.correlation_id, ())):
+                if not promise.done():
+                    promise.fulfill(reply.correlation_id, maybe_model(reply.value))
 
 
 class Transport(aiokafka.Transport):
