@@ -38,6 +38,24 @@ def test_a_long_tail_forgets_in_amortised_pieces():
     assert len(tail._batches) < 3_000
 
 
+def test_a_tail_that_forgets_what_compaction_changes_gives_its_room_to_others():
+    budget, one, two = TailBudget(4 * 300), Tail(), Tail()
+    for number in (0, 10):
+        budget.append(one, TailBatch(number, number + 9, bytes(100)))
+        budget.append(two, TailBatch(number, number + 9, bytes(100)))
+
+    budget.forget(one, 10)
+    budget.forget(one, 10)
+
+    assert not one.covers(9)
+    assert one.covers(10)
+    budget.append(one, TailBatch(20, 29, bytes(100)))
+    assert two.covers(0)
+    budget.append(one, TailBatch(30, 39, bytes(100)))
+    assert not two.covers(0)
+    assert [b.first for b in one.read(10, 40, 1 << 20)] == [10, 20, 30]
+
+
 def test_a_tail_does_not_show_what_is_not_confirmed():
     budget, tail = TailBudget(10_000), Tail()
     for number in range(4):

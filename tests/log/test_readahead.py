@@ -59,3 +59,26 @@ def test_a_stretch_larger_than_the_bound_is_not_kept() -> None:
     ahead.add(KEY, stretch(0))
 
     assert ahead.read(KEY, 0, 1) == []
+
+
+def test_offsets_that_are_missing_in_a_stretch_are_read_from_the_next_batch() -> None:
+    ahead = ReadAhead(1 << 20)
+    ahead.add(KEY, [TailBatch(0, 4, b"x"), TailBatch(10, 14, b"y"), TailBatch(30, 34, b"z")])
+
+    assert [batch.first for batch in ahead.read(KEY, 7, 1)] == [10]
+    assert [batch.first for batch in ahead.read(KEY, 14, 1)] == [10]
+    assert [batch.first for batch in ahead.read(KEY, 15, 1)] == [30]
+
+
+def test_what_compaction_changes_is_forgotten() -> None:
+    ahead = ReadAhead(1 << 20)
+    other = (uuid.UUID(int=2), 0)
+    for first in (0, 100):
+        ahead.add(KEY, stretch(first))
+    ahead.add(other, stretch(0))
+
+    ahead.forget(KEY)
+    ahead.forget(KEY)
+
+    assert ahead.read(KEY, 0, 1) == ahead.read(KEY, 100, 1) == []
+    assert ahead.read(other, 0, 1)
