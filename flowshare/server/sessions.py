@@ -11,7 +11,7 @@ from flowshare.server.parking import Ended, Waiter
 from flowshare.share.session import ShareSessions
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Collection, Hashable, Iterable
 
     from flowshare.server.partitions import Partitions
     from flowshare.share.session import ClosedSession, FetchTurn, Key
@@ -45,7 +45,7 @@ class Sessions:
         member_id: str | None,
         epoch: int,
         *,
-        added: Iterable[Key],
+        added: Collection[Key],
         forgotten: Iterable[Key],
         has_acks: bool,
     ) -> FetchTurn:

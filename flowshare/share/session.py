@@ -8,7 +8,7 @@ is for the caller to release: only partitions that are in the session at that mo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -24,6 +24,8 @@ EPOCH_OPEN: Final = 0
 EPOCH_CLOSE: Final = -1
 EPOCH_LAST: Final = 2**31 - 1
 MEMBER_ID_LENGTH_MAX: Final = 36
+PARTITIONS_MAX: Final = 10_000
+"""Partitions of one session: each fetch looks at all of them, and whether they exist is found out then."""
 
 Key = tuple[UUID, int]
 """A topic's id and one of its partitions; `protocol.messages.TopicPartition` is one."""
@@ -121,25 +123,28 @@ class ShareSessions:
         member_id: str | None,
         epoch: int,
         *,
-        added: Iterable[Key] = (),
+        added: Collection[Key] = (),
         forgotten: Iterable[Key] = (),
         has_acks: bool = False,
     ) -> FetchTurn:
         """Accept a ShareFetch: open, go on or close; the session's epoch and partitions are changed at once.
 
         `added` are all partitions the request names, those named only for acknowledgements included.
-        Raises InvalidRequest (ids; acknowledgements at epoch 0, which leaves an existing session as it is),
+        Raises InvalidRequest (ids; too many partitions; acknowledgements at epoch 0, which leaves an existing session
+        as it is),
         ShareSessionLimitReached, ShareSessionNotFound, InvalidShareSessionEpoch; nothing is changed then.
         """
         group_id, member_id = check_ids(group_id, member_id)
         if epoch == EPOCH_OPEN:
             if has_acks:
                 raise InvalidRequest("a ShareFetch that opens a share session must not carry acknowledgements")
+            check_size((), added)
             session = self._open(connection_id, group_id, member_id)
         else:
             session = self._find(group_id, member_id)
             if epoch == EPOCH_CLOSE:
                 return FetchTurn(session, (), self._remove(session))
+            check_size(session.partitions, added)
             self._advance(session, epoch)
         session.update(added, forgotten)
         return FetchTurn(session, rotated(session.partitions, epoch), None)
@@ -201,6 +206,12 @@ class ShareSessions:
         _discard(self._by_connection, session.connection_id, key)
         _discard(self._by_group, session.group_id, key)
         return ClosedSession(*key, session.partitions, session.group_id not in self._by_group)
+
+
+def check_size(known: Collection[Key], added: Collection[Key]) -> None:
+    """Whether a session has room for all these partitions. Raises InvalidRequest."""
+    if len(known) + len(added) > PARTITIONS_MAX and len({*known, *added}) > PARTITIONS_MAX:
+        raise InvalidRequest(f"a share session has at most {PARTITIONS_MAX} partitions; forget some first")
 
 
 def check_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from flowshare.share.errors import (
     ShareSessionLimitReached,
     ShareSessionNotFound,
 )
-from flowshare.share.session import EPOCH_LAST, ShareSessions, check_ids, next_epoch, rotated
+from flowshare.share.session import EPOCH_LAST, PARTITIONS_MAX, ShareSessions, check_ids, next_epoch, rotated
 
 TOPIC = UUID(int=1)
 TP0, TP1, TP2 = ((TOPIC, partition) for partition in range(3))
@@ -175,6 +175,21 @@ def test_s18_a_session_without_partitions_lives_on():
 
     assert sessions.fetch("c1", "g", "m1", 1, forgotten=[TP0, TP1, TP2]).partitions == ()
     assert sessions.fetch("c1", "g", "m1", 2, added=[TP1]).partitions == (TP1,)
+
+
+def test_a_session_has_a_bound_on_its_partitions_and_is_left_as_it_is_beyond():
+    sessions = ShareSessions()
+    first = [(UUID(int=1), number) for number in range(PARTITIONS_MAX)]
+    one_more = [(UUID(int=2), 0)]
+    with pytest.raises(InvalidRequest, match="at most 10000 partitions"):
+        sessions.fetch("c", "g", "m", 0, added=[*first, *one_more])
+    assert len(sessions) == 0
+    sessions.fetch("c", "g", "m", 0, added=first)
+    with pytest.raises(InvalidRequest, match="at most 10000 partitions"):
+        sessions.fetch("c", "g", "m", 1, added=one_more)
+    turn = sessions.fetch("c", "g", "m", 1, added=first, forgotten=first[:1])
+    assert len(turn.partitions) == PARTITIONS_MAX - 1
+    assert one_more[0] in sessions.fetch("c", "g", "m", 2, added=one_more).partitions
 
 
 def test_s19_an_added_partition_is_listed_once():
