@@ -27,6 +27,8 @@ PREPARE_TRIES: Final = 5
 
 logger = logging.getLogger("flowshare.agents")
 
+CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
+"""Policies of cleanup.policy, and what Faust calls them."""
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
 DEAD_LETTER_ON: Final = "share.dead.letter.on"
@@ -84,7 +86,7 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> Non
             f"create it with `flowshare topics create {name}`, or check its name (`flowshare topics ls`)"
         )
     partitions = getattr(channel, "partitions", None) or agent.app.conf.topic_partitions
-    configs = _topic_settings(agent, name, channel)
+    configs = _topic_settings(channel)
     try:
         await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
     except ServerError as error:
@@ -92,18 +94,17 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> Non
     logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
 
 
-def _topic_settings(agent: ShareAgent, name: str, channel: Any) -> dict[str, str]:
-    """Settings of a topic that is made for a channel: its `config`, and Faust's `retention` (seconds)."""
-    if getattr(channel, "compacting", None):
-        raise UsageError(
-            f"agent {agent.name}: topic {name!r} is declared with compacting=True, which no backend of this version "
-            "does; leave it out"
-        )
+def _topic_settings(channel: Any) -> dict[str, str]:
+    """Settings of a topic that is made for a channel: its `config`, and Faust's `retention` (seconds), `compacting` and
+    `deleting`."""
     settings = {key: str(value) for key, value in (getattr(channel, "config", None) or {}).items()}
     retention = getattr(channel, "retention", None)
     if retention is not None:
         retention_s = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
         settings.setdefault("retention.ms", str(round(retention_s * 1000)))
+    policies = [policy for policy, flag in CLEANUP if getattr(channel, flag, None)]
+    if policies:
+        settings.setdefault("cleanup.policy", ",".join(policies))
     return settings
 
 

@@ -289,15 +289,17 @@ def test_a_topics_own_settings_hold_for_sinks_and_dead_letters_too():
     assert (configs["max.message.bytes"], configs["retention.ms"]) == ("5000", "60000")
 
 
-def test_a_compacted_topic_is_refused():
+def test_a_topic_is_compacted_as_it_is_declared():
     app = fs.App("t")
+    declared = {"compact": {"compacting": True}, "compact,delete": {"compacting": True, "deleting": True}}
+    for policy, flags in declared.items():
 
-    @app.share_agent(app.topic("in", value_type=dict, compacting=True))
-    async def bill(value: dict) -> None: ...
+        @app.share_agent(app.topic(policy.replace(",", "-"), value_type=dict, **flags), name=policy.replace(",", "-"))
+        async def bill(value: dict) -> None: ...
 
-    async def main() -> None:
-        async with fs.testing.harness(app):
-            pass
+    async def main() -> list[str | None]:
+        async with fs.testing.harness(app) as bus:
+            topics = [await bus.host.admin.topic_configs(policy.replace(",", "-")) for policy in declared]
+            return [one.value for configs in topics for one in configs if one.name == "cleanup.policy"]
 
-    with pytest.raises(UsageError, match="compacting=True"):
-        fs.testing.run(main())
+    assert fs.testing.run(main()) == list(declared)
