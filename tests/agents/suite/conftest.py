@@ -1,0 +1,81 @@
+"""`place`: each test of the suite runs on every backend."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from flowshare.backend.capabilities import BY_NAME
+from flowshare.backend.memory import MemoryBackend
+from tests.agents.suite.places import Place
+
+ROOT = Path(__file__).parents[3]
+LEADER = """
+import asyncio, sys
+from flowshare.backend.embedded import EmbeddedBackend
+
+async def main():
+    backend = EmbeddedBackend(sys.argv[1])
+    await backend.start()
+    print("leads", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await backend.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="session")
+def led_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A path that another process leads, throughout the run."""
+    path = tmp_path_factory.mktemp("led") / "data"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER, str(path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with leader:
+        try:
+            assert leader.stdout is not None
+            assert leader.stdout.readline() == "leads\n"
+            yield path
+        finally:
+            assert leader.stdin is not None
+            leader.stdin.close()
+            try:
+                leader.wait(20)
+            except subprocess.TimeoutExpired:
+                leader.kill()
+
+
+@pytest_asyncio.fixture(
+    params=[
+        "memory",
+        "embedded",
+        pytest.param("joined", marks=pytest.mark.slow),
+        pytest.param("native", marks=[pytest.mark.slow, pytest.mark.java]),
+    ]
+)
+async def place(request: pytest.FixtureRequest, tmp_path: Path, unique: Callable[[str], str]) -> AsyncIterator[Place]:
+    """Where the test's agents run."""
+    match request.param:
+        case "memory":
+            backend = MemoryBackend()
+            await backend.start()
+            yield Place("memory", "memory://", BY_NAME["memory"], unique, backend)
+            await backend.close()
+        case "embedded":
+            yield Place("embedded", f"embedded://{tmp_path}/data", BY_NAME["embedded"], unique)
+        case "joined":
+            path = request.getfixturevalue("led_path")
+            yield Place("joined", f"embedded://{path}", BY_NAME["embedded"], unique)
+        case _:
+            broker = request.getfixturevalue("kafka")
+            yield Place("native", f"kafka://{','.join(broker.addresses)}", BY_NAME["native"], unique)

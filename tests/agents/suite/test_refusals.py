@@ -1,0 +1,73 @@
+"""What a backend cannot do is refused when the worker starts, in a sentence that says what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.errors import UsageError
+from tests.agents.suite.places import Place
+
+pytestmark = pytest.mark.asyncio
+
+
+async def work(value: bytes) -> None:
+    """Never runs."""
+
+
+async def refusal(place: Place, app: fs.App) -> str | None:
+    """What the app's start is refused with, None when it starts."""
+    try:
+        async with place.running(app):
+            return None
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"retry": fs.Retry(max_attempts=50)}, "group.share.max.delivery.count.limit=10: raise it above 50"),
+        ({"lock_duration": 120}, "group.share.max.record.lock.duration.ms=60000: change it there"),
+    ],
+)
+async def test_what_is_beyond_the_brokers_limits_is_refused_where_they_are_not_ours(
+    place: Place, options: dict[str, Any], names: str
+) -> None:
+    said = await refusal(place, place.agent(work, **options))
+
+    if place.capabilities.own_limits:
+        assert said is None
+    else:
+        assert said is not None
+        assert names in said
+
+
+async def test_delays_that_could_not_be_kept_honestly_are_refused(place: Place) -> None:
+    said = await refusal(place, place.agent(work, retry=fs.Retry(delay=2 * 24 * 3600)))
+
+    if place.capabilities.delayed_release:
+        assert said is None
+    else:
+        assert said is not None
+        assert "shorten the delay" in said
+
+
+async def test_a_lock_shorter_than_any_backend_keeps_is_refused(place: Place) -> None:
+    said = await refusal(place, place.agent(work, lock_duration=0.01))
+
+    assert said is not None
+    assert said.startswith("agent work: ")
+    assert "lock" in said
+
+
+async def test_a_missing_topic_is_refused_where_none_may_be_made(place: Place) -> None:
+    app = place.app(topic_allow_declare=False)
+    app.share_agent(place.topic, name="work")(work)
+
+    said = await refusal(place, app)
+
+    assert said is not None
+    assert f"flowshare topics create {place.topic}" in said
