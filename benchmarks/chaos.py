@@ -64,6 +64,8 @@ class Journal:
     ends: dict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     pause_s: float = 0.0
     """Longest time in which no record ended."""
+    pids: set[int] = field(default_factory=set)
+    """Workers that ended a record."""
     position: int = 0
     last_end: float | None = None
 
@@ -93,6 +95,7 @@ class Journal:
             self.starts[offset].append(at)
             return
         self.ends[offset].append((pid, at))
+        self.pids.add(pid)
         if self.last_end is not None:
             self.pause_s = max(self.pause_s, at - self.last_end)
         self.last_end = at
@@ -109,6 +112,7 @@ class World:
         self.journal = folder / "journal"
         self.kills: dict[int, float] = {}
         self.leader_kills = 0
+        self.seen = Journal()
         self.workers: list[subprocess.Popen[bytes]] = []
         (folder / "chaosapp.py").write_text(APP)
         # kio imports it (0.4 s) wherever it is installed, which is where flowshare is developed.
@@ -134,6 +138,16 @@ class World:
     def size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0
 
+    def wait_for_team(self, limit_s: float = 60) -> None:
+        """Wait until two of several workers are at work (or for so long): else nobody is there to take over."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and len(self.workers) > 1:
+            self.seen.go_on(self.journal)
+            alive = {worker.pid for worker in self.workers if worker.poll() is None}
+            if len(alive & self.seen.pids) > 1:
+                return
+            time.sleep(0.05)
+
     def wait_for_progress(self, limit_s: float = 60) -> None:
         before, deadline = self.size(), time.monotonic() + limit_s
         while self.size() == before:
@@ -157,7 +171,8 @@ class World:
     def finish(self, records: int, limit_s: float = 600) -> None:
         """Let the workers go on until every record ended, then stop them in order."""
         deadline = time.monotonic() + limit_s
-        journal = Journal.read(self.journal)
+        journal = self.seen
+        journal.go_on(self.journal)
         while len(journal.ends) < records:
             if time.monotonic() > deadline or all(worker.poll() is not None for worker in self.workers):
                 break
@@ -208,6 +223,7 @@ def run_kills(kills: int, records: int, seed: int, workers: int, broker: str | N
         try:
             while done < kills:
                 world.start(workers)
+                world.wait_for_team()
                 world.wait_for_progress()
                 time.sleep(dice.uniform(0.0, 1.0))
                 alive = [worker for worker in world.workers if worker.poll() is None]
