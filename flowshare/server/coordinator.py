@@ -209,6 +209,7 @@ class Coordinator:
             return
         group = self.find(group_id)
         group.require_empty()
+        await self._partitions.settled(self._partitions.known(group_id))
         keys = self._partitions.known(group_id)
         with self._partitions.held(keys):
             await self._partitions.drop(keys)

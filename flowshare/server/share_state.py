@@ -122,6 +122,7 @@ class ShareStateApis:
         record, state = self._decide(key, await self._stored(key), step)
         if record is None:
             return state  # what changes nothing, or is refused, disturbs nobody
+        await self._partitions.settled((key,))  # another change may have begun while this one read
         with self._partitions.held((key,)):
             # Whoever served it writes its last when it is dropped; what is decided comes after that.
             await self._partitions.drop((key,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
@@ -233,6 +234,29 @@ async def test_state_is_initialised_written_read_and_deleted() -> None:
         assert (await state.ask("delete")).error_code.name == "none"
         assert (await state.ask("delete")).error_code.name == "none"
         assert await state.summary() == ("none", 0, -1, -1)
+
+
+async def test_what_two_write_at_the_same_time_is_all_there() -> None:
+    async with edge() as e:
+        topic_id = await e.topic()
+        writers = [State(await e.socket(), topic_id) for _ in range(4)]
+        await writers[0].initialize()
+        scan, everybody, reading = e.storage.scan, asyncio.Event(), []
+
+        async def together(prefix):
+            """All four read, as a store on a disk lets them, before one of them writes."""
+            reading.append(prefix)
+            if len(reading) == len(writers):
+                everybody.set()
+            await everybody.wait()
+            return await scan(prefix)
+
+        e.storage.scan = together
+        runs = [(5 * number, 5 * number + 4, AVAILABLE, number + 1) for number in range(4)]
+        told = await asyncio.gather(*(one.write(run) for one, run in zip(writers, runs, strict=True)))
+
+        assert told == ["none"] * 4
+        assert (await writers[0].read())[3] == runs
 
 
 async def test_old_epochs_are_fenced() -> None:
