@@ -38,7 +38,8 @@ from flowshare.clock import LoopClock
 HERE = Path(__file__).resolve()
 SLEEP_S = 0.01
 CONCURRENCY = 100
-SLEEPS = 30_000
+SLEEPS = 100_000
+BARE = 15_000
 BUSY_RECORDS = 4_000
 BUSY_S = 0.002
 WORKER_LIMIT_S = 120
@@ -75,7 +76,7 @@ def section_sleep(options: argparse.Namespace) -> dict[str, float]:
     """An agent with a pool's worth of sleeping handlers, and the bare pool before and after it."""
 
     async def bare() -> float:
-        waiting = deque(range(SLEEPS // 2))
+        waiting = deque(range(BARE))
 
         async def slot() -> None:
             while waiting:
@@ -84,7 +85,7 @@ def section_sleep(options: argparse.Namespace) -> dict[str, float]:
 
         started = time.perf_counter()
         await asyncio.gather(*(slot() for _ in range(CONCURRENCY)))
-        return SLEEPS // 2 / (time.perf_counter() - started)
+        return BARE / (time.perf_counter() - started)
 
     async def agent() -> float:
         app = fs.App("bench", broker=options.url)
