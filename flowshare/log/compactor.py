@@ -134,7 +134,7 @@ class Compactor:
             log.changes += 1
             if piece.next_offset >= work.until:
                 log.cleaned, log.cleaned_position = work.until, work.spot.position
-            log.producers.aborted.remove(piece.markers_alone)
+            log.forgotten += log.producers.aborted.remove(piece.markers_alone)
             self._ahead.forget((log.topic_id, log.number))
 
         await self._commits.submit(Step(piece.writes, piece.ranges), piece.size + REQUEST_BYTES, applied)

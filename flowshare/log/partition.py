@@ -46,6 +46,7 @@ class Partition:
     cleaned_position: int = 0
     holes_to: int = 0
     changes: int = 0
+    forgotten: int = 0
     tail: Tail = field(default_factory=Tail)
     producers: PartitionProducers = field(default_factory=PartitionProducers)
 

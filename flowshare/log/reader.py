@@ -15,7 +15,7 @@ from flowshare.log.tail import TailBatch, up_to
 from flowshare.share.types import LogBatch
 
 READ_TRIES: Final = 5
-"""Compaction may change what is being read; each time takes it longer than a read."""
+"""Compaction may forget what is aborted of what is being read; each time takes it longer than a read."""
 
 
 class Reader:
@@ -56,16 +56,17 @@ class Reader:
         return _result(found, offsets, aborted)
 
     async def _stretch(self, log: Partition, offset: int, max_bytes: int) -> list[TailBatch]:
-        """Batches from the store, as they are now."""
+        """Batches from the store, as they were at some moment of the call."""
         for _ in range(READ_TRIES):
-            changes = log.changes
+            changes, forgotten = log.changes, log.forgotten
             args = (self._store, log, offset, log.end, max(max_bytes, STRETCH_BYTES))
             stretch = await self._blocking(lambda: read_blocking(*args))  # noqa: B023
-            # Else compaction has changed what was read, and maybe forgotten what was aborted of it.
             if log.changes == changes:
                 self._ahead.add((log.topic_id, log.number), stretch)
+            # Else it may hold aborted records that nobody could tell from others any more.
+            if log.forgotten == forgotten:
                 return stretch
-        raise StorageError(f"the log was compacted {READ_TRIES} times while it was read; read it again")
+        raise StorageError(f"aborted transactions went {READ_TRIES} times while they may have been read; read again")
 
 
 def _result(found: list[TailBatch], offsets: LogOffsets, aborted: tuple[LogBatch, ...]) -> ReadResult:

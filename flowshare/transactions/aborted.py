@@ -68,12 +68,14 @@ class AbortedIndex:
         """Those with offsets in `first` ≤ offset < `end`."""
         return tuple(found for found in self._behind(first, end) if found.first < end)
 
-    def remove(self, lasts: Collection[int]) -> None:
-        """Forget those with a marker at one of these offsets: nothing of them is in the log any more."""
+    def remove(self, lasts: Collection[int]) -> int:
+        """Forget those with a marker at one of these offsets, nothing of which is in the log any more; how many."""
         stay = [index for index, last in enumerate(self._lasts) if last not in lasts]
-        if len(stay) < len(self._lasts):
+        gone = len(self._lasts) - len(stay)
+        if gone:
             for column in (self._producers, self._firsts, self._lasts, self._stables):
                 column[:] = array("q", (column[index] for index in stay))
+        return gone
 
     def _behind(self, first: int, end: int) -> Iterator[Aborted]:
         for index in range(bisect_left(self._lasts, first), len(self._lasts)):
