@@ -1,0 +1,365 @@
+"""Faust's own agents and tables beside share agents: on an embedded path through Faust's own transport."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.errors import OptionError, UsageError
+from flowshare.backend.base import KafkaAddress
+from flowshare.client.security import Security
+from flowshare.log.owner import read_owner
+
+LIMIT_S = 60.0
+ROOT = Path(__file__).parents[2]
+APP = "examples.table_counts:app"
+
+
+class Order(fs.Record, serializer="json"):
+    """What the agents below read."""
+
+    customer: str
+    amount: int
+
+
+# --- what does not run ------------------------------------------------------------------------------------------------
+
+
+def agent_of(app: fs.App) -> None:
+    @app.agent(app.topic("in"))
+    async def own(stream: Any) -> None: ...
+
+
+def table_of(app: fs.App) -> None:
+    app.Table("counts", default=int)
+
+
+def stream_of(app: fs.App) -> None:
+    app.stream(app.topic("in"))
+
+
+@pytest.mark.parametrize("declare", [agent_of, table_of, stream_of])
+def test_on_memory_fausts_streams_are_refused_with_what_to_use(declare: Callable[[fs.App], None]) -> None:
+    app = fs.App("t", broker="memory://")
+
+    async def main() -> None:
+        declare(app)
+        async with app.running():
+            raise AssertionError("must not start")
+
+    with pytest.raises(UsageError, match=r"do not run on the memory backend: .*embedded:///path.*@app.share_agent"):
+        asyncio.run(main())
+
+
+def test_a_stream_that_a_running_app_begins_on_memory_is_refused_as_well() -> None:
+    app = fs.App("t", broker="memory://")
+
+    async def main() -> None:
+        async with app.running():
+            app.stream(app.topic("in"))
+
+    with pytest.raises(UsageError, match="do not run on the memory backend: a stream"):
+        asyncio.run(main())
+
+
+def test_fausts_own_worker_is_told_to_leave_it_to_flowshares() -> None:
+    app = fs.App("t", broker="memory://")
+    agent_of(app)
+
+    with pytest.raises(UsageError, match="flowshare worker"):
+        asyncio.run(app.start())
+
+
+@pytest.mark.parametrize("name", ["broker_consumer", "broker_producer", "broker_credentials", "ssl_context"])
+def test_a_broker_setting_of_fausts_points_to_the_url(name: str) -> None:
+    with pytest.raises((UsageError, OptionError), match=f"{name} has no effect here.*broker's URL"):
+        fs.App("t", broker="memory://", **{name: "kafka://elsewhere"})
+
+
+# --- what does not start ----------------------------------------------------------------------------------------------
+
+
+def test_an_app_of_share_agents_starts_nothing_of_kafkas(tmp_path: Path) -> None:
+    app = fs.App("t", broker=f"embedded://{tmp_path}/log")
+
+    @app.share_agent("in")
+    async def handle(value: bytes) -> None: ...
+
+    async def main() -> tuple[set[str], set[str], list[str]]:
+        async with app.running():
+            host = app.host
+            assert host is not None
+            topics = await host.service.call(lambda: host.admin.list_topics())
+            groups = await host.service.call(lambda: host.admin.list_groups())
+            children = [type(child).__name__ for child in app._children]
+            return {topic.name for topic in topics}, {group.group_id for group in groups}, children
+
+    topics, groups, children = asyncio.run(main())
+
+    assert topics == {"in", "t.handle.dlq"}
+    assert groups == {"t.handle"}
+    assert children == ["Monitor"]
+    assert (app._consumer, app._transport, app._producer) == (None, None, None)
+    assert not {"topics", "tables", "_leader_assignor", "_fetcher"} & set(app.__dict__)
+
+
+# --- what Faust is told -----------------------------------------------------------------------------------------------
+
+
+def test_fausts_transport_takes_address_and_login_from_the_brokers_url() -> None:
+    from flowshare.agents.streams import tell
+
+    app = fs.App("t", broker="kafka://ann@one:9092,two:9093?security=SASL_PLAINTEXT")
+    security = Security(protocol="SASL_PLAINTEXT", mechanism="SCRAM-SHA-256", username="ann", password="secret")
+
+    tell(app, KafkaAddress(hosts=("one:9092", "two:9093"), security=security))
+
+    assert [f"{url.host}:{url.port}" for url in app.transport.url] == ["one:9092", "two:9093"]
+    login = app.conf.broker_credentials
+    assert (login.username, login.password, login.mechanism.value) == ("ann", "secret", "SCRAM-SHA-256")
+    assert login.protocol.value == "SASL_PLAINTEXT"
+
+
+def test_types_of_share_agents_are_decoded_for_fausts_agents_too() -> None:
+    app = fs.App("t", broker="memory://")
+    loads = app.serializers.loads_value
+
+    assert loads(str, b"plain") == "plain"
+    assert loads(dict[str, int], b'{"a": 1}') == {"a": 1}
+    assert loads(Order, b'{"customer": "ann", "amount": 3}') == Order(customer="ann", amount=3)
+    assert loads(int, b"5") == 5
+    assert loads(dict, None) is None
+    assert app.serializers.dumps_value(str, "plain") == b"plain"
+    assert app.serializers.dumps_value(None, "text") == b'"text"'
+
+
+# --- all together -----------------------------------------------------------------------------------------------------
+
+
+class Classic:
+    """An app with Faust's classic features, on orders that a share agent lets through."""
+
+    def __init__(self, path: Path) -> None:
+        self.app = app = fs.App("classic", broker=f"embedded://{path}/log", datadir=str(path), store="rocksdb://")
+        self.orders = app.topic("orders", value_type=Order, partitions=2)
+        self.good = app.topic("good", key_type=str, value_type=Order, partitions=2)
+        self.customers = app.Table("customers", default=int, partitions=2)
+        self.amounts = app.Table("amounts", default=int)
+        self.lately = app.Table("lately", default=int).tumbling(timedelta(hours=1), expires=timedelta(hours=2))
+        self.at_once: list[int] = []
+        self.in_window: list[int] = []
+        self.read: list[str] = []
+        self.greeted: list[str] = []
+        self.ticks = 0
+        app.share_agent(self.orders, concurrency=8)(self.let_through)
+        app.agent(self.good, name="per_customer")(self.per_customer)
+        app.agent(self.good, name="count_at_once", concurrency=3)(self.count_at_once)
+        app.agent(self.good, name="per_amount")(self.per_amount)
+        self.double = app.agent(name="double")(self.doubled)
+        self.greet = app.agent(name="greet", value_type=str)(self.greeting)
+        app.task(self.reading)
+        app.timer(interval=0.1)(self.tick)
+
+    async def let_through(self, order: Order) -> fs.Send:
+        return fs.Send(self.good, order, key=order.customer)
+
+    async def per_customer(self, stream: Any) -> None:
+        async for order in stream:
+            self.customers[order.customer] += 1
+
+    async def count_at_once(self, stream: Any) -> None:
+        async for order in stream:
+            await asyncio.sleep(0)
+            self.at_once.append(order.amount)
+
+    async def per_amount(self, stream: Any) -> None:
+        async for order in stream.group_by(Order.amount, partitions=1):
+            self.amounts[order.amount] += 1
+            self.lately["all"] += 1
+            self.in_window.append(self.lately["all"].current())
+
+    async def doubled(self, stream: Any) -> Any:
+        async for number in stream:
+            yield number * 2
+
+    async def greeting(self, stream: Any) -> None:
+        async for name in stream:
+            self.greeted.append(name)
+
+    async def reading(self) -> None:
+        async for order in self.app.stream(self.good):
+            self.read.append(order.customer)
+
+    async def tick(self) -> None:
+        self.ticks += 1
+
+
+async def until(ready: Callable[[], bool], what: str) -> None:
+    """Wait for a condition. Raises: AssertionError."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        if ready():
+            return
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_fausts_classic_features_run_on_an_embedded_path(tmp_path: Path) -> None:
+    async def main() -> Classic:
+        classic = Classic(tmp_path)
+        async with classic.app.running():
+            for number in range(60):
+                await classic.orders.send(value=Order(customer=f"c{number % 5}", amount=number % 3))
+            await classic.greet.cast("ann")
+            assert await asyncio.wait_for(classic.double.ask(21), LIMIT_S) == 42
+            await until(lambda: sum(classic.customers.values()) >= 60, "orders per customer")
+            await until(lambda: sum(classic.amounts.values()) >= 60, "orders per amount")
+            await until(lambda: len(classic.at_once) >= 60, "an agent with concurrency")
+            await until(lambda: max(classic.in_window) >= 60, "a window")
+            deadline = time.monotonic() + LIMIT_S
+            while not classic.read:  # a stream that begins while the app runs has what comes from then on
+                await classic.orders.send(value=Order(customer="c0", amount=0))
+                assert time.monotonic() < deadline, "a stream in a task"
+            assert set(classic.customers.keys()) == {f"c{number}" for number in range(5)}
+            assert set(classic.amounts.keys()) == {0, 1, 2}
+        return classic
+
+    classic = asyncio.run(main())
+
+    assert classic.greeted == ["ann"]
+    assert classic.ticks
+    assert list(tmp_path.rglob("customers-*.db")), "the tables' data is on disk"
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Revenue:
+    """The example's workers over one path, and what its agents have to come to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "FLOWSHARE_BROKER": f"embedded://{folder}/log", "PYTHONUNBUFFERED": "1"}
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.expected: Counter[str] = Counter()
+
+    def worker(self) -> Path:
+        """Start one; where its output goes."""
+        path = self.folder / f"worker-{len(self.workers)}"
+        command = [sys.executable, "-m", "flowshare.cli", "worker", APP]
+        with path.open("w") as out:
+            self.workers.append(subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=out, stderr=out))
+        return path
+
+    def send(self, count: int) -> None:
+        """Have the agents count that many orders more."""
+        rows = [{"customer": f"c{number % 4}", "cents": 100 + number % 7} for number in range(count)]
+        for row in rows:
+            self.expected[str(row["customer"])] += int(row["cents"]) * 119 // 100
+        file = self.folder / "orders.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        command = [sys.executable, "-m", "flowshare.cli", "send", "orders", "--lines", "--file", str(file)]
+        subprocess.run([*command, "--app", APP], cwd=ROOT, env=self.env, check=True, stdout=sys.stderr, timeout=60)
+
+    def wait(self, output: Path, *, twice: bool = False) -> None:
+        """Until the last totals of a worker are as they have to be; `twice`: or more, as records may come again."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            shown = totals(output)
+            if shown and (shown[-1] == self.expected or (twice and Counter(shown[-1]) >= self.expected)):
+                return
+            assert time.monotonic() < deadline, (self.expected, output.read_text())
+            assert self.workers[-1].poll() is None, output.read_text()
+            time.sleep(0.05)
+
+    def kill(self, number: int) -> None:
+        """kill -9."""
+        self.workers[number].kill()
+        self.workers[number].wait()
+
+
+def totals(output: Path) -> list[dict[str, int]]:
+    """What the timer of a worker has printed."""
+    lines = [line for line in output.read_text().splitlines() if line.startswith("revenue {") and line.endswith("}")]
+    return [ast.literal_eval(line.removeprefix("revenue ")) for line in lines]
+
+
+@pytest.fixture
+def revenue(tmp_path: Path) -> Iterator[Revenue]:
+    made = Revenue(tmp_path)
+    yield made
+    for worker in made.workers:
+        with suppress(ProcessLookupError):
+            worker.kill()
+        worker.wait()
+
+
+@pytest.mark.slow
+def test_a_table_has_its_counts_again_after_kill_9(revenue: Revenue) -> None:
+    first = revenue.worker()
+    revenue.send(200)
+    revenue.wait(first)
+    asyncio.run(committed(revenue.folder / "log", 200))
+
+    revenue.kill(0)
+    second = revenue.worker()
+    revenue.wait(second)
+    revenue.send(100)
+    revenue.wait(second)
+
+    revenue.workers[1].send_signal(signal.SIGTERM)
+    assert revenue.workers[1].wait(LIMIT_S) == 0, second.read_text()
+
+
+@pytest.mark.slow
+def test_faust_goes_on_in_another_process_when_the_leader_of_the_path_is_killed(revenue: Revenue) -> None:
+    first = revenue.worker()
+    revenue.send(100)
+    revenue.wait(first)
+    second = revenue.worker()
+    deadline = time.monotonic() + LIMIT_S
+    while "ready after" not in second.read_text():
+        assert time.monotonic() < deadline, second.read_text()
+        time.sleep(0.05)
+    asyncio.run(committed(revenue.folder / "log", 100))
+
+    revenue.kill(0)
+    revenue.send(100)
+    revenue.wait(second, twice=True)
+
+
+async def committed(log: Path, count: int) -> None:
+    """Until that many records are committed: what is not yet is counted again after a kill, at least once."""
+    from aiokafka import TopicPartition
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    owner = read_owner(log)
+    assert owner is not None
+    admin = AIOKafkaAdminClient(bootstrap_servers=owner.listener)
+    await admin.start()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                offsets = await admin.list_consumer_group_offsets("revenue")
+                found = offsets.get(TopicPartition("orders.priced", 0))
+                if found is not None and found.offset >= count:
+                    return
+                await asyncio.sleep(0.05)
+    finally:
+        await admin.close()
