@@ -121,7 +121,10 @@ class SharedPath:
         return await self._open(self._address, client_id)
 
     async def _settle(self) -> bool:
-        """One try to lead or to join; whether it came to either. Raises: LogError (but StorageHeld)."""
+        """One try to lead or to join; whether it came to either.
+
+        Raises: LogError (but StorageHeld), BackendError (the leader lets nobody in without a login).
+        """
         if await self._to_wait():
             return await self._join()
         try:
@@ -148,9 +151,17 @@ class SharedPath:
             self._watched = await self._open(owner.listener, "flowshare-watch")
         except OSError as error:
             self._error = BackendError(
-                f"{self._path} is held by {owner}, which cannot be reached: {error}; stop that process, or wait for it"
+                f"{self._path} is held by {owner}, which cannot be reached: {error}; stop that process, or wait for it "
+                "(a flowshare serve with TLS is reached by its address, kafka://host:port?security=SSL, only)"
             )
             return False
+        if self._watched.asks_for_login:
+            watched, self._watched = self._watched, None
+            await watched.close()
+            raise BackendError(
+                f"{self._path} is held by {owner}, which asks for a login: use its address as the broker, "
+                f"kafka://user:password@{owner.listener}?security=SASL_PLAINTEXT (SASL_SSL with TLS), or stop it first"
+            )
         self._address = owner.listener
         logger.info("joined the leader of %s: %s", self._path, owner)
         self._known.set()
@@ -184,6 +195,8 @@ class SharedPath:
             try:
                 if await self._settle():
                     return
+            except BackendError as error:
+                self._error = error
             except Exception:
                 logger.exception("%s cannot be led from here, trying on", self._path)
             tries += 1

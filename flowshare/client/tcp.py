@@ -41,7 +41,8 @@ class TcpConnection:
     """One connection to one broker; made by `open_tcp`. `protocol.messages.Connection` says what it promises.
 
     api_versions: what the broker offers, key -> lowest and highest version. is_flowshare: whether it is one of
-    flowshare's own servers, which take flowshare's own fields and answer out of order.
+    flowshare's own servers, which take flowshare's own fields and answer out of order. asks_for_login: whether it takes
+    SASL (Kafka's brokers tell so of all their ports).
     """
 
     def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str) -> None:
@@ -50,6 +51,7 @@ class TcpConnection:
         self._chosen: dict[type[Any], tuple[int, int]] = {}
         self.api_versions = versions
         self.is_flowshare = ApiKey.FLOWSHARE in versions
+        self.asks_for_login = ApiKey.SASL_HANDSHAKE in versions
 
     @property
     def closed(self) -> bool:

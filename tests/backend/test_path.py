@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flowshare.backend.base import BackendError
 from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.backend.workers import Registration
 from flowshare.client.admin import ShareAdmin
@@ -19,6 +20,7 @@ from flowshare.client.producer import Producer
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageHeld
 from flowshare.log.owner import read_owner
+from flowshare.server.standalone import Address, Standalone, StandaloneOptions
 
 pytestmark = pytest.mark.asyncio
 
@@ -159,6 +161,21 @@ async def test_a_holder_that_lets_nobody_join_is_named(tmp_path: Path, monkeypat
         await EmbeddedBackend(tmp_path / "shop").start()
 
     await alone.close()
+
+
+async def test_a_path_whose_server_asks_for_a_login_says_how_it_is_reached(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text("alice=wonder land\n")
+    (tmp_path / "users").chmod(0o600)
+    options = StandaloneOptions(
+        data=tmp_path / "shop", listen=Address(host="127.0.0.1", port=0), users_file=tmp_path / "users"
+    )
+    broker = Standalone(options, clock=LoopClock())
+    await broker.start()
+    try:
+        with pytest.raises(BackendError, match=f"kafka://user:password@{broker.address}.security=SASL_PLAINTEXT"):
+            await EmbeddedBackend(tmp_path / "shop").start()
+    finally:
+        await broker.close()
 
 
 async def test_a_leader_that_was_killed_leaves_its_port_to_the_next_one(tmp_path: Path) -> None:
