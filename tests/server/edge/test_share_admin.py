@@ -244,11 +244,12 @@ async def test_what_two_write_at_the_same_time_is_all_there() -> None:
         scan, everybody, reading = e.storage.scan, asyncio.Event(), []
 
         async def together(prefix):
-            """All four read, as a store on a disk lets them, before one of them writes."""
+            """All four read before one of them writes, and each reading lets others run, as a disk does."""
             reading.append(prefix)
             if len(reading) == len(writers):
                 everybody.set()
             await everybody.wait()
+            await asyncio.sleep(0)
             return await scan(prefix)
 
         e.storage.scan = together
