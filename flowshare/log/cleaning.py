@@ -238,9 +238,12 @@ def _progress(log: Partition, work: Work, next_offset: int, removed: int) -> lis
     start_position = log.start_position + removed
     done = next_offset >= work.until
     cleaned, position = (work.until, work.spot.position) if done else (log.cleaned, log.cleaned_position)
-    mark = keys.time_at(keys.times(log.topic_id, log.number), work.spot.max_timestamp, work.until)
-    return [
+    writes: list[Write] = [
         (keys.bounds(log.topic_id, log.number), keys.pack_pair(log.log_start, start_position)),
         (keys.compacted(log.topic_id, log.number), keys.pack_triple(cleaned, position, log.holes_to)),
-        (mark, keys.pack(work.spot.position)),
     ]
+    # When the log start has passed the goal meanwhile, the entry would count what was cut.
+    if log.log_start < work.until:
+        mark = keys.time_at(keys.times(log.topic_id, log.number), work.spot.max_timestamp, work.until)
+        writes.append((mark, keys.pack(work.spot.position)))
+    return writes

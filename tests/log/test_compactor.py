@@ -202,3 +202,26 @@ def test_closing_in_the_middle_of_a_pass_is_clean(tmp_path):
 
     opened(tmp_path / "storage", first)
     opened(tmp_path / "storage", second)
+
+
+def test_a_log_start_that_overtakes_a_pass_keeps_sizes_right(tmp_path):
+    sizes: list[int] = []
+
+    async def first(storage: EmbeddedStorage) -> None:
+        await storage.create_topic("t", configs=EAGER)
+        for number in range(40):
+            await put(storage, (b"k%d" % (number % 5), bytes(1000)))
+        under_way = asyncio.create_task(storage._compact())
+        while not storage._partition("t", 0).holes_to:  # noqa: ASYNC110  nobody tells when it begins
+            await asyncio.sleep(0)
+        await storage.delete_records("t", 0, 39)
+        await under_way
+        sizes.append(size_of(storage))
+
+    async def second(storage: EmbeddedStorage) -> None:
+        sizes.append(size_of(storage))
+        assert len((await storage.read("t", 0, 39, max_bytes=1)).records) == sizes[0]
+
+    opened(tmp_path / "storage", first)
+    opened(tmp_path / "storage", second)
+    assert sizes[0] == sizes[1]
