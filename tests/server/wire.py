@@ -15,7 +15,7 @@ from flowshare.server.limits import ListenerLimits
 from flowshare.server.listener import Listener
 from tests.server.world import World, world
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 async def until(condition) -> None:
