@@ -18,6 +18,7 @@ logger = logging.getLogger("flowshare.host")
 async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int) -> list[dict[str, Any]]:
     """One JSON-ready row a share-partition of the groups.
 
+    in_flight, delayed, redeliveries: None when unknown (Kafka's brokers do not tell).
     backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
     when unknown (its growth is the rate); oldest_age_s: age of the first unfinished record, None when there is none.
     """
@@ -41,9 +42,13 @@ def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | 
         "partition": part.partition,
         "start_offset": part.start_offset,
         "backlog": part.lag,
-        "in_flight": part.in_flight,
-        "delayed": part.delayed,
-        "redeliveries": part.redeliveries,
+        "in_flight": _known(part.in_flight),
+        "delayed": _known(part.delayed),
+        "redeliveries": _known(part.redeliveries),
         "oldest_age_s": max(0.0, (now_ms - part.oldest_ms) / 1000) if pending else None,
         "finished": log_end - part.lag if log_end is not None and part.lag >= 0 else None,
     }
+
+
+def _known(count: int) -> int | None:
+    return count if count >= 0 else None

@@ -55,8 +55,8 @@ async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
     if capabilities.own_limits:
         limits = GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
     else:
-        await check_kind(agent, admin)
         limits = await native_limits(agent, admin)
+        await check_kind(agent, admin)
     for channel in agent.channels:
         await _need_topic(agent, admin, channel)
     for sink in agent.options.sink:

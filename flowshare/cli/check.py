@@ -135,11 +135,25 @@ async def _log(session: Session, app: App) -> list[Finding]:
     groups = {group.group_id for group in await session.admin.list_groups()}
     findings: list[Finding] = []
     for agent in app.share_agents.values():
+        findings += await _limits(session, agent)
         missing = [name for name in agent.topics if name not in topics]
         findings += [Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made") for name in missing]
         if agent.group in groups:
             findings += [await _position(session, agent)]
     return [*findings, *await _left_behind(session, app, groups)]
+
+
+async def _limits(session: Session, agent: Any) -> list[Finding]:
+    """What the brokers of a cluster do not allow would refuse the start."""
+    from flowshare.agents.limits import native_limits
+
+    if session.backend.capabilities.own_limits:
+        return []
+    try:
+        await native_limits(agent, session.admin)
+    except UsageError as error:
+        return [Finding("error", str(error))]
+    return []
 
 
 async def _position(session: Session, agent: Any) -> Finding:

@@ -226,7 +226,10 @@ class _Replay:
 
 async def _letters(session: Session, topic: str) -> AsyncIterator[dict[str, Any]]:
     """The topic's letters, oldest first in each partition."""
-    found = await session.admin.describe_topic(topic)
+    names = {found.name: found for found in await session.admin.list_topics()}
+    if topic not in names and topic + _SUFFIX in names:
+        raise Failure(f"there is no topic {topic!r}; the dead letters of the group are in {topic + _SUFFIX}")
+    found = names.get(topic) or await session.admin.describe_topic(topic)
     for partition in range(found.partitions):
         ends = await session.admin.offsets(topic, partition)
         offset = ends.log_start

@@ -83,10 +83,15 @@ class Cluster:
         """Find the brokers, within connect_timeout_s. Raises: NotConnected, ClientError (trying again is no use)."""
         deadline_s = self.clock.monotonic() + self.settings.connect_timeout_s
         pause_s = self.settings.backoff_min_s
+        told = False
         while True:
             try:
                 await self.look(())
-            except OSError:
+            except OSError as error:
+                if not told:
+                    told = True
+                    limit_s = self.settings.connect_timeout_s
+                    logger.warning("no broker answers, trying for %g s: %s", limit_s, error)
                 if self.clock.monotonic() + pause_s >= deadline_s:
                     raise
                 await self.clock.sleep(pause_s)

@@ -119,7 +119,8 @@ class _HostCollector(Collector):
             "flowshare_redeliveries", "Deliveries after the first since the share-partition was loaded.", labels=labels
         )
         for row in self.lag:
-            redeliveries.add_metric(_where(row), row["redeliveries"])
+            if row["redeliveries"] is not None:
+                redeliveries.add_metric(_where(row), row["redeliveries"])
         yield redeliveries
 
     def _process(self) -> Iterable[Metric]:

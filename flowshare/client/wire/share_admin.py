@@ -93,6 +93,9 @@ def _offsets_answer(answer: Any, request: DescribeShareGroupOffsetsRequest) -> D
                 lag=int(getattr(part, "lag", -1)),
                 error=code(part.error_code),
                 message=text(part.error_message),
+                in_flight=-1,
+                delayed=-1,
+                redeliveries=-1,
             )
             for topic in group.topics
             for part in topic.partitions

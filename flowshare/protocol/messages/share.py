@@ -207,13 +207,13 @@ class SharePartitionOffsets:
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     in_flight: int = 0
-    """Acquired records (flowshare's own)."""
+    """Acquired records, −1 when unknown (flowshare's own, as are the following)."""
     delayed: int = 0
-    """Available records whose not-before has not come (flowshare's own)."""
+    """Available records whose not-before has not come, −1 when unknown."""
     redeliveries: int = 0
-    """Deliveries after the first since the share-partition was loaded (flowshare's own)."""
+    """Deliveries after the first since the share-partition was loaded, −1 when unknown."""
     oldest_ms: int = -1
-    """Timestamp of the first unfinished record, −1 when unknown or none (flowshare's own)."""
+    """Timestamp of the first unfinished record, −1 when unknown or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

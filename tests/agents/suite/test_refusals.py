@@ -8,6 +8,9 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.errors import UsageError
+from flowshare.cli.check import _log
+from flowshare.cli.session import Session
+from flowshare.clock import LoopClock
 from tests.agents.suite.places import Place
 
 pytestmark = pytest.mark.asyncio
@@ -71,3 +74,24 @@ async def test_a_missing_topic_is_refused_where_none_may_be_made(place: Place) -
 
     assert said is not None
     assert f"flowshare topics create {place.topic}" in said
+
+
+async def test_what_the_backend_cannot_tell_is_shown_as_unknown(place: Place) -> None:
+    async with place.running(place.agent(work)) as [worker]:
+        await worker.send(place.topic, b"x")
+        await worker.ended(1)
+        rows = [row for row in await worker.host.service.call(worker.host.lag) if row["topic"] == place.topic]
+
+    [told] = rows
+    assert (told["in_flight"] is not None) == place.capabilities.private_stats
+    assert (told["redeliveries"] is not None) == place.capabilities.private_stats
+
+
+async def test_check_finds_what_the_start_would_refuse(place: Place) -> None:
+    app = place.agent(work, retry=fs.Retry(max_attempts=50))
+    async with place.outside() as (backend, admin, _):
+        findings = await _log(Session(backend, admin, LoopClock()), app)
+
+    refused = [found.text for found in findings if found.level == "error"]
+    assert bool(refused) != place.capabilities.own_limits
+    assert all("group.share.max.delivery.count.limit" in text for text in refused)
