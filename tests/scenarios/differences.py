@@ -144,6 +144,13 @@ OVERRIDES: Mapping[str, tuple[Override, ...]] = {
             "fetch M1 epoch=1 => nothing listed=none",
         ),
     ),
+    "S25": (
+        Override(
+            "rollover-count",
+            "fetch M2 => [0-9]c2 or [0-4]c2 [5-9]c2",
+            "fetch M2 => [0-9]c2 or [0-4]c2 [5-9]c2 or [0-4]c2 [5-9]c1 or [0-4]c2",
+        ),
+    ),
     "A38.2": (
         Override(
             "release-wakes",

@@ -9,7 +9,7 @@ from tests.scenarios.kafka import KafkaSubject
 from tests.scenarios.language import Scenario
 
 AT_ONCE = 6
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 
 
 async def run(address: str, name: str, scenario: Scenario, turn: asyncio.Semaphore) -> str | None:

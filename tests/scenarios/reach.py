@@ -45,6 +45,7 @@ NOT_ON_KAFKA: Final[Mapping[str, str]] = {
     "S16": _BROKER,
     "A12": _HOLE,
     **dict.fromkeys(["A17", "A18", "A19", "A20", "A21.2", "A38"], _SMALL),
+    "A22.2": "Which of several parked fetches is served first is not fixed there.",
     **dict.fromkeys(["A26.2", "A27.2", "A28", "A29", "A30.2", "A31.2", "A32.2", "D12"], _SEED),
     "A35": _HOLE,
     **dict.fromkeys(["K20", "K21", "K22", "K23", "L05", "E12", "E12.2", "E12.3"], _FAULT),
