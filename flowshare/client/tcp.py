@@ -179,7 +179,9 @@ async def _open(
     settings: LinkSettings,
     security: Security | None,
 ) -> TcpConnection:
-    context = None if security is None else security.ssl_context()
+    context = None
+    if security is not None and security.tls:
+        context = await asyncio.to_thread(security.ssl_context)  # reads all CAs: tens of milliseconds
     pipeline = await _connect(host, port, about, clock, settings, context)
     try:
         versions = await api_versions(pipeline, client_id)
