@@ -13,6 +13,7 @@ from tests.agents.suite.places import LIMIT_S, Place, until
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.slow
 async def test_two_members_work_on_one_partition_at_once(place: Place) -> None:
     together = asyncio.Barrier(8)
 
@@ -180,6 +181,7 @@ async def test_a_handler_that_outlives_the_drain_is_cancelled_and_its_record_com
     assert attempts == [1, 2]
 
 
+@pytest.mark.slow
 async def test_a_handler_longer_than_its_lock_keeps_its_record(place: Place) -> None:
     runs: list[int] = []
     long_enough = asyncio.Event()
@@ -199,6 +201,7 @@ async def test_a_handler_longer_than_its_lock_keeps_its_record(place: Place) -> 
     assert (runs, outcomes) == ([1], ["accepted"])
 
 
+@pytest.mark.slow
 async def test_a_lock_that_is_not_renewed_lapses_and_the_record_goes_to_another_member(place: Place) -> None:
     attempts: list[int] = []
     stuck = asyncio.Event()

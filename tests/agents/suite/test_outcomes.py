@@ -97,6 +97,7 @@ async def test_a_release_comes_again_after_its_delay(place: Place, raised: bool)
     assert runs[1][1] - runs[0][1] >= 0.2
 
 
+@pytest.mark.slow
 async def test_a_failing_record_is_tried_again_with_the_policys_delays(place: Place) -> None:
     attempts: list[int] = []
 
@@ -202,6 +203,7 @@ async def test_without_dead_letter_a_reject_is_logged_with_its_record(
     assert any(f"{place.topic}-0@0" in one.message and one.levelno == logging.ERROR for one in caplog.records)
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_that_cannot_be_written_keeps_its_record(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ async def test_a_tombstone_is_a_dead_letter_where_the_annotation_forbids_it(plac
     assert b"does not allow None" in (headers(letter)["flowshare.dlq.reason"] or b"")
 
 
+@pytest.mark.slow
 async def test_a_delivery_tells_the_same_of_its_record_at_every_attempt(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ async def test_a_delivery_tells_the_same_of_its_record_at_every_attempt(
         }
 
 
+@pytest.mark.slow
 async def test_a_long_delay_waits_where_the_backend_can_keep_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delays, "HOLD_S", 0.1)
     attempts: list[int] = []
@@ -209,6 +211,7 @@ async def test_one_agent_reads_several_topics(place: Place) -> None:
     assert got == {(topic, topic.encode()) for topic in topics}
 
 
+@pytest.mark.slow
 async def test_a_rate_limit_is_no_reason_to_lose_anything(place: Place) -> None:
     got: list[bytes] = []
 
