@@ -185,6 +185,9 @@ class Supervisor:
             return await ended
         finally:
             stopped.cancel()
+            if not ended.done():  # the supervisor itself was given up: nobody would be there to end the worker
+                _signal(process, signal.SIGKILL)
+                await asyncio.shield(ended)
             del self._running[number]
             self._ready.pop(number, None)
             loop.remove_reader(reader)

@@ -195,10 +195,10 @@ class SharedPath:
             try:
                 if await self._settle():
                     return
-            except BackendError as error:
+            except Exception as error:
+                if not isinstance(error, BackendError) and repr(error) != repr(self._error):
+                    logger.exception("%s cannot be led from here, trying on", self._path)
                 self._error = error
-            except Exception:
-                logger.exception("%s cannot be led from here, trying on", self._path)
             tries += 1
             if tries == SEEK_FAST_TRIES:
                 logger.error("still without a leader: %s", self._error)

@@ -177,6 +177,18 @@ async def test_a_second_interrupt_ends_the_workers_at_once(tmp_path: Path) -> No
         assert await f.end() == 130
 
 
+async def test_a_supervisor_that_is_given_up_leaves_no_worker_behind(tmp_path: Path) -> None:
+    async with fleet(tmp_path, STUBBORN) as f:
+        up = await f.until("up", 2)
+
+        f.task.cancel()
+        await asyncio.gather(f.task, return_exceptions=True)
+
+        for _, pid in up:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
 async def test_an_app_that_cannot_start_ends_the_supervisor_with_the_workers_code(tmp_path: Path) -> None:
     async with fleet(tmp_path, FAILS) as f:
         assert await f.end() == 7
