@@ -107,7 +107,8 @@ async def fleet(place: Path, script: str, **options):
     finally:
         made.supervisor.stop()
         made.supervisor.stop(signal.SIGINT)
-        await made.end()
+        if not made.task.cancelled():
+            await made.end()
 
 
 async def test_all_workers_drain_when_the_supervisor_is_told_to_stop(tmp_path: Path) -> None:
