@@ -19,6 +19,8 @@ ASK_S: Final = 5.0
 SOON_S: Final = 1.0
 """After the start members come one after the other."""
 SOON_TIMES: Final = 5
+WINDOW_PARTS: Final = 4
+"""Fetches that a member's record locks are meant for."""
 
 
 class Crowd:
@@ -37,6 +39,11 @@ class Crowd:
     def share(self) -> int:
         """Record locks for one member, at least one."""
         return max(1, self._locks // self.members)
+
+    @property
+    def part(self) -> int:
+        """Locks for one fetch, not all at once: while some are fetched, others are handled or acknowledged."""
+        return max(1, self.share // WINDOW_PARTS)
 
     async def start(self) -> None:
         """Look now, and then every few seconds."""

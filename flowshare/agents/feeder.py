@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.acks import AckSender
+from flowshare.agents.asking import Asker, number_of
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.crowd import Crowd
 from flowshare.agents.diagnose import StallWatch
@@ -31,7 +32,6 @@ from flowshare.agents.telling import Telling
 from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
 from flowshare.protocol.decoding import DecodedRecord
-from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -48,13 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.agents")
 
-FETCH_BYTES_MAX: Final = 16 << 20
-FETCH_WAIT_S: Final = 0.5
 FAILED_WAIT_S: Final = 1.0
 FINISH_S: Final = 1.0
 """How long handlers may go on with what was fetched ahead when an agent stops and giving back costs an attempt."""
-WINDOW_PARTS: Final = 4
-"""Fetches that the record locks are meant for, where they bound what is in flight."""
 UNCONFIRMED_MAX: Final = 50_000
 
 
@@ -130,6 +126,7 @@ class Feeder:
         self._member: Member | None = None
         self._draining = False
         self._fetching: asyncio.Task[None] | None = None
+        self._asker: Asker | None = None
         self._leadership = Leadership(agent, clock=clock, admin=admin)
         self._stall = StallWatch(agent, clock=clock, admin=admin)
         self._trouble: str | None = None
@@ -187,7 +184,8 @@ class Feeder:
         self._locks.start(member)
         await self._leadership.start(member.member_id)
         self._stall.start(member)
-        self._fetching = asyncio.create_task(self._fetch_all(member), name=f"fetch {self.agent.name}")
+        asker = self._asker = Asker(member, name=self.agent.name, clock=self._clock)
+        self._fetching = asyncio.create_task(self._fetch_all(asker, member), name=f"fetch {self.agent.name}")
 
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
@@ -240,10 +238,10 @@ class Feeder:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    async def _fetch_all(self, member: Member) -> None:
-        while (room := await self._wait_for_room()) > 0:
+    async def _fetch_all(self, asker: Asker, member: Member) -> None:
+        while (room := await self._wait_for_room(asker)) > 0:
             try:
-                await self._fetch_once(member, room)
+                await self._fetch_once(asker, member, room)
             except Closed:
                 return
             except ClientError as error:
@@ -257,29 +255,35 @@ class Feeder:
             else:
                 self._trouble = None
 
-    async def _fetch_once(self, member: Member, room: int) -> None:
-        fetched = await member.fetch(
-            records_max=room,
-            max_wait_s=FETCH_WAIT_S,
-            bytes_max=FETCH_BYTES_MAX,
-            mode=AcquireMode.RECORD_LIMIT,
-        )
+    async def _fetch_once(self, asker: Asker, member: Member, room: int) -> None:
+        fetched = await asker.fetch(room)
         self._stats.fetches += 1
         self._held.look(member)
-        if fetched:
-            self._take(fetched)
-        else:
+        if not fetched:
             self._stall.nothing_fetched(self)
+            return
+        try:
+            apart = self._crowd is not None and not self._draining  # only a broker works meanwhile
+            if apart and self._bucket is None and (more := self._room_for_more(number_of(fetched))):
+                await asker.send_ahead(more)
+        finally:
+            self._take(fetched)
 
-    async def _wait_for_room(self) -> int:
-        """How many records to ask for, once it is worth asking; 0 when the agent drains."""
+    def _room_for_more(self, unread: int = 0) -> int:
+        """How many records to ask for beside what is held; 0 when it is not worth asking."""
+        target, held = self._target()
+        room = target - held - unread
+        if self.paused or room < max(1, target // 4) or self._acks.unconfirmed >= UNCONFIRMED_MAX:
+            return 0
+        return room if self._crowd is None else min(room, self._crowd.part)
+
+    async def _wait_for_room(self, asker: Asker) -> int:
+        """How many records to ask for, once it is worth asking or was asked ahead; 0 when the agent drains."""
         while True:
-            target, held = self._target()
-            room = target - held
             if self._draining:
                 return 0
-            if not self.paused and room >= max(1, target // 4) and self._acks.unconfirmed < UNCONFIRMED_MAX:
-                room = self._part_of_window(room)
+            room = 1 if asker.asked else self._room_for_more()
+            if room:
                 if self._bucket is None:
                     return room
                 tokens = self._bucket.available(self._clock.monotonic())
@@ -296,14 +300,16 @@ class Feeder:
     async def _stop_fetching(self) -> None:
         """No fetch any more; what one under way brings goes back."""
         fetching, self._fetching = self._fetching, None
-        if fetching is None or self._member is None:
+        if fetching is None or self._member is None or self._asker is None:
             return
         fetching.cancel()
         await asyncio.gather(fetching, return_exceptions=True)
+        brought = await self._asker.stop()
         try:
-            self._take(await self._member.last_fetch())
+            brought += await self._member.last_fetch()
         except ClientError as error:
             logger.debug("agent=%s: the last fetch failed: %s", self.agent.name, error)
+        self._take(brought)
 
     def _target(self) -> tuple[int, int]:
         """How many records to hold, and how many are held that handlers wait for."""
@@ -312,16 +318,12 @@ class Feeder:
         self._delays.locks = self._crowd.share
         return min(self._prefetch.target, self._crowd.share), self.outstanding - self._delays.parked
 
-    def _part_of_window(self, room: int) -> int:
-        """Not all locks at once: while some are fetched, others are handled, and others acknowledged."""
-        return room if self._crowd is None else min(room, max(1, self._crowd.share // WINDOW_PARTS))
-
     def _take(self, fetched: Iterable[Fetched]) -> None:
         """Decode what came and hand it on."""
         now = self._clock.monotonic()
         chunks: list[Chunk] = []
         for part in fetched:
-            count = sum(last - first + 1 for first, last, _ in part.acquired)
+            count = number_of([part])
             self._stats.received += count
             if self._bucket is not None:
                 self._bucket.take(count)

@@ -1,0 +1,80 @@
+"""Fetches that leave before what the last one brought is read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flowshare.agents.asking import Asker, number_of
+from flowshare.client.errors import Closed
+from flowshare.client.ranges import Fetched
+from flowshare.clock import LoopClock
+from flowshare.share.types import AcquiredRange
+from tests.agents.test_feeder_parts import TP
+
+
+pytestmark = pytest.mark.asyncio
+
+
+class Member:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.answers: asyncio.Queue[list[Fetched] | Exception] = asyncio.Queue()
+
+    async def fetch(self, *, records_max, max_wait_s, bytes_max, mode):
+        self.asked.append(records_max)
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def fetched(first: int, last: int) -> Fetched:
+    return Fetched("in", TP.topic_id, TP.partition, b"", (AcquiredRange(first, last, 1),), 30.0, 0)
+
+
+@pytest.fixture
+def member():
+    return Member()
+
+
+@pytest.fixture
+def asker(member):
+    return Asker(member, name="agent", clock=LoopClock())
+
+
+async def test_a_fetch_ahead_has_left_when_its_sending_returns_and_the_next_fetch_takes_what_it_brings(member, asker):
+    await asker.send_ahead(7)
+    assert (member.asked, asker.asked) == ([7], True)
+    member.answers.put_nowait([fetched(0, 4)])
+
+    found = await asker.fetch(9)
+
+    assert number_of(found) == 5
+    assert (member.asked, asker.asked) == ([7], False)
+
+
+async def test_a_fetch_ahead_that_fails_fails_the_fetch_that_waits_for_it_and_no_other(member, asker):
+    await asker.send_ahead(7)
+    member.answers.put_nowait(Closed("gone"))
+    with pytest.raises(Closed):
+        await asker.fetch(1)
+
+    member.answers.put_nowait([fetched(0, 0)])
+
+    assert number_of(await asker.fetch(1)) == 1
+
+
+async def test_who_stops_gets_what_was_brought_and_ends_what_is_under_way(member, asker):
+    member.answers.put_nowait([fetched(3, 3)])
+    await asker.send_ahead(1)
+    brought = await asker.stop()
+
+    await asker.send_ahead(1)
+    under_way = await asker.stop()
+
+    assert (number_of(brought), under_way, asker.asked) == (1, [], False)
+    assert await asker.stop() == []
