@@ -197,7 +197,9 @@ class App(faust.App):
         Raises: UsageError on the memory backend, which has no such transport.
         """
         self.streams.ask()
-        return super().stream(channel, *args, **options)
+        stream = super().stream(channel, *args, **options)
+        self.streams.add(stream)
+        return stream
 
     def page(self, path: str, **options: Any) -> Any:
         """Faust's `page`: a web page of the app; having one turns the app's web server on."""

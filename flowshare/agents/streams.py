@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakSet
 
 from faust.streams import current_event
 from mode import ServiceT
@@ -34,6 +35,7 @@ class Streams:
     def __init__(self, app: App) -> None:
         self._app = app
         self._asked = False
+        self._open: WeakSet[Any] = WeakSet()
         self.running = False
         """Whether Faust's transport runs, or is about to."""
         self._drained = False
@@ -80,6 +82,15 @@ class Streams:
                 f"Faust's own agents, streams and tables do not run on the memory backend: {', '.join(self.declared)}. "
                 "Use broker='embedded:///path' (in tests a temporary directory), or @app.share_agent instead."
             )
+
+    def add(self, stream: Any) -> None:
+        """Keep an eye on a stream that was made."""
+        self._open.add(stream)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a stream handles a record right now."""
+        return any(stream.current_event is not None for stream in self._open)
 
     def ask(self) -> None:
         """`app.stream(topic)` was called: Faust's transport is needed, now if the app runs. Raises: UsageError."""

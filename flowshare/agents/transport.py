@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from faust.agents.models import ReqRepResponse
 from faust.agents.replies import ReplyConsumer as FaustReplyConsumer
@@ -11,9 +11,56 @@ from faust.models import maybe_model
 from faust.transport.conductor import Conductor as FaustConductor
 from faust.transport.drivers import aiokafka
 
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+
+_LOOK_S: Final = 0.02
+"""How often it is looked whether all streams are done."""
+
 
 class Consumer(aiokafka.Consumer):
-    """As Faust's, except that a record that was fetched just before its partition went elsewhere is no error."""
+    """As Faust's, except for what happens while partitions move.
+
+    A record that was fetched just before its partition went elsewhere is no error. And before a new subscription what
+    is being handled is finished and committed: aiokafka forgets its assignment at once then, so that Faust, told of the
+    rebalance, believes that there is nothing to finish; table and offsets would come apart.
+    """
+
+    app: App
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these topics from the next rebalance on."""
+        assignment = self.assignment()
+        if assignment:
+            await self.app._on_partitions_revoked(assignment)  # noqa: SLF001 - Faust's name
+        await super().subscribe(topics)
+
+    def resume_partitions(self, tps: Any) -> None:
+        """Fetch these again; while partitions move nothing of it gets to the streams before Faust resumes their flow.
+
+        Resuming clears the streams' queues: what had come too early would be lost until the next rebalance.
+        """
+        if self.app.rebalancing:
+            self.app.flow_control.suspend()
+        super().resume_partitions(tps)
+
+    def ack(self, message: Any) -> bool:
+        """Count a record as handled, unless no stream took it: when partitions move, streams skip what they still get.
+
+        Faust counts that as handled, too, and commits it.
+        """
+        current = message.generation_id == self.app.consumer_generation_id and self.app.flow_control.is_active()
+        return bool((current or message.tracked) and super().ack(message))
+
+    async def wait_empty(self) -> None:
+        """Wait until no stream handles anything, then commit.
+
+        Faust waits for records, too, that were taken out of a stream's queue unhandled: at times for ever.
+        """
+        while not self.should_stop and self.app.streams.busy:
+            await self.commit()
+            await self.sleep(_LOOK_S)
+        await self.commit_and_end_transactions()
 
     def highwater(self, tp: Any) -> int:
         """The end of a partition, for Faust's monitor; as last known when the partition went elsewhere meanwhile."""
@@ -21,6 +68,21 @@ class Consumer(aiokafka.Consumer):
             return int(super().highwater(tp) or 0)
         except AssertionError:  # aiokafka's way to say that it is not assigned
             return int(self.app.monitor.tp_end_offsets.get(tp, 0))
+
+
+class Producer(aiokafka.Producer):
+    """As Faust's, except that aiokafka's client is told every topic that is sent to.
+
+    It begins with all topics there are; the first new one restricts it to those it was told, and what was queued for
+    the others stays queued, which Faust's flush before a commit waits for.
+    """
+
+    async def send(self, topic: str, *args: Any, transactional_id: str | None = None, **options: Any) -> Any:
+        """Hand a record over; the future has the outcome."""
+        producer = self._transaction_producers.get(transactional_id) if transactional_id else self._producer
+        if producer is not None:
+            await producer.client.add_topic(topic)
+        return await super().send(topic, *args, transactional_id=transactional_id, **options)
 
 
 class Conductor(FaustConductor):
@@ -75,4 +137,5 @@ class Transport(aiokafka.Transport):
     """aiokafka, as Faust uses it."""
 
     Consumer = Consumer
+    Producer = Producer
     Conductor = Conductor
