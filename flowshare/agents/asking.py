@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 FETCH_BYTES_MAX: Final = 16 << 20
+FETCH_BYTES_USUAL: Final = 1 << 20
+"""What a fetch allows as long as its records need no more: a broker looks at every batch of what it may send."""
 FETCH_WAIT_S: Final = 0.5
 STEPS_TO_SOCKET: Final = 3
 """Turns of the loop from a fetch's task to its request's way to the socket."""
@@ -37,6 +39,7 @@ class Asker:
         self._name = name
         self._clock = clock
         self._ahead: asyncio.Task[list[Fetched]] | None = None
+        self._record_bytes = 0
 
     @property
     def asked(self) -> bool:
@@ -64,6 +67,10 @@ class Asker:
         return [] if isinstance(found, BaseException) else found
 
     async def _fetch(self, room: int) -> list[Fetched]:
-        return await self._member.fetch(
-            records_max=room, max_wait_s=FETCH_WAIT_S, bytes_max=FETCH_BYTES_MAX, mode=AcquireMode.RECORD_LIMIT
+        bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * room * self._record_bytes))
+        fetched = await self._member.fetch(
+            records_max=room, max_wait_s=FETCH_WAIT_S, bytes_max=bytes_max, mode=AcquireMode.RECORD_LIMIT
         )
+        if fetched:
+            self._record_bytes = sum(len(part.records) for part in fetched) // max(1, number_of(fetched))
+        return fetched

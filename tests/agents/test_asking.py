@@ -13,7 +13,6 @@ from flowshare.clock import LoopClock
 from flowshare.share.types import AcquiredRange
 from tests.agents.test_feeder_parts import TP
 
-
 pytestmark = pytest.mark.asyncio
 
 
@@ -26,14 +25,15 @@ class Member:
 
     async def fetch(self, *, records_max, max_wait_s, bytes_max, mode):
         self.asked.append(records_max)
+        self.bytes_max = bytes_max
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def fetched(first: int, last: int) -> Fetched:
-    return Fetched("in", TP.topic_id, TP.partition, b"", (AcquiredRange(first, last, 1),), 30.0, 0)
+def fetched(first: int, last: int, *, size: int = 0) -> Fetched:
+    return Fetched("in", TP.topic_id, TP.partition, bytes(size), (AcquiredRange(first, last, 1),), 30.0, 0)
 
 
 @pytest.fixture
@@ -66,6 +66,16 @@ async def test_a_fetch_ahead_that_fails_fails_the_fetch_that_waits_for_it_and_no
     member.answers.put_nowait([fetched(0, 0)])
 
     assert number_of(await asker.fetch(1)) == 1
+
+
+async def test_a_fetch_allows_the_bytes_that_its_records_need_within_bounds(member, asker):
+    allowed = []
+    for size in (0, 10 * 100_000, 10 << 20, 0):
+        member.answers.put_nowait([fetched(0, 9, size=size)])
+        await asker.fetch(20)
+        allowed.append(member.bytes_max)
+
+    assert allowed == [1 << 20, 1 << 20, 40 * 100_000, 16 << 20]
 
 
 async def test_who_stops_gets_what_was_brought_and_ends_what_is_under_way(member, asker):
