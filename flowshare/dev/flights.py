@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from flowshare.backend import open_backend
+from flowshare.backend.workers import running_workers
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.producer import Message, Producer
 from flowshare.clock import LoopClock
@@ -108,11 +109,12 @@ class Worker:
         assert self._process is not None
         if (code := self._process.poll()) is not None:
             raise DemoFailed(f"the worker ended with exit code {code}; its log is {self._log}")
+        pid = self._process.pid
+        address = next((worker.address for worker in running_workers(self._path) if worker.pid == pid), None)
+        if address is None:
+            return None
         try:
-            owner = json.loads((self._path / "owner.json").read_bytes())
-            if owner.get("pid") != self._process.pid or not owner.get("address"):
-                return None
-            with urllib.request.urlopen(f"http://{owner['address']}/lag", timeout=5) as page:
+            with urllib.request.urlopen(f"http://{address}/lag", timeout=5) as page:
                 found = json.load(page)
         except (OSError, ValueError):
             return None
