@@ -186,7 +186,9 @@ def _format(machine: _Machine, plan: list[_Node]) -> None:
         if Path(node.settings["log.dirs"], "meta.properties").exists():
             continue
         node.config.write_text(settings.properties(node.settings))
-        command = machine.command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(node.config))
+        command = machine.command(
+            "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(node.config)
+        )
         try:
             done = subprocess.run(
                 command,

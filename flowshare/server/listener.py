@@ -80,7 +80,7 @@ class Listener:
         self._addresses: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[sockets.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accepting_again: dict[sockets.socket, TimerHandle] = {}
         self._timer: TimerHandle | None = None
         self._emptied: asyncio.Event = asyncio.Event()
 
@@ -123,7 +123,8 @@ class Listener:
             self._node = Node(host=bound_host, port=bound_port)
         elif self._node.port == 0:
             self._node = replace(self._node, port=bound_port)
-        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in self._listening]
+        for listening in self._listening:
+            self._accept_on(listening)
         self._watch()
         return bound_host, bound_port
 
@@ -132,10 +133,11 @@ class Listener:
         if not self._listening:
             return
         listening, self._listening = self._listening, []
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for timer in self._accepting_again.values():
+            timer.cancel()
+        self._accepting_again.clear()
         for one in listening:
+            asyncio.get_running_loop().remove_reader(one)
             one.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -182,29 +184,37 @@ class Listener:
                 at_once=True,
             )
 
-    async def _accept(self, listening: sockets.socket) -> None:
+    def _accept_on(self, listening: sockets.socket) -> None:
         """Take connections for as long as the listener is open.
 
         Not left to the loop's own servers: those would only tell of a connection when its TLS handshake is over, and
-        until then nothing would count it.
+        until then nothing would count it. Nor to a task: one that is cancelled may have a socket in hand.
         """
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                socket, (address, port, *_) = await loop.sock_accept(listening)
-            except OSError as error:  # the process may have no more files open, or the client has gone again
-                logger.warning("a connection could not be accepted: %s", _reason(error))
-                await self.clock.sleep(ACCEPT_AGAIN_S)
-                continue
-            refused = self._refusal(address)
-            if refused is not None:
-                logger.warning("closed peer=%s:%d: %s", address, port, refused)
-                socket.close()
-                continue
-            made = ListenerSocket(self, address, port)
-            self._sockets.add(made)
-            self._addresses[address] += 1
-            made.connecting = self.spawn(self._connect(made, socket))
+        self._accepting_again.pop(listening, None)
+        asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: sockets.socket) -> None:
+        """Take one of the connections that wait; the loop calls again while there are more."""
+        try:
+            socket, (address, port, *_) = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the client has gone again
+        except OSError as error:  # the process may have no more files open
+            logger.warning("a connection could not be accepted: %s", _reason(error))
+            asyncio.get_running_loop().remove_reader(listening)
+            again = self.clock.call_later(ACCEPT_AGAIN_S, lambda: self._accept_on(listening))
+            self._accepting_again[listening] = again
+            return
+        socket.setblocking(False)
+        refused = self._refusal(address)
+        if refused is not None:
+            logger.warning("closed peer=%s:%d: %s", address, port, refused)
+            socket.close()
+            return
+        made = ListenerSocket(self, address, port)
+        self._sockets.add(made)
+        self._addresses[address] += 1
+        made.connecting = self.spawn(self._connect(made, socket))
 
     def _refusal(self, address: str) -> str | None:
         """Why there may be no further connection from this address; None when there may."""

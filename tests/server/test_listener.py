@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 import struct
 
 import pytest
@@ -282,18 +283,16 @@ async def test_a_taken_port_is_refused_with_advice():
 
 async def test_a_process_that_has_no_more_files_accepts_again_later(monkeypatch, caplog):
     async with site() as here:
-        loop = asyncio.get_running_loop()
-        await settle()  # the first call is under way
-        accept, failures = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")]
+        accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
 
-        async def failing(listening):
+        def failing(listening):
             if failures:
                 raise failures.pop()
-            return await accept(listening)
+            return accept(listening)
 
-        monkeypatch.setattr(loop, "sock_accept", failing)
         first = await here.connect()
         assert await first.ask(b"echo") == b"echo"
+        monkeypatch.setattr(socket.socket, "accept", failing)
         second = await here.connect()
         await until(lambda: not failures)
         await settle()
