@@ -37,6 +37,8 @@ CLOSE_S: Final = 2.0
 """Time that sockets get to take their last answers, and requests to end, when the listener closes."""
 
 
+ACCEPT_AT_ONCE: Final = 50
+"""Connections taken before others have their turn."""
 ACCEPT_AGAIN_S: Final = 0.5
 """Wait after a connection could not be accepted."""
 
@@ -194,27 +196,34 @@ class Listener:
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: sockets.socket) -> None:
-        """Take one of the connections that wait; the loop calls again while there are more."""
+        """Take the connections that wait, or some of many; the loop calls again while there are more."""
+        for _ in range(ACCEPT_AT_ONCE):
+            if not self._accept_one(listening):
+                return
+
+    def _accept_one(self, listening: sockets.socket) -> bool:
+        """Whether there may be another one waiting."""
         try:
             socket, (address, port, *_) = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # the client has gone again
+            return False  # none there any more
         except OSError as error:  # the process may have no more files open
             logger.warning("a connection could not be accepted: %s", _reason(error))
             asyncio.get_running_loop().remove_reader(listening)
             again = self.clock.call_later(ACCEPT_AGAIN_S, lambda: self._accept_on(listening))
             self._accepting_again[listening] = again
-            return
+            return False
         socket.setblocking(False)
         refused = self._refusal(address)
         if refused is not None:
             logger.warning("closed peer=%s:%d: %s", address, port, refused)
             socket.close()
-            return
+            return True
         made = ListenerSocket(self, address, port)
         self._sockets.add(made)
         self._addresses[address] += 1
         made.connecting = self.spawn(self._connect(made, socket))
+        return True
 
     def _refusal(self, address: str) -> str | None:
         """Why there may be no further connection from this address; None when there may."""

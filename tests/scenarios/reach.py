@@ -55,6 +55,7 @@ NOT_ON_KAFKA: Final[Mapping[str, str]] = {
     "O18.2": "2,000 transactions take minutes there and show what O13 shows with ten.",
     "G12": _BROKER,
     "G22": "It is about the milliseconds of one second; the groups there assign at once, to be quick.",
+    "E01": "Who of the four has work before all of it is done depends on when Kafka's heartbeats give them partitions.",
     "E05": "Its figures are those of a clock that counts the work alone.",
     **dict.fromkeys(["E08", "E09", "E10", "E11", "E11.2"], _LETTERS),
 }
