@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
 RESUME_S: Final = 6.0
 """How long an acknowledgement waits for another process to take over from a leader that is gone."""
+LEADERS_MOST: Final = 5
+"""How many leaders in a row may go with an acknowledgement unanswered: in a fleet that drains, each leads in turn."""
 LEFT_OUT: Final = "the server's answer leaves this partition out"
 
 logger = logging.getLogger(__name__)
@@ -71,8 +73,10 @@ class Acknowledger:
             if not self._node.beside:
                 return await self._turns.acknowledge(acks)
             results = await self._send(acks, connection)
-            again = await self._resumed()
-            if again is not None:
+            for _ in range(LEADERS_MOST):
+                again = await self._resumed()
+                if again is None:
+                    break
                 results = [_in_doubt(result) for result in await self._send(acks, again)]
             return results
         finally:

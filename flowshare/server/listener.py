@@ -223,6 +223,7 @@ class Listener:
         self._sockets.add(made)
         self._addresses[address] += 1
         made.connecting = self.spawn(self._connect(made, socket))
+        made.connecting.add_done_callback(lambda _: self._connected(made, socket))
         return True
 
     def _refusal(self, address: str) -> str | None:
@@ -244,12 +245,16 @@ class Listener:
             await loop.connect_accepted_socket(lambda: made, socket, ssl=self.tls, ssl_handshake_timeout=seconds)
         except OSError as error:  # ssl.SSLError and time-outs among them
             made.end(f"TLS handshake failed: {error}", at_once=True)
+
+    def _connected(self, made: ListenerSocket, socket: sockets.socket) -> None:
+        """The connection is the loop's now, or it is over.
+
+        A callback, not the end of the task: a task that is cancelled before its first step never runs a line.
+        """
+        made.connecting = None
+        if not made.connected:
             made.connection_lost(None)  # the loop does not call it: the protocol was not connected yet
-        except asyncio.CancelledError:
-            made.connection_lost(None)
-            raise
-        finally:
-            made.connecting = None
+            socket.close()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -119,6 +119,11 @@ class ListenerSocket(asyncio.Protocol):
     # Called by the listener.
 
     @property
+    def connected(self) -> bool:
+        """Whether the loop has the socket, its TLS handshake behind it."""
+        return self._transport is not None
+
+    @property
     def unread_bytes(self) -> int:
         """Bytes of answers that the client has not read."""
         return self._held + (0 if self._lost else self._unwritten)

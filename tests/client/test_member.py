@@ -329,6 +329,48 @@ async def test_an_acknowledgement_that_a_dead_leader_did_not_answer_is_sent_to_i
     await member.close()
 
 
+async def test_an_acknowledgement_outlives_two_leaders_that_end_one_after_the_other(clock):
+    server = FakeServer()
+    server.keeps = True
+    member = await started(server, clock)
+    server.offer(batch())
+    (held,) = await member.fetch(records_max=10)
+    never = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    done = m.AcknowledgedPartition(topic_id=ORDERS, partition=0)
+    server.then(m.ShareAcknowledgeRequest, *never, m.ShareAcknowledgeResponse(partitions=(done,)))
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
+    await settle()
+
+    for _ in range(2):
+        server.connections[-1].break_off()
+        await clock.advance(1)
+    (result,) = await acknowledging
+
+    assert result.error is ErrorCode.NONE
+    assert len(server.seen(m.ShareAcknowledgeRequest)) == 3
+    await member.close()
+
+
+async def test_an_acknowledgement_gives_up_on_leaders_that_end_for_ever(clock):
+    server = FakeServer()
+    server.keeps = True
+    member = await started(server, clock)
+    server.offer(batch())
+    (held,) = await member.fetch(records_max=10)
+    server.then(m.ShareAcknowledgeRequest, *[asyncio.get_running_loop().create_future() for _ in range(50)])
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
+    await settle()
+
+    while not acknowledging.done():
+        server.connections[-1].break_off()
+        await clock.advance(10)
+    (result,) = await acknowledging
+
+    assert result.error is ErrorCode.NETWORK_EXCEPTION
+    assert len(server.seen(m.ShareAcknowledgeRequest)) == 6
+    await member.close()
+
+
 async def test_without_a_successor_an_acknowledgement_fails_in_time(clock):
     server = FakeServer()
     member = await started(server, clock)

@@ -58,4 +58,18 @@ async def exhaust(perform: Perform, step: Step) -> Outcome:
     )
 
 
-COMPOSITES = {"exhaust": exhaust}
+async def collect(perform: Perform, step: Step) -> Outcome:
+    """`collect M1`: fetch until nothing comes; all of it as one fetch would show it, in the order of offsets.
+
+    For what becomes available bit by bit, as each of several state writes is confirmed.
+    """
+    taken: list[AcquiredRange] = []
+    for _ in range(TURNS_MAX):
+        more = ranges((await perform(parse_step(f"fetch {step.words[0]}"))).main)
+        if not more:
+            break
+        taken += more
+    return Outcome(" ".join(f"[{first}-{last}]c{count}" for first, last, count in sorted(taken)) or "nothing")
+
+
+COMPOSITES = {"exhaust": exhaust, "collect": collect}

@@ -199,6 +199,18 @@ async def test_closing_the_listener_ends_connections_and_parked_requests():
             await here.connect()
 
 
+async def test_a_socket_accepted_as_the_listener_closes_is_closed_too():
+    async with site() as here:
+        with socket.create_connection((here.listener.node.host, here.listener.node.port)) as client:
+            await asyncio.sleep(0)  # the loop sees the connection
+            await asyncio.sleep(0)  # and takes it; the task that is to serve it has not begun
+            assert here.listener.connections == 1
+            await here.listener.close()
+            client.settimeout(5)
+            assert client.recv(1) == b""
+        assert here.listener.connections == 0
+
+
 async def test_a_request_that_never_ends_is_cut_when_the_listener_closes():
     async with site() as here:
         wire = await here.connect()

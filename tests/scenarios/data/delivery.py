@@ -71,7 +71,7 @@ SCENARIOS = (
             ack M1 0:release => NONE
         """,
         when="close M1",
-        then="fetch M2 => [0-1]c2 or [0-0]c2 [1-1]c2",
+        then="collect M2 => [0-1]c2 or [0-0]c2 [1-1]c2",
     ),
     Scenario(
         id="D05",
