@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
+import flowshare as fs
 from tests.scenarios import differences, runner
 from tests.scenarios.kafka import KafkaSubject
 from tests.scenarios.language import Scenario
@@ -26,8 +28,22 @@ async def run(address: str, name: str, scenario: Scenario, turn: asyncio.Semapho
     return None if failure is None else f"{name}: step {failure.step}: {failure.message}"
 
 
+async def begin(address: str) -> None:
+    """Wait until the broker serves share groups: scenarios' bare requests do not wait for its coordinators to load."""
+    name = f"begin-{uuid.uuid4().hex[:8]}"
+    async with fs.Broker(f"kafka://{address}") as broker, asyncio.timeout(LIMIT_S):
+        admin = broker.admin()
+        await admin.create_topic(name, partitions=1)
+        await admin.alter_group_configs(name, {"share.auto.offset.reset": "earliest"})
+        await broker.producer().send(name, b"")
+        consumer = broker.consumer(name, [name])
+        while not await consumer.poll(1.0):
+            pass
+
+
 async def run_all(address: str, chosen: list[tuple[str, Scenario]]) -> list[str]:
     """What went wrong in these scenarios, a few of which run at a time."""
+    await begin(address)
     turn = asyncio.Semaphore(AT_ONCE)
     found = await asyncio.gather(*(run(address, name, scenario, turn) for name, scenario in chosen))
     return [message for message in found if message is not None]
