@@ -343,6 +343,7 @@ class KafkaProducer:
             batch: list[_Letter] = []
             try:
                 kafka = await self._started()
+                await kafka.client.add_topic(name)  # else it may forget a topic that it happens to know
                 builder = kafka.create_batch()
                 while queue.letters and _append(builder, queue.letters[0].message):
                     batch.append(queue.letters.popleft())
