@@ -198,14 +198,25 @@ class ClusterConnection:
         return ShareGroupDescribeResponse(groups=tuple(found))
 
     async def _to_leaders(self, request: FetchRequest) -> FetchResponse:
-        """One request a leader; the answers in the order of the question."""
-        by_leader: dict[int, list[Any]] = {}
+        """One request a leader, at the same time; the answers in the order of the question.
+
+        A partition without a leader has one to itself: each of them may come to be led by another broker.
+        """
+        by_leader: dict[int | tuple[str, int], list[Any]] = {}
         for part in request.partitions:
-            by_leader.setdefault(await self.cluster.leader(part.topic, part.partition), []).append(part)
+            leader = await self.cluster.leader(part.topic, part.partition)
+            by_leader.setdefault((part.topic, part.partition) if leader == NOBODY else leader, []).append(part)
+        answers = await asyncio.gather(
+            *(
+                self._to_leader(replace(request, partitions=tuple(parts)), parts[0].topic, parts[0].partition)
+                for parts in by_leader.values()
+            ),
+            return_exceptions=True,  # none is left under way
+        )
         found: dict[tuple[str, int], Any] = {}
-        for parts in by_leader.values():
-            asked = replace(request, partitions=tuple(parts))
-            answer = await self._to_leader(asked, parts[0].topic, parts[0].partition)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
             if answer.error is not ErrorCode.NONE:
                 return cast("FetchResponse", answer)
             found.update({(log.topic, log.partition): log for log in answer.partitions})

@@ -70,6 +70,18 @@ class Broker(FakeServer):
             return m.ListOffsetsResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return m.ListOffsetsResponse(offset=100 + self.node_id)
 
+    async def _FetchRequest(self, request: Any) -> Any:  # noqa: N802
+        return m.FetchResponse(
+            partitions=tuple(
+                m.FetchedLog(topic=part.topic, partition=part.partition, records=b"%d" % self.node_id)
+                if self.cluster.leaders[part.partition] == self.node_id
+                else m.FetchedLog(
+                    topic=part.topic, partition=part.partition, error=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b""
+                )
+                for part in request.partitions
+            )
+        )
+
     async def _ListGroupsRequest(self, request: Any) -> Any:  # noqa: N802
         return m.ListGroupsResponse(groups=(m.ListedGroup(group_id=f"g{self.node_id}", state="Empty"),))
 

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.asyncio
 TP = m.TopicPartition(ORDERS, 0)
 
 
+def fetch(*partitions):
+    return m.FetchRequest(partitions=tuple(m.FetchPartition("orders", number, 0) for number in partitions))
+
+
 async def test_offsets_are_asked_of_the_leader_of_each_partition(clock):
     fake = FakeCluster(clock, [1, 2])
     admin = ShareAdmin(fake.connect, clock=clock)
@@ -123,16 +127,27 @@ async def test_groups_are_listed_without_a_broker_that_was_taken_away(clock):
 
 async def test_a_plain_fetch_of_two_leaders_partitions_comes_back_in_order(clock):
     fake = FakeCluster(clock, [1, 2])
-    for node, broker in fake.brokers.items():
-        log = m.FetchedLog(topic="orders", partition=node - 1, records=b"%d" % node)
-        broker.then(m.FetchRequest, m.FetchResponse(partitions=(log,)))
     connection = await fake.connect()
 
-    answer = await connection.send(
-        m.FetchRequest(partitions=(m.FetchPartition("orders", 1, 0), m.FetchPartition("orders", 0, 0)))
-    )
+    answer = await connection.send(fetch(1, 0))
 
     assert [(log.partition, log.records) for log in answer.partitions] == [(1, b"2"), (0, b"1")]
+    await connection.close()
+
+
+async def test_of_partitions_without_a_leader_each_one_s_is_looked_for(clock):
+    fake = FakeCluster(clock, [1, 2, 2])
+    fake.leaders = [NOBODY, NOBODY, 2]
+    connection = await fake.connect()
+
+    fetching = asyncio.ensure_future(connection.send(fetch(0, 1, 2)))
+    await clock.advance(0.2)
+    assert not fetching.done()
+    fake.leaders = [1, 2, 2]
+    answer = await within(clock, 5, fetching)
+
+    assert [(log.partition, log.records) for log in answer.partitions] == [(0, b"1"), (1, b"2"), (2, b"2")]
+    assert {log.error for log in answer.partitions} == {ErrorCode.NONE}
     await connection.close()
 
 
