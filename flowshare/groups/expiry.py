@@ -14,17 +14,23 @@ and no transaction is open.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Committed, Offsets, Partition
 from flowshare.groups.states import State
 
 
-def expired(group: ClassicGroup, offsets: Offsets, *, now_ms: int, retention_ms: int) -> tuple[Partition, ...]:
-    """The partitions whose offsets are to be removed now."""
+def expired(
+    group: ClassicGroup, offsets: Offsets, partitions: Iterable[Partition], *, now_ms: int, retention_ms: int
+) -> tuple[Partition, ...]:
+    """Those of `partitions` whose offsets are to be removed now."""
+    committed = offsets.committed
     return tuple(
         partition
-        for partition, value in offsets.committed.items()
-        if _looked_at(group, partition.topic)
+        for partition in partitions
+        if (value := committed.get(partition)) is not None
+        and _looked_at(group, partition.topic)
         and _is_old(value, _base_ms(group, value), now_ms, retention_ms)
         and not offsets.unstable(partition)
     )

@@ -1,8 +1,8 @@
 """Classic groups: all of them in memory, written before anybody is told, watched by one task.
 
 The rules are in `groups`. Here: which group a request means, writing what a step leads to, deleting, what a deleted
-topic takes with it, members' timeouts, and the sweep that removes expired offsets (offsets.retention.minutes, looked
-for every offsets.retention.check.interval.ms). A connection that is closed removes no member: its session times out.
+topic takes with it, and members' timeouts; `server.classic_sweep` removes expired offsets. A connection that is closed
+removes no member: its session times out.
 
 A group's decisions about offsets are made, written and applied one after another, under the lock of its `Entry`.
 """
@@ -22,7 +22,6 @@ from flowshare.groups.errors import (
     InvalidGroupId,
     UnknownMemberId,
 )
-from flowshare.groups.expiry import expired, group_expires
 from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Offsets, Producer
 from flowshare.groups.states import State
@@ -32,10 +31,12 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ListedGroup
 from flowshare.server.alarm import Alarm
 from flowshare.server.classic_store import everything_of, group_key, load, offset_writes
+from flowshare.server.classic_sweep import Sweep
 from flowshare.server.classic_waiting import Waiting
 from flowshare.server.damage import Damage
 from flowshare.server.failures import Refused
 from flowshare.server.state import GROUP_ID_BYTES_MAX
+from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     import uuid
@@ -119,7 +120,7 @@ class ClassicGroups:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._watch(), name="classic groups"),
-            loop.create_task(self._sweep_for_ever(), name="expired offsets"),
+            loop.create_task(Sweep(self).run(), name="expired offsets"),
         ]
 
     async def close(self) -> None:
@@ -271,9 +272,10 @@ class ClassicGroups:
 
     async def _delete(self, entry: Entry) -> None:
         async with entry.lock:
-            await self._delete_locked(entry)
+            await self.delete_locked(entry)
 
-    async def _delete_locked(self, entry: Entry) -> None:
+    async def delete_locked(self, entry: Entry) -> None:
+        """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, LogError."""
         group_id = entry.group.group_id
         if not self.holds(entry):
             raise GroupIdNotFound(f"group {group_id!r} was deleted meanwhile")
@@ -296,7 +298,9 @@ class ClassicGroups:
         await self.run(self._forget_topics(lambda one: one != topic_id))
 
     async def _forget_topics(self, exists: Callable[[uuid.UUID], bool]) -> None:
+        turns = Turns(self.clock)
         for entry in tuple(self.entries.values()):
+            await turns.take(1 + len(entry.offsets.committed))
             async with entry.lock:
                 if self.holds(entry):
                     await self.write_offsets(entry, entry.offsets.forget_topics(exists))
@@ -359,34 +363,6 @@ class ClassicGroups:
             await self._write_group(entry, data)
         except LogError as error:
             logger.warning("group could not be written, tried again: %s group=%s", error, entry.group.group_id)
-
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await self.clock.sleep(self.config.retention_check_interval_ms / 1000)
-            await self.run(self._sweep())
-
-    async def _sweep(self) -> None:
-        """Remove what has expired."""
-        for entry in tuple(self.entries.values()):
-            async with entry.lock:
-                try:
-                    await self._sweep_group(entry)
-                except (CoordinatorNotAvailable, LogError) as error:
-                    logger.warning("expired offsets could not be removed, tried again: %s", error)
-                except Exception:
-                    logger.exception("a group's expired offsets were left, going on: group=%s", entry.group.group_id)
-
-    async def _sweep_group(self, entry: Entry) -> None:
-        group = entry.group
-        if not self.holds(entry):
-            return
-        retention_ms = self.config.offsets_retention_ms
-        gone = expired(group, entry.offsets, now_ms=self.clock.now_ms(), retention_ms=retention_ms)
-        await self.write_offsets(entry, entry.offsets.expire(gone))
-        if gone:
-            logger.info("committed offsets expired: %d group=%s", len(gone), group.group_id)
-        if group_expires(group, entry.offsets):
-            await self._delete_locked(entry)
 
 
 def _refused(answers: Iterable[Answered]) -> list[Answered]:

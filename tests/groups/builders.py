@@ -158,6 +158,8 @@ class World:
 
     def sweep(self):
         """One sweep as the server does it; what went, and whether the group went too."""
-        gone = expired(self.group, self.offsets, now_ms=self.now_ms, retention_ms=self.config.offsets_retention_ms)
+        retention_ms = self.config.offsets_retention_ms
+        looked_at = tuple(self.offsets.committed)
+        gone = expired(self.group, self.offsets, looked_at, now_ms=self.now_ms, retention_ms=retention_ms)
         self.offsets.apply(self.offsets.expire(gone))
         return {(one.topic, one.number) for one in gone}, group_expires(self.group, self.offsets)

@@ -1,170 +1,31 @@
-"""Consumer groups through the server: waiting requests, what is durable, restarts, sweeps, deletion."""
+"""Consumer groups through the server: waiting requests, what is durable, restarts, deletion."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from flowshare.groups.expiry import expired
 from flowshare.groups.stored import decode_group, encode_group
 from flowshare.groups.types import ClassicConfig, Supported
-from flowshare.log.base import StorageError
-from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
-    AddOffsetsToTxnRequest,
-    DeleteGroupsRequest,
     DeleteTopicRequest,
     DescribeGroupRequest,
-    EndTxnRequest,
-    HeartbeatRequest,
-    InitProducerIdRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
     LeavingMember,
-    ListGroupsRequest,
-    OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
-    OffsetToCommit,
-    SyncGroupRequest,
-    TxnOffsetCommitRequest,
 )
 from flowshare.server.classic_members import MEMBER_BYTES_MAX
 from flowshare.server.classic_settings import CLASSIC_CONFIGS, parse_classic
 from flowshare.server.classic_store import GROUPS, OFFSETS
-from flowshare.server.server import Server
-from flowshare.share.config import ServerConfig
 from flowshare.share.errors import InvalidConfig
-from flowshare.testing.clock import ManualClock, settle
-from tests.groups.builders import subscription
-from tests.server.world import World, parked
+from flowshare.testing.clock import settle
+from tests.server.classic_world import NONE, refuse, world
+from tests.server.world import parked
 
 pytestmark = pytest.mark.asyncio
-
-R_S = 60.0
-"""The retention in seconds; sweeps are every second."""
-CONFIG = ClassicConfig(offsets_retention_minutes=1, retention_check_interval_ms=1_000)
-NONE = ErrorCode.NONE
-
-
-class ClassicWorld(World):
-    """A server with consumer groups."""
-
-    def __init__(self, storage, clock, config, classic) -> None:
-        super().__init__(storage, clock, config)
-        self.classic = classic
-        self.server = Server(storage=storage, config=config, clock=clock, classic=classic)
-
-    async def restart(self, *, config=None) -> None:
-        await self.server.close()
-        self.server = Server(storage=self.storage, config=self.config, clock=self.clock, classic=self.classic)
-        await self.start()
-
-    def join(self, member_id="", *, group="g", topics=("t",), instance=None, version=3, connection=None, **fields):
-        request = JoinGroupRequest(
-            group_id=group,
-            member_id=member_id,
-            instance_id=instance,
-            client_id="c",
-            protocol_type="consumer",
-            protocols=(Supported("range", subscription(*topics)),),
-            session_timeout_ms=10_000,
-            rebalance_timeout_ms=30_000,
-            version=version,
-        )
-        return (connection or self.admin).send(replace(request, **fields))
-
-    def sync(self, member_id, generation, assignments=(), *, group="g", instance=None):
-        return self.admin.send(
-            SyncGroupRequest(
-                group_id=group,
-                member_id=member_id,
-                instance_id=instance,
-                generation=generation,
-                assignments=tuple(assignments),
-            )
-        )
-
-    async def beat(self, member_id, generation, *, group="g"):
-        request = HeartbeatRequest(group_id=group, member_id=member_id, generation=generation)
-        return (await self.admin.send(request)).error
-
-    async def stable(self, *, group="g", topics=("t",)):
-        """A group with one member; its id."""
-        joined = await self.join(group=group, topics=topics)
-        assert joined.error is NONE, joined.message
-        synced = await self.sync(joined.member_id, joined.generation, [(joined.member_id, b"mine")], group=group)
-        assert (synced.error, synced.assignment) == (NONE, b"mine")
-        return joined.member_id
-
-    async def leave(self, *members, group="g"):
-        named = tuple(one if isinstance(one, LeavingMember) else LeavingMember(one) for one in members)
-        return await self.admin.send(LeaveGroupRequest(group_id=group, members=named))
-
-    async def commit(self, offset=5, *, group="g", topic="t", partition=0, metadata=None, **fields):
-        offsets = (OffsetToCommit(topic, partition, offset, 2, metadata),)
-        answer = await self.admin.send(OffsetCommitRequest(group_id=group, offsets=offsets, **fields))
-        return answer.partitions[0].error
-
-    async def begin(self, group="g"):
-        """A producer with an open transaction that is going to commit offsets of the group."""
-        begun = await self.admin.send(InitProducerIdRequest(transactional_id="x"))
-        added = await self.admin.send(
-            AddOffsetsToTxnRequest(transactional_id="x", producer=begun.producer, group_id=group)
-        )
-        assert (begun.error, added.error) == (NONE, NONE)
-        return begun.producer
-
-    async def txn_commit(self, offset, producer, *, group="g"):
-        answer = await self.admin.send(
-            TxnOffsetCommitRequest(
-                transactional_id="x",
-                group_id=group,
-                producer_id=producer.producer_id,
-                producer_epoch=producer.epoch,
-                offsets=(OffsetToCommit("t", 0, offset),),
-            )
-        )
-        return answer.partitions[0].error
-
-    async def end(self, producer, *, committed):
-        answer = await self.admin.send(EndTxnRequest(transactional_id="x", producer=producer, committed=committed))
-        return answer.error
-
-    async def committed(self, group="g", *, partitions=None, stable=False):
-        """Offsets by topic and partition; those with an error have its code."""
-        answer = await self.admin.send(OffsetFetchRequest(group_id=group, partitions=partitions, require_stable=stable))
-        if answer.error is not NONE:
-            return answer.error
-        return {(one.topic, one.partition): one.offset if one.error is NONE else one.error for one in answer.partitions}
-
-    async def groups(self, **filters):
-        answer = await self.admin.send(ListGroupsRequest(**filters))
-        return {one.group_id: (one.type, one.state, one.protocol_type) for one in answer.groups}
-
-    async def delete(self, group="g"):
-        answer = await self.admin.send(DeleteGroupsRequest(group_ids=(group,)))
-        return answer.groups[0].error
-
-
-@asynccontextmanager
-async def world(**fields):
-    """A started server with a topic `t` of two partitions."""
-    clock = ManualClock()
-    made = ClassicWorld(MemoryStorage(clock), clock, ServerConfig.embedded(), replace(CONFIG, **fields))
-    await made.start()
-    await made.topic("t", 2)
-    try:
-        yield made
-    finally:
-        made.storage.before_write = None
-        await made.server.close()
-        await made.storage.close()
-
 
 # --- members ----------------------------------------------------------------------------------------------------------
 
@@ -484,62 +345,6 @@ async def test_offsets_of_a_topic_that_went_without_the_group_hearing_of_it_go_a
         assert await w.committed() == {}
 
 
-async def test_scenario_02_expired_offsets_go_at_a_sweep_and_the_group_with_them() -> None:
-    async with world() as w:
-        one = await w.stable()
-        await w.commit(member_id=one, generation=1)
-        await w.leave(one)
-        await w.clock.advance(R_S - 1.5)
-        assert await w.committed() == {("t", 0): 5}
-        await w.clock.advance(3.0)
-        assert await w.committed() == {}
-        assert await w.groups() == {}
-        assert not await w.storage.scan(GROUPS)
-
-
-async def test_scenario_17_a_restart_does_not_start_the_time_of_an_empty_group_anew() -> None:
-    async with world() as w:
-        one = await w.stable()
-        await w.commit(member_id=one, generation=1)
-        await w.clock.advance(5.0)
-        await w.leave(one)
-        await w.clock.advance(R_S / 2)
-        await w.restart()
-        await w.clock.advance(R_S / 2 - 1.5)
-        assert await w.committed() == {("t", 0): 5}
-        await w.clock.advance(3.0)
-        assert await w.committed() == {}
-
-
-async def test_a_sweep_that_cannot_write_is_done_again() -> None:
-    async with world() as w:
-        await w.commit()
-        w.storage.before_write = refuse
-        await w.clock.advance(R_S + 2)
-        assert await w.committed() == {("t", 0): 5}
-        w.storage.before_write = None
-        await w.clock.advance(2.0)
-        assert await w.committed() == {}
-
-
-async def test_a_sweep_that_fails_at_one_group_goes_on_with_the_others(monkeypatch, caplog) -> None:
-    def failing(group, offsets, **more):
-        if group.group_id == "g":
-            raise RuntimeError("injected")
-        return expired(group, offsets, **more)
-
-    monkeypatch.setattr("flowshare.server.classic.expired", failing)
-    async with world() as w:
-        await w.commit()
-        await w.commit(group="h")
-        await w.clock.advance(R_S + 2)
-        assert await w.committed("h") == {}
-        monkeypatch.undo()
-        await w.clock.advance(2.0)
-        assert await w.committed() == {}
-        assert "RuntimeError: injected" in caplog.text
-
-
 async def test_a_commit_that_waits_while_its_group_is_deleted_is_told_to_try_again() -> None:
     async with world() as w:
         await w.commit(1)
@@ -594,7 +399,3 @@ async def test_settings_are_read_by_kafkas_names_and_checked() -> None:
         parse_classic({"group.min.session.timeout.ms": "9000", "group.max.session.timeout.ms": "8000"})
     with pytest.raises(InvalidConfig):
         parse_classic({"offsets.retention.minute": "1"})
-
-
-async def refuse() -> None:
-    raise StorageError("the disk is full")
