@@ -6,9 +6,9 @@ other.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
+from flowshare.client.fetching import Plan
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_BYTES_USUAL: Final = 1 << 20
 """What a fetch allows as long as its records need no more: a broker looks at every batch of what it may send."""
 FETCH_WAIT_S: Final = 0.5
-STEPS_TO_SOCKET: Final = 3
-"""Turns of the loop from a fetch's task to its request's way to the socket."""
 
 
 def number_of(fetched: Iterable[Fetched]) -> int:
@@ -34,43 +32,32 @@ def number_of(fetched: Iterable[Fetched]) -> int:
 class Asker:
     """Fetches over one member; on the service loop."""
 
-    def __init__(self, member: Member, *, name: str, clock: Clock) -> None:
+    def __init__(self, member: Member, *, clock: Clock) -> None:
         self._member = member
-        self._name = name
         self._clock = clock
-        self._ahead: asyncio.Task[list[Fetched]] | None = None
         self._record_bytes = 0
-
-    @property
-    def asked(self) -> bool:
+        self.asked = False
         """Whether a fetch is under way that nobody has waited for yet."""
-        return self._ahead is not None
 
     async def fetch(self, room: int) -> list[Fetched]:
-        """What the fetch that left ahead brings, or one for `room` records. Raises: as the member's `fetch`."""
-        ahead, self._ahead = self._ahead, None
-        return await (ahead or self._fetch(room))
+        """What the fetch that left ahead brings, or one for `room` records. Raises: ServerError, Closed.
 
-    async def send_ahead(self, room: int) -> None:
-        """Let a fetch for `room` records leave now."""
-        self._ahead = asyncio.create_task(self._fetch(room), name=f"fetch ahead {self._name}")
-        for _ in range(STEPS_TO_SOCKET):
-            await self._clock.sleep(0)
-
-    async def stop(self) -> list[Fetched]:
-        """No fetch any more; what the one ahead had brought. The member has what is still under way."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return []
-        ahead.cancel()
-        (found,) = await asyncio.gather(ahead, return_exceptions=True)
-        return [] if isinstance(found, BaseException) else found
-
-    async def _fetch(self, room: int) -> list[Fetched]:
-        bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * room * self._record_bytes))
-        fetched = await self._member.fetch(
-            records_max=room, max_wait_s=FETCH_WAIT_S, bytes_max=bytes_max, mode=AcquireMode.RECORD_LIMIT
-        )
+        When it is cancelled, what was under way is left to the member's `last_fetch`.
+        """
+        if not self.asked:
+            self._ask(room)
+        self.asked = False
+        fetched = await self._member.fetched()
         if fetched:
             self._record_bytes = sum(len(part.records) for part in fetched) // max(1, number_of(fetched))
         return fetched
+
+    async def send_ahead(self, room: int) -> None:
+        """Let a fetch for `room` records leave now. Raises: ServerError, Closed."""
+        self._ask(room)
+        self.asked = True
+        await self._clock.sleep(0)
+
+    def _ask(self, room: int) -> None:
+        bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * room * self._record_bytes))
+        self._member.ask(Plan(room, room, FETCH_WAIT_S, bytes_max, AcquireMode.RECORD_LIMIT))

@@ -184,7 +184,7 @@ class Feeder:
         self._locks.start(member)
         await self._leadership.start(member.member_id)
         self._stall.start(member)
-        asker = self._asker = Asker(member, name=self.agent.name, clock=self._clock)
+        asker = self._asker = Asker(member, clock=self._clock)
         self._fetching = asyncio.create_task(self._fetch_all(asker, member), name=f"fetch {self.agent.name}")
 
     def pause(self) -> None:
@@ -300,16 +300,14 @@ class Feeder:
     async def _stop_fetching(self) -> None:
         """No fetch any more; what one under way brings goes back."""
         fetching, self._fetching = self._fetching, None
-        if fetching is None or self._member is None or self._asker is None:
+        if fetching is None or self._member is None:
             return
         fetching.cancel()
         await asyncio.gather(fetching, return_exceptions=True)
-        brought = await self._asker.stop()
         try:
-            brought += await self._member.last_fetch()
+            self._take(await self._member.last_fetch())
         except ClientError as error:
             logger.debug("agent=%s: the last fetch failed: %s", self.agent.name, error)
-        self._take(brought)
 
     def _target(self) -> tuple[int, int]:
         """How many records to hold, and how many are held that handlers wait for."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from flowshare.client.arrivals import Arrivals
 from flowshare.client.member import ShareMember
 from flowshare.client.node import Generations
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
+    from flowshare.client.fetching import Plan
     from flowshare.client.link import Connect
     from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
     from flowshare.clock import Clock
     from flowshare.protocol.messages import AckBatch, TopicPartition
-    from flowshare.share.types import AcquireMode
 
 SIDE_RECORDS_MAX: Final = 100
 """Records of the retry topic that one fetch asks for."""
@@ -64,12 +65,12 @@ class Member(Protocol):
     async def start(self) -> None:
         """Join."""
 
-    async def fetch(self, *, records_max: int, max_wait_s: float, bytes_max: int, mode: AcquireMode) -> list[Fetched]:
-        """Acquire."""
-        ...
+    def ask(self, plan: Plan) -> None:
+        """Begin to acquire."""
 
-    def wakeup(self) -> None:
-        """End the fetch that waits."""
+    async def fetched(self) -> list[Fetched]:
+        """What was acquired."""
+        ...
 
     async def last_fetch(self) -> list[Fetched]:
         """Take what is under way."""
@@ -97,8 +98,14 @@ class MemberPair:
 
     def __init__(self, connect: Connect, agent: ShareAgent, side_topic: str, *, clock: Clock) -> None:
         generations = Generations()
+        self._arrivals = Arrivals()
         self._main = ShareMember(
-            connect, group_id=agent.group, topics=agent.topics, clock=clock, generations=generations
+            connect,
+            group_id=agent.group,
+            topics=agent.topics,
+            clock=clock,
+            generations=generations,
+            arrivals=self._arrivals,
         )
         self._side = ShareMember(
             connect,
@@ -107,8 +114,8 @@ class MemberPair:
             clock=clock,
             member_id=f"{SIDE_PREFIX}{uuid.uuid4().hex}",
             generations=generations,
+            arrivals=self._arrivals,
         )
-        self._fetching: dict[ShareMember, asyncio.Task[list[Fetched]]] = {}
 
     @property
     def member_id(self) -> str:
@@ -144,35 +151,19 @@ class MemberPair:
         """Join with both. Raises: NotConnected, ServerError."""
         await asyncio.gather(self._main.start(), self._side.start())
 
-    async def fetch(self, *, records_max: int, max_wait_s: float, bytes_max: int, mode: AcquireMode) -> list[Fetched]:
-        """What either brings first. Raises: ServerError, Closed."""
-        for member, limit in ((self._main, records_max), (self._side, min(records_max, SIDE_RECORDS_MAX))):
-            if member not in self._fetching:
-                asking = member.fetch(records_max=limit, max_wait_s=max_wait_s, bytes_max=bytes_max, mode=mode)
-                self._fetching[member] = asyncio.create_task(asking)
-        await asyncio.wait(self._fetching.values(), return_when=asyncio.FIRST_COMPLETED)
-        fetched: list[Fetched] = []
-        for member, task in list(self._fetching.items()):
-            if task.done() and (not fetched or task.exception() is None):
-                del self._fetching[member]
-                fetched += task.result()
-        return fetched
+    def ask(self, plan: Plan) -> None:
+        """Begin to acquire with both. Raises: ServerError, Closed."""
+        self._main.ask(plan)
+        self._side.ask(plan._replace(records_max=min(plan.records_max, SIDE_RECORDS_MAX)))
 
-    def wakeup(self) -> None:
-        """End the fetches that wait."""
-        self._main.wakeup()
-        self._side.wakeup()
+    async def fetched(self) -> list[Fetched]:
+        """What either brings first. Raises: ServerError."""
+        return await self._main.fetched()
 
     async def last_fetch(self) -> list[Fetched]:
         """What is on its way to either. Raises: ServerError."""
-        self.wakeup()
-        tasks = list(self._fetching.values())
-        self._fetching.clear()
-        brought = [
-            *await asyncio.gather(*tasks),
-            *await asyncio.gather(self._main.last_fetch(), self._side.last_fetch()),
-        ]
-        return [fetched for of_one in brought for fetched in of_one]
+        await asyncio.gather(self._main.end_fetches(), self._side.end_fetches())
+        return self._arrivals.take()
 
     async def acknowledge(
         self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
@@ -183,9 +174,4 @@ class MemberPair:
 
     async def close(self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None) -> None:
         """Leave with both."""
-        tasks: list[asyncio.Task[Any]] = list(self._fetching.values())
-        self._fetching.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(self._main.close(unrun=unrun), self._side.close(unrun=unrun))

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from flowshare.client.arrivals import Arrivals
 from flowshare.client.errors import Closed, IllegalState
 from flowshare.client.fetching import Plan
 from flowshare.client.link import Connect, Link
@@ -36,8 +37,6 @@ __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 RENEW: Final = bytes((AcknowledgeType.RENEW,))
 LAST_FETCH_S: Final = 1.0
 """How long a member that stops waits for what its last fetches bring."""
-NO_NODE: Final = -3
-"""In place of a node: waiting for the first partition."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +55,12 @@ class ShareMember:
         settings: MemberSettings | None = None,
         on_assignment: Callable[[frozenset[TopicIdPartition]], None] | None = None,
         generations: Generations | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """A member that is not started; `on_assignment` is called on the loop with each new assignment.
 
-        generations: where its connections get their numbers, for members whose records are kept together.
+        generations, arrivals: where its connections get their numbers, and where what it fetches goes, for members
+        that work together.
         """
         self.group_id = group_id
         self.member_id = member_id or str(uuid.uuid4())
@@ -84,6 +85,7 @@ class ShareMember:
             settings=self._settings,
             on_assignment=self._assigned,
         )
+        self._arrivals = arrivals or Arrivals()
         self._nodes = Nodes(
             self._link,
             self._membership,
@@ -91,11 +93,10 @@ class ShareMember:
             settings=self._settings.link,
             name=name,
             generations=generations or Generations(),
+            arrivals=self._arrivals,
         )
-        self._fetching: dict[int, asyncio.Task[list[Fetched]]] = {}
-        self._fetch_called = False
-        self._woken = False
-        self._waker: asyncio.Future[None] | None = None
+        self._unassigned: asyncio.Task[None] | None = None
+        """Waits for the first partition, in place of a fetch."""
         self._closing = False
 
     # --- what is known ------------------------------------------------------------------------------------------
@@ -184,83 +185,64 @@ class ShareMember:
         without records. What a cancelled or woken call was about to get is returned by the next call.
         Raises: ServerError (refused), Closed, IllegalState (two fetches at once).
         """
-        self._check_open()
-        if self._fetch_called:
+        if self._arrivals.awaited:
             raise IllegalState("one fetch of a member at a time; wait for the other call")
-        self._nodes.raise_refusal()
-        if self._woken:
-            self._woken = False
+        if self._arrivals.take_wake():
+            self._check_open()
             return []
-        return await self._wait_fetch(Plan(records_max, batch_size or max(1, records_max), max_wait_s, bytes_max, mode))
+        if not self._arrivals.ready:
+            self.ask(Plan(records_max, batch_size or max(1, records_max), max_wait_s, bytes_max, mode))
+        return await self.fetched()
+
+    def ask(self, plan: Plan) -> None:
+        """Begin to fetch where no fetch is under way; `fetched` gives what comes of it.
+
+        The requests leave with the loop's next turn. Raises: ServerError (refused), Closed.
+        """
+        self._check_open()
+        self._nodes.raise_refusal()
+        self._nodes.ask(plan)
+        if self._unassigned is None and not self._nodes.busy:
+            self._unassigned = asyncio.create_task(self._wait_assigned(plan), name=f"assignment {self.group_id}")
+
+    async def fetched(self) -> list[Fetched]:
+        """What the fetches that were asked for bring, once the first has ended; as `fetch`."""
+        await self._arrivals.wait()
+        return [] if self._closing else self._arrivals.take()
 
     def wakeup(self) -> None:
         """Make the fetch that waits (or else the next one) return at once, empty. Call on the member's loop."""
-        if self._waker is not None and not self._waker.done():
-            self._waker.set_result(None)
-        else:
-            self._woken = True
+        self._arrivals.wake()
 
     async def last_fetch(self) -> list[Fetched]:
         """What is on its way from fetches under way, for a member that stops: what nobody takes waits for `close`.
 
         Flowshare's servers answer them at once, brokers within their wait; LAST_FETCH_S at most is waited for.
         """
-        await self._end_fetches()
-        return self._fetched()
+        await self.end_fetches()
+        return self._arrivals.take()
 
-    async def _end_fetches(self) -> None:
+    async def end_fetches(self) -> None:
+        """Wait for the fetches under way, as `last_fetch`, and leave what they bring."""
+        await self._stop_waiting()
         try:
-            await self._clock.wait_for(self._wait_for_fetches(), LAST_FETCH_S)
+            await self._clock.wait_for(self._nodes.end_fetches(), LAST_FETCH_S)
         except TimeoutError:
             logger.info("member %s of %s stops with fetches unanswered", self.member_id, self.group_id)
 
-    async def _wait_for_fetches(self) -> None:
-        waiting = self._fetching.pop(NO_NODE, None)
-        if waiting is not None:
-            waiting.cancel()
-        under_way = {node: task for node, task in self._fetching.items() if not task.done()}
-        if under_way:
-            await self._nodes.end_waits(under_way)
-            await asyncio.wait(under_way.values())
+    async def _wait_assigned(self, plan: Plan) -> None:
+        await self._nodes.wait_change(plan.max_wait_s)
+        self._unassigned = None
+        if self._membership.assignment and not self._closing:
+            self._nodes.ask(plan)
+        if not self._nodes.busy:
+            self._arrivals.put([])
 
-    async def _wait_fetch(self, plan: Plan) -> list[Fetched]:
-        """Have a fetch under way at each node; return what the first ones bring."""
-        waker = self._waker = asyncio.get_running_loop().create_future()
-        self._fetch_called = True
-        try:
-            while True:
-                self._start_fetches(plan)
-                waited: set[asyncio.Future[Any]] = {waker, *self._fetching.values()}
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                assigned = self._fetching.get(NO_NODE)
-                if assigned is None or not assigned.done() or waker.done():
-                    break
-                del self._fetching[NO_NODE]
-                if not self._membership.assignment:
-                    break
-        finally:
-            self._fetch_called = False
-            self._waker = None
-        return [] if self._closing else self._fetched()
-
-    def _start_fetches(self, plan: Plan) -> None:
-        self._fetching.update(self._nodes.fetches(plan, self._fetching))
-        if not self._fetching:
-            waiting = self._wait_change(plan.max_wait_s)
-            self._fetching[NO_NODE] = asyncio.create_task(waiting, name=f"assignment {self.group_id}")
-
-    async def _wait_change(self, limit_s: float) -> list[Fetched]:
-        await self._nodes.wait_change(limit_s)
-        return []
-
-    def _fetched(self) -> list[Fetched]:
-        """What finished fetches brought, taken once. Raises: what one of them raised; the others' stays for later."""
-        fetched: list[Fetched] = []
-        for node, task in list(self._fetching.items()):
-            if task.done() and (not fetched or task.exception() is None):
-                del self._fetching[node]
-                fetched += task.result()
-        return fetched
+    async def _stop_waiting(self) -> None:
+        unassigned, self._unassigned = self._unassigned, None
+        if unassigned is not None:
+            unassigned.cancel()
+            await asyncio.gather(unassigned, return_exceptions=True)
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
@@ -310,32 +292,24 @@ class ShareMember:
             await self._end()
 
     async def _close(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
-        await self._end_fetches()
+        await self.end_fetches()
         await self._nodes.settle()
         back: dict[TopicPartition, list[tuple[int, int, int]]] = {}
         for tp, runs in unrun.items():
             generation = self._nodes.generation_at(tp)
             if generation is not None:
                 back[tp] = [(first, last, generation) for first, last in runs]
-        for fetched in self._untaken():
+        for fetched in self._arrivals.left:
             runs_back = back.setdefault(fetched.tp, [])
             runs_back += [(run.first, run.last, fetched.generation) for run in fetched.acquired]
         await self._nodes.close_sessions(back)
         await self._membership.leave()
 
-    def _untaken(self) -> list[Fetched]:
-        """What finished fetches brought after their caller was gone."""
-        done = [task for task in self._fetching.values() if task.done() and not task.cancelled()]
-        return [fetched for task in done if task.exception() is None for fetched in task.result()]
-
     async def _end(self) -> None:
         await self._membership.stop()
+        await self._stop_waiting()
         await self._nodes.close()
         await self._link.close()
-        tasks, self._fetching = list(self._fetching.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 

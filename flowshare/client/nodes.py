@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.acknowledging import GONE, Acknowledger
@@ -20,9 +20,10 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest
 
 if TYPE_CHECKING:
+    from flowshare.client.arrivals import Arrivals
     from flowshare.client.cluster import Cluster
     from flowshare.client.membership import Membership
-    from flowshare.client.ranges import AckResult, Fetched
+    from flowshare.client.ranges import AckResult
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import AckBatch, Connection, TopicPartition
@@ -35,14 +36,65 @@ logger = logging.getLogger(__name__)
 
 
 class NodeClient:
-    """What speaks to one node."""
+    """What speaks to one node. One task does all its fetches: a task for each would cost a lone record 50 µs."""
 
-    __slots__ = ("acknowledger", "fetcher", "node")
+    __slots__ = ("_arrivals", "_asked", "_fetching", "_idle", "_plan", "acknowledger", "fetcher", "node")
 
-    def __init__(self, node: Node, membership: Membership, clock: Clock, on_moved: Moved) -> None:
+    def __init__(self, node: Node, membership: Membership, clock: Clock, on_moved: Moved, arrivals: Arrivals) -> None:
+        """arrivals: where what is fetched goes."""
         self.node = node
         self.fetcher = Fetcher(node, membership, clock=clock, on_moved=on_moved)
         self.acknowledger = Acknowledger(node, membership, self.fetcher, clock=clock, on_moved=on_moved)
+        self._arrivals = arrivals
+        self._plan: Plan | None = None
+        self._asked: asyncio.Future[None] | None = None
+        self._idle = asyncio.Event()
+        self._fetching: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fetch is under way."""
+        return self._plan is not None
+
+    def ask(self, plan: Plan) -> None:
+        """Fetch; the request leaves with the loop's next turn."""
+        self._plan = plan
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch(), name=f"fetch from node {self.node.node_id}")
+        elif self._asked is not None and not self._asked.done():
+            self._asked.set_result(None)
+
+    async def wait_idle(self) -> None:
+        """Wait until no fetch is under way."""
+        while self.busy:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def stop(self) -> None:
+        """End the task, and with it the fetch under way."""
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        self._answered()
+
+    async def _fetch(self) -> None:
+        while True:
+            while self._plan is None:
+                self._asked = asyncio.get_running_loop().create_future()
+                await self._asked
+            try:
+                fetched = await self.acknowledger.fetch(self._plan)
+            except Exception as error:  # noqa: BLE001 - whoever takes what was fetched is told
+                self._answered()
+                self._arrivals.fail(error)
+            else:
+                self._answered()
+                self._arrivals.put(fetched)
+
+    def _answered(self) -> None:
+        self._plan = None
+        self._idle.set()
 
 
 class Nodes:
@@ -57,6 +109,7 @@ class Nodes:
         settings: LinkSettings,
         name: str,
         generations: Generations,
+        arrivals: Arrivals,
     ) -> None:
         """link: the member's own; when it turns out to lead to a cluster, each of its brokers gets another one."""
         self._membership = membership
@@ -64,6 +117,7 @@ class Nodes:
         self._settings = settings
         self._name = name
         self._generations = generations
+        self._arrivals = arrivals
         self._cluster: Cluster | None = None
         self._client_id = ""
         self._looking: asyncio.Task[None] | None = None
@@ -146,7 +200,7 @@ class Nodes:
     def _add(self, node_id: int, link: Link) -> None:
         node = Node(node_id, self._generations, self._clock)
         node.link = link
-        self._clients[node_id] = NodeClient(node, self._membership, self._clock, self._moved)
+        self._clients[node_id] = NodeClient(node, self._membership, self._clock, self._moved, self._arrivals)
 
     def _link_to(self, node_id: int) -> Link:
         cluster = self._cluster
@@ -240,21 +294,26 @@ class Nodes:
         for client in self._clients.values():
             client.fetcher.raise_refusal()
 
-    def fetches(self, plan: Plan, under_way: Iterable[int]) -> dict[int, asyncio.Task[list[Fetched]]]:
-        """Start a fetch from each node that has something to fetch and is not fetched from; each asks for its part."""
-        needed = {node_id: client for node_id, client in self._clients.items() if client.fetcher.needed}
-        records_max = max(1, plan.records_max // len(needed)) if needed else plan.records_max
-        share = plan._replace(records_max=records_max if plan.records_max > 0 else 0)
-        started = needed.keys() - set(under_way)
-        return {
-            node_id: asyncio.create_task(needed[node_id].acknowledger.fetch(share), name=f"fetch {self._name}")
-            for node_id in sorted(started)
-        }
+    @property
+    def busy(self) -> bool:
+        """Whether a fetch is under way at some node."""
+        return any(client.busy for client in self._clients.values())
 
-    async def end_waits(self, under_way: Iterable[int]) -> None:
-        """Have the fetches that are parked answered, where servers can."""
-        clients = [self._clients[node_id] for node_id in under_way if node_id in self._clients]
-        await asyncio.gather(*(client.fetcher.end_wait() for client in clients))
+    def ask(self, plan: Plan) -> None:
+        """Fetch from each node that has something to fetch and is not fetched from; each is asked for its part."""
+        needed = [client for client in self._clients.values() if client.fetcher.needed]
+        if len(needed) > 1 and plan.records_max > 0:
+            plan = plan._replace(records_max=max(1, plan.records_max // len(needed)))
+        for client in needed:
+            if not client.busy:
+                client.ask(plan)
+
+    async def end_fetches(self) -> None:
+        """Have the fetches that are parked answered, where servers can, and wait for the answers."""
+        busy = [client for client in self._clients.values() if client.busy]
+        await asyncio.gather(*(client.fetcher.end_wait() for client in busy))
+        for client in busy:
+            await client.wait_idle()
 
     async def acknowledge(
         self, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
@@ -318,6 +377,7 @@ class Nodes:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         for node_id, client in self._clients.items():
+            await client.stop()
             await client.acknowledger.stop()
             if node_id != LOCAL:
                 await client.node.link.close()

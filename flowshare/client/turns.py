@@ -15,7 +15,7 @@ from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
     from flowshare.client.ranges import AckResult
-    from flowshare.clock import Clock
+    from flowshare.clock import Clock, TimerHandle
     from flowshare.protocol.messages import AckBatch, TopicPartition
 
 Acks = Mapping["TopicPartition", Sequence["AckBatch"]]
@@ -55,6 +55,7 @@ class Turns:
         self._free = asyncio.Event()
         self._free.set()
         self._sender: asyncio.Task[None] | None = None
+        self._due: TimerHandle | None = None
 
     async def take(self, *, riding: bool) -> list[Waiting]:
         """Wait for the turn and have it until `done`; with `riding` the acknowledgements that go with a fetch."""
@@ -68,22 +69,23 @@ class Turns:
         """The turn is over."""
         self._busy = False
         self._free.set()
+        self._see_to_it()
 
     async def acknowledge(self, acks: Acks) -> list[AckResult]:
         """Send with the next fetch, or soon without one; the outcome."""
         waiting = Waiting(acks)
         self._pile.append(waiting)
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send_pile(), name="acknowledgements")
+        self._see_to_it()
         return await waiting.outcome
 
     async def stop(self) -> list[Waiting]:
         """Nothing is sent any more; what waited in vain, to be settled by the caller."""
+        left, self._pile = self._pile, []
+        self._no_timer()
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
-        left, self._pile = self._pile, []
         return left
 
     @property
@@ -96,22 +98,37 @@ class Turns:
         else:  # the sender is about to send what is urgent
             await self._clock.sleep(0)
 
+    def _see_to_it(self) -> None:
+        """Nobody has the turn, or it will end: what waits goes with the next fetch, or by itself after a while."""
+        if self._busy or not self._pile or self._sender is not None:
+            return
+        if self._urgent:
+            self._send_alone()
+        elif self._due is None:
+            self._due = self._clock.call_later(RIDE_S, self._send_alone)
+
+    def _send_alone(self) -> None:
+        self._no_timer()
+        if self._pile and self._sender is None:
+            self._sender = asyncio.create_task(self._send_pile(), name="acknowledgements")
+
+    def _no_timer(self) -> None:
+        due, self._due = self._due, None
+        if due is not None:
+            due.cancel()
+
     async def _send_pile(self) -> None:
-        while self._pile:
-            if self._busy:
-                await self._free.wait()
-            if not self._urgent:
-                await self._clock.sleep(RIDE_S)
-            if self._busy or not self._pile:
-                continue
-            taken = self._taken(renewal=True) or self._taken(renewal=False)
-            self._busy = True
-            self._free.clear()
-            try:
-                await self._send(taken)
-            finally:
-                self.done()
-        self._sender = None
+        if self._busy:
+            self._sender = None  # who has the turn sees to the pile at its end
+            return
+        taken = self._taken(renewal=True) or self._taken(renewal=False)
+        self._busy = True
+        self._free.clear()
+        try:
+            await self._send(taken)
+        finally:
+            self._sender = None
+            self.done()
 
     def _taken(self, *, renewal: bool) -> list[Waiting]:
         """Calls that go together: of one kind, no two for one partition, as a partition is refused as a whole."""
@@ -122,4 +139,6 @@ class Turns:
                 taken.append(waiting)
             partitions.update(waiting.acks)
         self._pile = [waiting for waiting in self._pile if waiting not in taken]
+        if not self._pile:
+            self._no_timer()
         return taken

@@ -8,6 +8,7 @@ import pytest
 
 from flowshare.agents.asking import Asker, number_of
 from flowshare.client.errors import Closed
+from flowshare.client.fetching import Plan
 from flowshare.client.ranges import Fetched
 from flowshare.clock import LoopClock
 from flowshare.share.types import AcquiredRange
@@ -23,9 +24,11 @@ class Member:
         self.asked: list[int] = []
         self.answers: asyncio.Queue[list[Fetched] | Exception] = asyncio.Queue()
 
-    async def fetch(self, *, records_max, max_wait_s, bytes_max, mode):
-        self.asked.append(records_max)
-        self.bytes_max = bytes_max
+    def ask(self, plan: Plan) -> None:
+        self.asked.append(plan.records_max)
+        self.bytes_max = plan.bytes_max
+
+    async def fetched(self):
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -43,7 +46,7 @@ def member():
 
 @pytest.fixture
 def asker(member):
-    return Asker(member, name="agent", clock=LoopClock())
+    return Asker(member, clock=LoopClock())
 
 
 async def test_a_fetch_ahead_has_left_when_its_sending_returns_and_the_next_fetch_takes_what_it_brings(member, asker):
@@ -76,15 +79,3 @@ async def test_a_fetch_allows_the_bytes_that_its_records_need_within_bounds(memb
         allowed.append(member.bytes_max)
 
     assert allowed == [1 << 20, 1 << 20, 40 * 100_000, 16 << 20]
-
-
-async def test_who_stops_gets_what_was_brought_and_ends_what_is_under_way(member, asker):
-    member.answers.put_nowait([fetched(3, 3)])
-    await asker.send_ahead(1)
-    brought = await asker.stop()
-
-    await asker.send_ahead(1)
-    under_way = await asker.stop()
-
-    assert (number_of(brought), under_way, asker.asked) == (1, [], False)
-    assert await asker.stop() == []

@@ -19,16 +19,16 @@ async def test_a_fetch_that_fails_unexpectedly_is_logged_and_tried_again(
     async def read(word: str) -> None:
         seen.append(word)
 
-    fetch, failing = ShareMember.fetch, 2
+    fetch, failing = ShareMember.fetched, 2
 
-    async def sometimes(self: ShareMember, **wanted: object) -> object:
+    async def sometimes(self: ShareMember) -> object:
         nonlocal failing
         if failing:
             failing -= 1
             raise RuntimeError("a fault of ours")
-        return await fetch(self, **wanted)
+        return await fetch(self)
 
-    monkeypatch.setattr(ShareMember, "fetch", sometimes)
+    monkeypatch.setattr(ShareMember, "fetched", sometimes)
     async with fs.testing.harness(app) as bus:
         await bus.send("words", "a")
         report = await bus.run_until_idle()
@@ -49,17 +49,17 @@ async def test_an_answer_that_cannot_be_read_gives_its_records_back_instead_of_r
     async def read(word: str) -> None:
         seen.append(word)
 
-    fetch, garbled = ShareMember.fetch, 1
+    fetch, garbled = ShareMember.fetched, 1
 
-    async def sometimes(self: ShareMember, **wanted: object) -> list[Fetched]:
+    async def sometimes(self: ShareMember) -> list[Fetched]:
         nonlocal garbled
-        fetched = await fetch(self, **wanted)
+        fetched = await fetch(self)
         if fetched and garbled:
             garbled -= 1
             return [part._replace(records=b"\x00" * 200) for part in fetched]
         return fetched
 
-    monkeypatch.setattr(ShareMember, "fetch", sometimes)
+    monkeypatch.setattr(ShareMember, "fetched", sometimes)
     async with fs.testing.harness(app) as bus:
         await bus.send("words", "a")
         report = await bus.run_until_idle()
