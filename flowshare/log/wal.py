@@ -68,7 +68,7 @@ def _records(path: Path) -> Iterator[tuple[int, memoryview]]:
         body = log[position + HEADER_BYTES - 1 : position + HEADER_BYTES + length]
         if len(body) <= length:
             return
-        if _mask(crc32c()(body)) != crc:
+        if _mask(crc32c(body)) != crc:
             raise _damaged(path, position, "a record's checksum does not match")
         yield kind, body[1:]
         open_record = kind in (FIRST, MIDDLE)

@@ -89,7 +89,7 @@ def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, 
         if now_ms is not None:
             _attributes.pack_into(placed, at + ATTRIBUTES_AT, header.attributes | APPEND_TIME_MASK)
             _offset.pack_into(placed, at + MAX_TIMESTAMP_AT, now_ms)
-            _crc.pack_into(placed, at + CRC_AT, crc32c()(memoryview(placed)[at + ATTRIBUTES_AT : at + header.size]))
+            _crc.pack_into(placed, at + CRC_AT, crc32c(memoryview(placed)[at + ATTRIBUTES_AT : at + header.size]))
         base_offset += header.last_offset - header.base_offset + 1
     return bytes(placed)
 

@@ -44,5 +44,5 @@ def marker(producer_id: int, epoch: int, *, committed: bool, timestamp_ms: int) 
         )
         + body
     )
-    _crc.pack_into(batch, CRC_AT, crc32c()(memoryview(batch)[ATTRIBUTES_AT:]))
+    _crc.pack_into(batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     return bytes(batch)

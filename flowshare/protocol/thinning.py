@@ -65,7 +65,7 @@ class OpenedBatch:
         head[1] = HEADER_BYTES - LOG_OVERHEAD + len(body)
         head[5], head[7], head[8], head[12] = attributes, base, newest, len(indexes)
         batch = bytearray(HEADER.pack(*head) + body)
-        _crc.pack_into(batch, CRC_AT, crc32c()(memoryview(batch)[ATTRIBUTES_AT:]))
+        _crc.pack_into(batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
         return bytes(batch)
 
 

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowshare.agents.garbage import SWITCH_S, Tuning, collector_paused
+from flowshare.agents.garbage import SWITCH_S, THRESHOLD, Tuning, collector_paused
 
 
 @pytest.fixture(autouse=True)
 def interpreter() -> Iterator[None]:
-    switch_s, enabled = sys.getswitchinterval(), gc.isenabled()
+    switch_s, enabled, threshold = sys.getswitchinterval(), gc.isenabled(), gc.get_threshold()
     gc.unfreeze()
     yield
     gc.unfreeze()
+    gc.set_threshold(*threshold)
     sys.setswitchinterval(switch_s)
     (gc.enable if enabled else gc.disable)()
 
@@ -45,6 +46,20 @@ def test_an_application_that_froze_or_switches_faster_keeps_its_choice():
 
     assert gc.get_freeze_count() > 0
     assert sys.getswitchinterval() == pytest.approx(0.0001)
+
+
+def test_the_collector_looks_less_often_meanwhile_unless_the_application_chose():
+    usual = gc.get_threshold()
+    tuning = Tuning()
+    tuning.apply()
+    assert gc.get_threshold()[0] == THRESHOLD
+    tuning.undo()
+    assert gc.get_threshold() == usual
+
+    gc.set_threshold(5_000, 7, 7)
+    tuning.apply()
+    tuning.undo()
+    assert gc.get_threshold() == (5_000, 7, 7)
 
 
 def test_a_choice_made_while_the_app_runs_stays():

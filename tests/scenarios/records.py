@@ -41,7 +41,7 @@ def make_control(storage: MemoryStorage, where: Place) -> None:
     records = bytearray(stored.records)
     (attributes,) = struct.unpack_from(">h", records, ATTRIBUTES_AT)
     struct.pack_into(">h", records, ATTRIBUTES_AT, attributes | CONTROL_MASK | TRANSACTIONAL_MASK)
-    struct.pack_into(">I", records, CRC_AT, crc32c()(memoryview(records)[ATTRIBUTES_AT:]))
+    struct.pack_into(">I", records, CRC_AT, crc32c(memoryview(records)[ATTRIBUTES_AT:]))
     log.batches[-1] = stored._replace(records=bytes(records))
 
 
@@ -51,7 +51,7 @@ def transactional(records: bytes, producer_id: int, epoch: int) -> bytes:
     (attributes,) = struct.unpack_from(">h", made, ATTRIBUTES_AT)
     struct.pack_into(">h", made, ATTRIBUTES_AT, attributes | TRANSACTIONAL_MASK)
     struct.pack_into(">qhi", made, PRODUCER_AT, producer_id, epoch, 0)
-    struct.pack_into(">I", made, CRC_AT, crc32c()(memoryview(made)[ATTRIBUTES_AT:]))
+    struct.pack_into(">I", made, CRC_AT, crc32c(memoryview(made)[ATTRIBUTES_AT:]))
     return bytes(made)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.base import Request
-from flowshare.protocol.messages.share import TopicResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +33,14 @@ class MetadataResponse:
     topics: tuple[TopicMetadata, ...] = ()
     nodes: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """Host and port of each node; empty in process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicResult:
+    topic: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    topic_id: uuid.UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
