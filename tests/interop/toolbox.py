@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,17 +117,27 @@ class Toolbox:
 def programs() -> Path:
     """The directory with the compiled programs."""
     sources = sorted(SOURCES.glob("*.java"))
-    content = hashlib.sha256(b"".join(one.read_bytes() for one in sources) + str(jars()).encode()).hexdigest()[:16]
-    target = cache_dir() / f"interop-{content}"
+    content = b"".join(one.read_bytes() for one in sources) + str(jars()).encode()
+
+    def command(target: Path) -> list[str]:
+        return [str(javac()), "-Werror", "-cp", class_path(jars()), "-d", str(target), *map(str, sources)]
+
+    return compiled("interop", content, command, SOURCES)
+
+
+def compiled(name: str, content: bytes, command: Callable[[Path], list[str]], folder: Path) -> Path:
+    """The directory with what `command`, run in `folder`, compiles into it; kept as long as `content` is the same."""
+    target = cache_dir() / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}"
     if target.is_dir():
         return target
-    with locked(cache_dir() / "interop.lock", COMPILE_LIMIT_S):
+    with locked(cache_dir() / f"{name}.lock", COMPILE_LIMIT_S):
         if not target.is_dir():
-            draft = Path(tempfile.mkdtemp(prefix="interop-", dir=cache_dir()))
-            command = [str(javac()), "-Werror", "-cp", class_path(jars()), "-d", str(draft), *map(str, sources)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_LIMIT_S)
+            draft = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cache_dir()))
+            done = subprocess.run(
+                command(draft), cwd=folder, capture_output=True, text=True, check=False, timeout=COMPILE_LIMIT_S
+            )
             if done.returncode != 0:
                 shutil.rmtree(draft)
-                raise AssertionError(f"the Java programs do not compile:\n{done.stderr}")
+                raise AssertionError(f"the programs in {folder} do not compile:\n{done.stderr}")
             draft.rename(target)
     return target
