@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.kafka import fixtures
-from tests.kafka.fixtures import kafka, kafka_pair, unique
+from tests.kafka.fixtures import kafka, kafka_pair, mortal_pair, unique
 
-__all__ = ["kafka", "kafka_pair", "unique"]
+__all__ = ["kafka", "kafka_pair", "mortal_pair", "unique"]
 
 _run = pytest.StashKey[Path]()
 

@@ -1,5 +1,7 @@
 """The fixtures `kafka` and `kafka_pair`: one real broker (or two) for the whole run, shared by all workers of xdist.
 
+A test that takes a broker's life asks for `mortal_pair` instead: two nodes of its own.
+
 `kafka` is the broker that FLOWSHARE_TEST_KAFKA names (host:port,…), else one in a container if a Docker engine runs,
 else one from jars. It is started by the first test that asks for it. Where it cannot be had (no Java, no Maven), the
 tests are skipped; in CI (the variable CI is "true") they fail.
@@ -17,13 +19,13 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from flowshare.dev import by_docker
-from flowshare.dev.broker import Broker
+from flowshare.dev.broker import Broker, Wanted, running
 from flowshare.dev.failure import DevFailure
 from flowshare.dev.jars import locked
 from flowshare.dev.java import java, javac, maven
@@ -32,7 +34,18 @@ from flowshare.dev.processes import Process, process
 ROOT = Path(__file__).resolve().parents[2]
 RUN, NAMED = "FLOWSHARE_TEST_RUN", "FLOWSHARE_TEST_KAFKA"
 START_LIMIT_S = 900.0
-BROKERS = ("kafka", "kafka_pair")
+BROKERS = ("kafka", "kafka_pair", "mortal_pair")
+
+REPLICATED = {
+    # Every partition, Kafka's own topics' too, is on both nodes, and one of them is enough to go on.
+    "default.replication.factor": "2",
+    "offsets.topic.replication.factor": "2",
+    "share.coordinator.state.topic.replication.factor": "2",
+    "min.insync.replicas": "1",
+    # A node that died is given up after 9 s by Kafka's own; nothing here needs to wait that long.
+    "broker.heartbeat.interval.ms": "300",
+    "broker.session.timeout.ms": "2000",
+}
 
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -143,6 +156,14 @@ def kafka_pair() -> Broker:
     """A real Kafka of two nodes, for what one node cannot show; always from jars."""
     require_java()
     return shared(2)
+
+
+@pytest.fixture
+def mortal_pair() -> Iterator[Broker]:
+    """Two nodes of this test's own with all partitions on both. Node 1 is the controller too, so node 2 may die."""
+    require_java()
+    with running(Wanted(nodes=2, heap="512m", settings=REPLICATED)) as found:
+        yield found
 
 
 @pytest.fixture
