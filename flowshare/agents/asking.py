@@ -39,25 +39,27 @@ class Asker:
         self.asked = False
         """Whether a fetch is under way that nobody has waited for yet."""
 
-    async def fetch(self, room: int) -> list[Fetched]:
+    async def fetch(self, room: int, *, whole: bool = False) -> list[Fetched]:
         """What the fetch that left ahead brings, or one for `room` records. Raises: ServerError, Closed.
 
-        When it is cancelled, what was under way is left to the member's `last_fetch`.
+        whole: record batches may come whole, with more records than there is room for; a part of one costs the
+        broker and the member as many bytes as all of it. When it is cancelled, what was under way is left to the member's `last_fetch`.
         """
         if not self.asked:
-            self._ask(room)
+            self._ask(room, whole)
         self.asked = False
         fetched = await self._member.fetched()
         if fetched:
             self._record_bytes = sum(len(part.records) for part in fetched) // max(1, number_of(fetched))
         return fetched
 
-    async def send_ahead(self, room: int) -> None:
+    async def send_ahead(self, room: int, *, whole: bool = False) -> None:
         """Let a fetch for `room` records leave now. Raises: ServerError, Closed."""
-        self._ask(room)
+        self._ask(room, whole)
         self.asked = True
         await self._clock.sleep(0)
 
-    def _ask(self, room: int) -> None:
+    def _ask(self, room: int, whole: bool) -> None:
+        mode = AcquireMode.BATCH_OPTIMIZED if whole else AcquireMode.RECORD_LIMIT
         bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * room * self._record_bytes))
-        self._member.ask(Plan(room, room, FETCH_WAIT_S, bytes_max, AcquireMode.RECORD_LIMIT))
+        self._member.ask(Plan(room, room, FETCH_WAIT_S, bytes_max, mode))

@@ -256,7 +256,7 @@ class Feeder:
                 self._trouble = None
 
     async def _fetch_once(self, asker: Asker, member: Member, room: int) -> None:
-        fetched = await asker.fetch(room)
+        fetched = await asker.fetch(room, whole=self._whole(room))
         self._stats.fetches += 1
         self._held.look(member)
         if not fetched:
@@ -265,7 +265,7 @@ class Feeder:
         try:
             apart = self._crowd is not None and not self._draining  # only a broker works meanwhile
             if apart and self._bucket is None and (more := self._room_for_more(number_of(fetched))):
-                await asker.send_ahead(more)
+                await asker.send_ahead(more, whole=self._whole(more))
         finally:
             self._take(fetched)
 
@@ -276,6 +276,10 @@ class Feeder:
         if self.paused or room < max(1, target // 4) or self._acks.unconfirmed >= UNCONFIRMED_MAX:
             return 0
         return room if self._crowd is None else min(room, self._crowd.part)
+
+    def _whole(self, room: int) -> bool:
+        """Whether batches may come whole: where no other member waits for its part, and they are no longer than it."""
+        return self._crowd is not None and self._crowd.members == 1 and 0 < self._reader.batch_records <= room
 
     async def _wait_for_room(self, asker: Asker) -> int:
         """How many records to ask for, once it is worth asking or was asked ahead; 0 when the agent drains."""

@@ -49,6 +49,8 @@ class Reader:
         self._service_loop = service_loop
         self._observed = observed
         self._intake = Intake()
+        self.batch_records = 0
+        """Offsets of the longest record batch in the last answer; 0 before the first."""
 
     def chunks(self, part: Fetched, now: float) -> list[Chunk]:
         """The records of one partition that are to be handled now."""
@@ -88,6 +90,7 @@ class Reader:
             for first, last, _ in part.acquired:
                 self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
             return None
+        self.batch_records = decoded.batch_records
         for first, last in decoded.gaps:
             self._acks.other(key, first, last, GAP, "gaps")
         for first, last in decoded.missing:

@@ -94,8 +94,9 @@ class Link:
     async def send_on(self, connection: Connection, request: Request[R], *, wait_s: float = 0.0) -> R:
         """As `send`, over this very connection; handed to it before anything is awaited. Raises: ConnectionLost."""
         limit_s = self._settings.request_timeout_s + wait_s
+        sending = connection.send(request)
         try:
-            answer = await self._clock.wait_for(connection.send(request), limit_s)
+            answer = await (sending if _keeps_time(connection) else self._clock.wait_for(sending, limit_s))
         except TimeoutError:
             await self._drop(connection, f"no answer to {type(request).__name__} within {limit_s:g} s")
             raise ConnectionLost(f"{self._name}: {self.trouble}") from None
@@ -157,3 +158,8 @@ class Link:
             await connection.close()
         except OSError as error:
             logger.debug("%s: closing the lost connection: %s", self._name, error)
+
+
+def _keeps_time(connection: Connection) -> bool:
+    """Whether the connection itself ends when an answer is overdue: then no second timer is needed for each request."""
+    return bool(getattr(connection, "keeps_time", False))

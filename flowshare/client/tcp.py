@@ -45,6 +45,9 @@ class TcpConnection:
     SASL (Kafka's brokers tell so of all their ports).
     """
 
+    keeps_time: Final = True
+    """It ends when an answer is overdue (`client.pipeline`)."""
+
     def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str) -> None:
         self._pipeline = pipeline
         self._client_id = client_id

@@ -92,12 +92,16 @@ class Decoded:
 
 @dataclass(slots=True)
 class RawDecoded:
-    """As `Decoded`, with the records as the reader made them, in runs of one delivery count each."""
+    """As `Decoded`, with the records as the reader made them, in runs of one delivery count each.
+
+    batch_records: offsets of the longest batch.
+    """
 
     runs: list[tuple[list[RawRecord], int]] = field(default_factory=list[tuple[list[RawRecord], int]])
     gaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     corrupt: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     missing: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    batch_records: int = 0
 
     @property
     def records(self) -> list[RawRecord]:
@@ -179,6 +183,7 @@ def decode_raw(
     if not ranges:
         return decoded
     if batches:
+        decoded.batch_records = max(header.last_offset - header.base_offset for header in batches) + 1
         _add_runs(decoded.gaps, ranges, ranges[0].first, batches[0].base_offset - 1)
     padded = records + PADDING
 
