@@ -20,6 +20,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     from flowshare.server.classic import ClassicGroups
@@ -65,7 +66,9 @@ class GroupApis:
 
     async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> ShareGroupDescribeResponse:
         """Groups with their members; one that does not exist is Dead."""
-        return ShareGroupDescribeResponse(groups=tuple(self._describe(group_id) for group_id in request.group_ids))
+        return ShareGroupDescribeResponse(
+            groups=await Turns(self._classic.clock).each(self._describe, request.group_ids)
+        )
 
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
         """Groups of all kinds by state and type; no filter means all."""
@@ -83,8 +86,10 @@ class GroupApis:
 
     async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:
         """Delete empty groups with their offsets or the state of their share-partitions; their settings stay."""
+        turns = Turns(self._classic.clock)
         results: list[GroupResult] = []
         for group_id in dict.fromkeys(request.group_ids):
+            await turns.take()
             try:
                 kind = self._classic if group_id in self._classic else self._coordinator
                 await kind.delete(group_id)

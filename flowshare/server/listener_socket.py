@@ -18,6 +18,7 @@ from flowshare.server.edge.base import Call, Peer
 from flowshare.server.frames import FrameError, Frames
 from flowshare.server.route import Route, Slot
 from flowshare.server.security.tls import principal_of
+from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     from flowshare.server.listener import Listener
@@ -26,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 READ_AHEAD: Final = 64 * 1024
 """Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
+ENCODED_BESIDE: Final = 64 * 1024
+"""The answer to a longer request, which can name tens of thousands of things, is written beside the loop: a second's
+work, for which the loop's other work waits no longer than the interpreter lets a thread run."""
+PRODUCE: Final = ApiKey.PRODUCE.name.lower()
+"""Long by its records; its answer is short."""
 LINGER_S: Final = 5.0
 """A socket that was closed and does not go is cut after this."""
 _LENGTH: Final = struct.Struct(">i")
@@ -70,6 +76,7 @@ class ListenerSocket(asyncio.Protocol):
             connection=listener.server.connect(client_id="", host=self.address),
             node=listener.node,
             host=self.address,
+            turns=Turns(listener.clock),
             authorizer=listener.authorizer,
             principal=None if listener.sasl is not None else principal_of(transport.get_extra_info("ssl_object")),
         )
@@ -289,7 +296,10 @@ class ListenerSocket(asyncio.Protocol):
         try:
             answer = await route.answer(call)
             if answer is not None and not self._lost:
-                frame = route.encode(correlation_id, call.version, answer)
+                if slot.size > ENCODED_BESIDE and route.name != PRODUCE:
+                    frame = await asyncio.to_thread(route.encode, correlation_id, call.version, answer)
+                else:
+                    frame = route.encode(correlation_id, call.version, answer)
         except ConnectionError as error:
             self._drop(slot, f"{route.name} v{call.version} could not be answered: {_text(error)}")
             return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from flowshare.log.base import Log, LogOffsets, ReadResult
     from flowshare.protocol.messages import FetchPartition, FetchRequest
+    from flowshare.server.turns import Turns
 
 FETCH_BYTES_MAX: Final = 64 << 20
 """Most that one plain fetch is given."""
@@ -73,8 +74,9 @@ class _Part:
 class Reading:
     """What one fetch has read; `look` reads on."""
 
-    def __init__(self, log: Log, request: FetchRequest) -> None:
+    def __init__(self, log: Log, request: FetchRequest, turns: Turns) -> None:
         self._log = log
+        self._turns = turns
         self._committed = request.committed
         self._left = min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
         self._parts = [_Part(asked, asked.offset) for asked in request.partitions]
@@ -101,6 +103,7 @@ class Reading:
                 return
             if part.full or part.error[0] is not ErrorCode.NONE:
                 continue
+            await self._turns.take()
             try:
                 await self._read(part)
             except OffsetOutOfRange as error:
@@ -136,9 +139,9 @@ class Reading:
         self.size += len(read.records)
         self._left -= len(read.records)
 
-    def answer(self) -> tuple[FetchedLog, ...]:
+    async def answer(self) -> tuple[FetchedLog, ...]:
         """Everything read so far."""
-        return tuple(self._answer(part) for part in self._parts)
+        return await self._turns.each(self._answer, self._parts)
 
     def _answer(self, part: _Part) -> FetchedLog:
         topic, partition = part.asked.topic, part.asked.partition

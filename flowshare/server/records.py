@@ -21,6 +21,7 @@ from flowshare.protocol.messages import (
 from flowshare.server.failures import failure
 from flowshare.server.log_reading import LogWatch, Reading
 from flowshare.server.parking import Ended, Waiter, WaitLimit
+from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,14 +73,14 @@ class RecordApis:
 
     async def fetch(self, request: FetchRequest, connection: InProcess) -> FetchResponse:
         """Read batches of partitions; with a wait limit, wait until there are enough or something fails."""
-        reading = Reading(self._log, request)
+        reading = Reading(self._log, request, Turns(self._clock))
         waiter = Waiter()
         places = reading.places()
         wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)
         enough = min(request.min_bytes, WAITED_BYTES_MAX)
         if wait_ms <= 0 or enough <= 0:
             await reading.look()
-            return FetchResponse(partitions=reading.answer())
+            return FetchResponse(partitions=await reading.answer())
         connection.watch(waiter)
         limit = WaitLimit(self._clock, waiter, wait_ms)
         self._watch.park(waiter, places)  # before looking, so that nothing that comes meanwhile is missed
@@ -96,7 +97,7 @@ class RecordApis:
             self._watch.leave(waiter, places)
             limit.cancel()
             connection.unwatch(waiter)
-        return FetchResponse(partitions=reading.answer())
+        return FetchResponse(partitions=await reading.answer())
 
     async def list_offsets(self, request: ListOffsetsRequest, _: InProcess) -> ListOffsetsResponse:
         """First, last or first offset from a time on; offset −1 when no record is that young."""

@@ -17,6 +17,7 @@ from flowshare.protocol.messages import (
     TopicResult,
 )
 from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     import uuid
@@ -52,8 +53,9 @@ class TopicApis:
         names: Iterable[str] = request.topics or ()
         if request.topics is None and not request.topic_ids:
             names = sorted(self._log.topics())
-        by_name = [self._metadata(name) for name in names]
-        return MetadataResponse(topics=(*by_name, *(self._by_id(topic_id) for topic_id in request.topic_ids)))
+        turns = Turns(self._classic.clock)
+        by_name = await turns.each(self._metadata, names)
+        return MetadataResponse(topics=(*by_name, *await turns.each(self._by_id, request.topic_ids)))
 
     async def create(self, request: CreateTopicRequest, _: InProcess) -> TopicResult:
         """Make a topic, or only see whether it could be made."""

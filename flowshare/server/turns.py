@@ -6,10 +6,14 @@ is quick; all of them without a break would hold up every other connection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 TURN: Final = 500
 """Small things that are done at once, a few milliseconds' work."""
@@ -30,3 +34,11 @@ class Turns:
         if self._left < 0:
             self._left = max(TURN - things, 0)
             await self._clock.sleep(0)
+
+    async def each(self, do: Callable[[T], R], things: Iterable[T]) -> tuple[R, ...]:
+        """What `do` makes of each of the things."""
+        made: list[R] = []
+        for thing in things:
+            await self.take()
+            made.append(do(thing))
+        return tuple(made)

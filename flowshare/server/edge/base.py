@@ -16,6 +16,7 @@ from flowshare.protocol.kafka import ApiKey
 
 if TYPE_CHECKING:
     from flowshare.server.connection import InProcess
+    from flowshare.server.turns import Turns
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
@@ -119,6 +120,8 @@ class Peer:
     connection: InProcess
     node: Node
     host: str
+    turns: Turns
+    """Taken by what goes through the many things that a request may name."""
     authorizer: Authorizer = field(default_factory=AllowAll)
     principal: str | None = ANONYMOUS
     """None until a listener with SASL knows who it is."""

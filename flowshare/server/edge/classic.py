@@ -155,6 +155,7 @@ class ClassicGroupEdge:
         asked = call.version >= 3 and call.request.include_authorized_operations
         groups: list[Any] = []
         for group_id in call.request.groups:
+            await call.peer.turns.take()
             if not may_group(call.peer, Operation.DESCRIBE, group_id):
                 error = ErrorCode.GROUP_AUTHORIZATION_FAILED
                 groups.append(_described(make, group_id, error_code=error, group_state=""))

@@ -63,6 +63,8 @@ SET_BY: Final = {
     ConfigType.GROUP: Source.GROUP,
 }
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
+SETTINGS: Final = 20
+"""So many settings has a resource, about."""
 BOOLEAN, STRING, LONG = 1, 2, 5
 """Types of values (KIP-569)."""
 
@@ -79,8 +81,9 @@ class ConfigsEdge:
         )
 
     async def describe(self, call: Call) -> Any:
-        """Settings as they act."""
+        """Settings as they act; what is asked for twice is answered once."""
         make = form("describe_configs", call.version)
+        resources = dict.fromkeys(call.request.resources)
         with_docs = call.version >= 3 and call.request.include_documentation
         return make(
             "DescribeConfigsResponse",
@@ -88,12 +91,13 @@ class ConfigsEdge:
             results=tuple(
                 [
                     await self._describe(make, call.peer, resource, call.request.include_synonyms, with_docs)
-                    for resource in call.request.resources
+                    for resource in resources
                 ]
             ),
         )
 
     async def _describe(self, make: Form, peer: Peer, resource: Any, with_synonyms: bool, with_docs: bool) -> Any:
+        await peer.turns.take(SETTINGS)
         entries: Iterable[ConfigEntry] = ()
         error, message = ErrorCode.NONE, None
         try:
@@ -126,6 +130,7 @@ class ConfigsEdge:
         twice = duplicates([(resource.resource_type, resource.resource_name) for resource in asked.resources])
         done: dict[tuple[int, str], tuple[ErrorCode, str | None]] = {}
         for resource in asked.resources:
+            await call.peer.turns.take()
             at = (resource.resource_type, resource.resource_name)
             if at in twice:
                 done[at] = (ErrorCode.INVALID_REQUEST, "a resource may stand in a request only once")

@@ -55,8 +55,8 @@ class GroupsEdge:
         return make(
             "FindCoordinatorResponse",
             throttle_time=NO_TIME,
-            coordinators=tuple(
-                make("Coordinator", key=key, **_place(call, kind, key)) for key in asked.coordinator_keys
+            coordinators=await call.peer.turns.each(
+                lambda key: make("Coordinator", key=key, **_place(call, kind, key)), asked.coordinator_keys
             ),
         )
 
@@ -92,19 +92,18 @@ class GroupsEdge:
         """Delete empty groups."""
         make, peer = form("delete_groups", call.version), call.peer
         names = tuple(dict.fromkeys(call.request.groups_names))
-        allowed = dict.fromkeys(name for name in names if may_group(peer, Operation.DELETE, name))
-        answer = await peer.connection.send(DeleteGroupsRequest(group_ids=tuple(allowed)))
+        turns = peer.turns
+        may = dict(await turns.each(lambda name: (name, may_group(peer, Operation.DELETE, name)), names))
+        answer = await peer.connection.send(DeleteGroupsRequest(group_ids=tuple(name for name in names if may[name])))
         refused = (
-            GroupResult(group_id=name, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            for name in names
-            if name not in allowed
+            GroupResult(group_id=name, error=ErrorCode.GROUP_AUTHORIZATION_FAILED) for name in names if not may[name]
         )
         return make(
             "DeleteGroupsResponse",
             throttle_time=NO_TIME,
-            results=tuple(
-                make("DeletableGroupResult", group_id=result.group_id, error_code=result.error)
-                for result in (*answer.groups, *refused)
+            results=await turns.each(
+                lambda result: make("DeletableGroupResult", group_id=result.group_id, error_code=result.error),
+                (*answer.groups, *refused),
             ),
         )
 

@@ -73,7 +73,7 @@ class MetadataEdge:
             brokers=(make("MetadataResponseBroker", **_broker(peer.node), rack=None),),
             cluster_id=peer.node.cluster_id,
             controller_id=peer.node.node_id,
-            topics=tuple(_topic(make, peer, topic, call.version, with_operations) for topic in found),
+            topics=await peer.turns.each(lambda topic: _topic(make, peer, topic, call.version, with_operations), found),
             cluster_authorized_operations=cluster_operations,
             error_code=ErrorCode.NONE,
         )
@@ -94,11 +94,11 @@ class MetadataEdge:
         wanted = self._config.auto_create_topics
         if call.version >= CREATION_ASKED:
             wanted = wanted and call.request.allow_auto_topic_creation
-        allowed = tuple(name for name in names if may_topic(peer, Operation.DESCRIBE, name))
-        answer = await peer.connection.send(MetadataRequest(topics=allowed))
+        answer = await peer.connection.send(MetadataRequest(topics=tuple(await _describable(peer, names))))
         known = {topic.name: topic for topic in answer.topics}
         found: list[TopicMetadata] = []
         for name in names:
+            await peer.turns.take()
             topic = known.get(name)
             if topic is None:
                 topic = TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -169,7 +169,7 @@ class MetadataEdge:
         make, peer, asked = form("describe_topic_partitions", call.version), call.peer, call.request
         if asked.topics:
             names = dict.fromkeys(topic.name for topic in asked.topics)
-            allowed = dict.fromkeys(name for name in names if may_topic(peer, Operation.DESCRIBE, name))
+            allowed = await _describable(peer, names)
             answer = await peer.connection.send(MetadataRequest(topics=tuple(allowed)))
             denied = [
                 TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -180,7 +180,7 @@ class MetadataEdge:
         else:
             found = await _all(peer)
         limit = min(max(asked.response_partition_limit, 1), PARTITIONS_MAX)
-        return _page(make, peer, sorted(found, key=lambda topic: topic.name), asked.cursor, limit)
+        return await _page(make, peer, sorted(found, key=lambda topic: topic.name), asked.cursor, limit)
 
     async def reassignments(self, call: Call) -> Any:
         """Partitions that move to other brokers: none."""
@@ -199,7 +199,14 @@ class MetadataEdge:
 
 async def _all(peer: Peer) -> list[TopicMetadata]:
     answer = await peer.connection.send(MetadataRequest())
-    return [topic for topic in answer.topics if may_topic(peer, Operation.DESCRIBE, topic.name)]
+    allowed = await _describable(peer, (topic.name for topic in answer.topics))
+    return [topic for topic in answer.topics if topic.name in allowed]
+
+
+async def _describable(peer: Peer, names: Iterable[str]) -> dict[str, None]:
+    """Those of the names that the peer may describe."""
+    allowed = await peer.turns.each(lambda name: name if may_topic(peer, Operation.DESCRIBE, name) else None, names)
+    return dict.fromkeys(name for name in allowed if name is not None)
 
 
 def _visible(peer: Peer, topic: TopicMetadata) -> TopicMetadata:
@@ -247,12 +254,13 @@ def _topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, with_oper
     )
 
 
-def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor: Any, limit: int) -> Any:
+async def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor: Any, limit: int) -> Any:
     """Topics from the cursor on until `limit` partitions are listed, and where the next page begins."""
     start = ("", 0) if cursor is None else (cursor.topic_name, max(cursor.partition_index, 0))
     listed: list[Any] = []
     left, following = limit, None
     for topic in topics:
+        await peer.turns.take()
         if topic.name < start[0]:
             continue
         if left <= 0:

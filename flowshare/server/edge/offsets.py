@@ -178,6 +178,7 @@ def _results(make: Form, api: str, results: Iterable[OffsetResult]) -> Any:
 
 async def _fetch(peer: Peer, ask: Any, *, require_stable: bool) -> tuple[ErrorCode, tuple[FetchedOffset, ...]]:
     """One group's offsets; of topics that the peer may not see nothing is said unless it asks for them."""
+    await peer.turns.take()
     if not may_group(peer, Operation.DESCRIBE, ask.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED, ()
     wanted = None

@@ -42,6 +42,7 @@ class PositionsEdge:
         for topic in asked.topics:
             parts: list[Any] = []
             for part in topic.partitions:
+                await call.peer.turns.take()
                 try:
                     if (topic.name, part.partition_index) in twice:
                         raise Refused(ErrorCode.INVALID_REQUEST, "the partition stands in the request twice")
@@ -85,6 +86,7 @@ class PositionsEdge:
         for topic in call.request.topics:
             parts: list[Any] = []
             for part in topic.partitions:
+                await call.peer.turns.take()
                 try:
                     fields = await self._epoch_end(call.peer, topic.topic, part)
                 except Refused as error:
@@ -118,6 +120,7 @@ class PositionsEdge:
             allowed = may_topic(call.peer, Operation.DELETE, topic.name)
             parts: list[Any] = []
             for part in topic.partitions:
+                await call.peer.turns.take()
                 error, low = ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1
                 if allowed:
                     error, low = await _cut(call.peer, topic.name, part)

@@ -159,6 +159,7 @@ class RecordsEdge:
         for topic in asked.topics:
             name, topic_id = self._named(topic, "topic", with_ids=with_ids)
             for part in topic.partitions:
+                await peer.turns.take()
                 index, place = len(places), Place(name, topic_id, part.partition)
                 places.append(place)
                 try:
@@ -183,7 +184,9 @@ class RecordsEdge:
                 )
             )
             found.update(zip(wanted, answer.partitions, strict=True))
-        return _fetched(make, [(place, found[index]) for index, place in enumerate(places)], with_ids=with_ids)
+        answered = [(place, found[index]) for index, place in enumerate(places)]
+        parts = await peer.turns.each(lambda one: _fetched_part(make, *one, with_ids=with_ids), answered)
+        return _fetched(make, parts)
 
     def _named(self, topic: Any, name: str, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
         """Name and id of a topic of a request; older versions give the name in field `name`, later ones the id."""
@@ -241,27 +244,26 @@ def _produced(make: Form, done: Iterable[tuple[Place, ProduceResponse]], *, with
     )
 
 
-def _fetched(make: Form, found: Iterable[tuple[Place, FetchedLog]], *, with_ids: bool) -> Any:
-    parts = (
-        (
-            (place.topic_id if with_ids else place.topic),
-            make(
-                "PartitionData",
-                partition_index=place.partition,
-                error_code=log.error,
-                high_watermark=log.high_watermark,
-                last_stable_offset=log.last_stable,
-                log_start_offset=log.log_start,
-                aborted_transactions=tuple(
-                    make("AbortedTransaction", producer_id=producer_id, first_offset=first)
-                    for producer_id, first in log.aborted
-                ),
-                preferred_read_replica=-1,
-                records=log.records,
-            ),
-        )
-        for place, log in found
+def _fetched_part(make: Form, place: Place, log: FetchedLog, *, with_ids: bool) -> tuple[Any, Any]:
+    """A partition under its topic's name or id."""
+    part = make(
+        "PartitionData",
+        partition_index=place.partition,
+        error_code=log.error,
+        high_watermark=log.high_watermark,
+        last_stable_offset=log.last_stable,
+        log_start_offset=log.log_start,
+        aborted_transactions=tuple(
+            make("AbortedTransaction", producer_id=producer_id, first_offset=first)
+            for producer_id, first in log.aborted
+        ),
+        preferred_read_replica=-1,
+        records=log.records,
     )
+    return place.topic_id if with_ids else place.topic, part
+
+
+def _fetched(make: Form, parts: Iterable[tuple[Any, Any]]) -> Any:
     return make(
         "FetchResponse",
         throttle_time=NO_TIME,

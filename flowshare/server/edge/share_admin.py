@@ -7,6 +7,7 @@ the group and READ on the topics to delete offsets. A topic that may not be desc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -63,16 +64,21 @@ class ShareAdminApis:
     async def describe(self, call: Call) -> Any:
         """Groups with their members."""
         peer, asked = call.peer, call.request
-        allowed = tuple(name for name in asked.group_ids if may_group(peer, Operation.DESCRIBE, name))
+        turns = peer.turns
+        group_ids: tuple[str, ...] = asked.group_ids
+        may = await turns.each(lambda name: may_group(peer, Operation.DESCRIBE, name), group_ids)
+        allowed = tuple(compress(group_ids, may))
         found = await peer.connection.send(ShareGroupDescribeRequest(group_ids=allowed))
         by_id = {group.group_id: group for group in found.groups}
         make = form("share_group_describe", call.version)
         return make(
             "ShareGroupDescribeResponse",
             throttle_time=NO_TIME,
-            groups=tuple(
-                self._described(make, peer, _visible(peer, group_id, by_id), asked.include_authorized_operations)
-                for group_id in asked.group_ids
+            groups=await turns.each(
+                lambda group_id: self._described(
+                    make, peer, _visible(peer, group_id, by_id), asked.include_authorized_operations
+                ),
+                group_ids,
             ),
         )
 
@@ -123,6 +129,7 @@ class ShareAdminApis:
         )
 
     async def _offsets(self, make: Form, peer: Peer, asked: Any) -> Any:
+        await peer.turns.take()
         group_id = asked.group_id
         if not may_group(peer, Operation.DESCRIBE, group_id):
             answer = DescribeShareGroupOffsetsResponse(

@@ -61,6 +61,7 @@ class TopicsEdge:
         requests: dict[str, CreateTopicRequest] = {}
         results: dict[str, TopicResult] = {}
         for topic in asked.topics:
+            await call.peer.turns.take()
             try:
                 if topic.name in twice:
                     raise Refused(ErrorCode.INVALID_REQUEST, f"topic {topic.name} stands in the request twice")
@@ -72,7 +73,7 @@ class TopicsEdge:
         return make(
             "CreateTopicsResponse",
             throttle_time=NO_TIME,
-            topics=tuple(_created(make, peer, results[name], requests.get(name)) for name in names),
+            topics=await peer.turns.each(lambda name: _created(make, peer, results[name], requests.get(name)), names),
         )
 
     def _to_create(self, peer: Peer, topic: Any, *, validate_only: bool) -> CreateTopicRequest:
@@ -109,6 +110,7 @@ class TopicsEdge:
         requests: dict[Hashable, DeleteTopicRequest] = {}
         results: dict[Hashable, TopicResult] = {}
         for at in dict.fromkeys(named):
+            await call.peer.turns.take()
             try:
                 if at in twice:
                     raise Refused(ErrorCode.INVALID_REQUEST, "the topic stands in the request twice")
@@ -119,15 +121,15 @@ class TopicsEdge:
         return make(
             "DeleteTopicsResponse",
             throttle_time=NO_TIME,
-            responses=tuple(
-                make(
+            responses=await call.peer.turns.each(
+                lambda at: make(
                     "DeletableTopicResult",
                     name=results[at].topic or (None if call.version >= WITH_IDS else ""),
                     topic_id=results[at].topic_id,
                     error_code=results[at].error,
                     error_message=results[at].message,
-                )
-                for at in dict.fromkeys(named)
+                ),
+                dict.fromkeys(named),
             ),
         )
 
@@ -156,6 +158,7 @@ class TopicsEdge:
         requests: dict[str, CreatePartitionsRequest] = {}
         results: dict[str, TopicResult] = {}
         for topic in asked.topics:
+            await call.peer.turns.take()
             try:
                 if topic.name in twice:
                     raise Refused(ErrorCode.INVALID_REQUEST, f"topic {topic.name} stands in the request twice")
@@ -170,14 +173,14 @@ class TopicsEdge:
         return make(
             "CreatePartitionsResponse",
             throttle_time=NO_TIME,
-            results=tuple(
-                make(
+            results=await call.peer.turns.each(
+                lambda name: make(
                     "CreatePartitionsTopicResult",
                     name=name,
                     error_code=results[name].error,
                     error_message=results[name].message,
-                )
-                for name in dict.fromkeys(topic.name for topic in asked.topics)
+                ),
+                dict.fromkeys(topic.name for topic in asked.topics),
             ),
         )
 
@@ -202,9 +205,12 @@ class TopicsEdge:
         if not requests:
             return {}
         connection = call.peer.connection
-        tasks = {key: asyncio.ensure_future(connection.send(request)) for key, request in requests.items()}
-        everything = asyncio.gather(*tasks.values(), return_exceptions=True)
         timeout_s = max(milliseconds(call.request.timeout), 0) / 1000
+        tasks: dict[Any, asyncio.Future[TopicResult]] = {}
+        for key, request in requests.items():
+            await call.peer.turns.take()
+            tasks[key] = asyncio.ensure_future(connection.send(request))
+        everything = asyncio.gather(*tasks.values(), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             # Shielded: what the client does not wait for is done all the same.
             await self._clock.wait_for(asyncio.shield(everything), timeout_s)

@@ -162,6 +162,7 @@ class TransactionsEdge:
             allowed = may_topic(call.peer, Operation.READ, topic.name)
             parts: list[Any] = []
             for number in topic.partition_indexes:
+                await call.peer.turns.take()
                 got = DescribeProducersResponse(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 if allowed:
                     ask = DescribeProducersRequest(topic=topic.name, partition=int(number))
@@ -175,6 +176,7 @@ class TransactionsEdge:
         make = form("describe_transactions", call.version)
         states: list[Any] = []
         for transactional_id in call.request.transactional_ids:
+            await call.peer.turns.take()
             got = DescribeTransactionResponse(error=_may(call.peer, Operation.DESCRIBE, transactional_id))
             if got.error is ErrorCode.NONE:
                 got = await call.peer.connection.send(DescribeTransactionRequest(transactional_id=transactional_id))

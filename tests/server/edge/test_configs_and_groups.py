@@ -56,6 +56,17 @@ async def test_settings_of_topics_groups_and_the_server_are_described() -> None:
         assert (await describe(s, TOPIC, "none"))[0] == "unknown_topic_or_partition"
 
 
+async def test_what_is_asked_for_twice_is_described_once() -> None:
+    async with edge() as e:
+        await e.topic()
+        s = await e.socket()
+        resource = part(resource_type=TOPIC, resource_name="t", configuration_keys=None)
+
+        answer = await s.ask("describe_configs", 4, resources=[resource] * 3)
+
+        assert len(answer.results) == 1
+
+
 async def test_synonyms_and_documentation_come_only_when_asked_for() -> None:
     async with edge() as e:
         s = await e.socket()

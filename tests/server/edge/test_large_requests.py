@@ -1,14 +1,19 @@
 """As many names as a request may have: what is done with each does not depend on how many others there are.
 
-Where it did, the server stood still for minutes, and the client's time limit ended the test.
+Where it did, the server stood still for minutes, and the client's time limit ended the test. Nor do all of them hold
+up what others ask.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from flowshare.protocol.kafka import REQUEST_PARTS_MAX
-from tests.server.edge.kit import edge, errors, part
+from flowshare.protocol.kafka import REQUEST_PARTS_MAX, ApiKey
+from flowshare.server.edge.base import Call, Node, Peer
+from flowshare.server.turns import TURN, Turns
+from tests.server.edge.kit import build, edge, errors, ms, part
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -42,3 +47,93 @@ async def test_a_request_of_tens_of_thousands_of_names_is_answered(name: str) ->
     async with edge() as e:
         s = await e.socket()
         assert errors(await s.ask(name, version, **fields)) == told
+
+
+FEW = NAMES[: 10 * TURN]
+NUMBERS = range(10 * TURN)
+TO_MAKE = [part(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]) for name in FEW]
+WITH_TURNS = {
+    **{name: (version, fields) for name, (version, fields, _) in REQUESTS.items() if name != "list_transactions"},
+    "describe_groups": (5, {"groups": FEW, "include_authorized_operations": True}),
+    "share_group_describe": (1, {"group_ids": FEW, "include_authorized_operations": True}),
+    "describe_share_group_offsets": (1, {"groups": [part(group_id=name, topics=None) for name in FEW]}),
+    "offset_fetch": (8, {"groups": [part(group_id=name, topics=None) for name in FEW], "require_stable": False}),
+    "describe_transactions": (0, {"transactional_ids": FEW}),
+    "describe_producers": (0, {"topics": [part(name="t", partition_indexes=list(NUMBERS))]}),
+    "list_offsets": (
+        7,
+        {
+            "replica_id": -1,
+            "isolation_level": 0,
+            "topics": [part(name="t", partitions=[part(partition_index=n, timestamp=-1) for n in NUMBERS])],
+        },
+    ),
+    "offset_for_leader_epoch": (
+        4,
+        {
+            "replica_id": -2,
+            "topics": [part(topic="t", partitions=[part(partition=n, leader_epoch=0) for n in NUMBERS])],
+        },
+    ),
+    "delete_records": (
+        2,
+        {
+            "topics": [part(name="t", partitions=[part(partition_index=n, offset=-1) for n in NUMBERS])],
+            "timeout": ms(0),
+        },
+    ),
+    "fetch": (
+        11,
+        {
+            "replica_id": -1,
+            "max_wait": ms(0),
+            "min_bytes": 0,
+            "isolation_level": 0,
+            "topics": [
+                part(topic="t", partitions=[part(partition=n, fetch_offset=0, partition_max_bytes=1) for n in NUMBERS])
+            ],
+            "forgotten_topics_data": [],
+            "rack_id": "",
+        },
+    ),
+    "create_topics": (5, {"topics": TO_MAKE, "timeout": ms(0), "validate_only": True}),
+    "delete_topics": (5, {"topic_names": FEW, "timeout": ms(0)}),
+    "create_partitions": (
+        3,
+        {
+            "topics": [part(name=name, count=2, assignments=None) for name in FEW],
+            "timeout": ms(0),
+            "validate_only": False,
+        },
+    ),
+    "incremental_alter_configs": (
+        1,
+        {"resources": [part(resource_type=2, resource_name=name, configs=[]) for name in FEW], "validate_only": False},
+    ),
+    "describe_configs": (
+        4,
+        {
+            "resources": [part(resource_type=2, resource_name=name, configuration_keys=None) for name in FEW],
+            "include_synonyms": True,
+            "include_documentation": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_TURNS)
+async def test_a_request_of_many_names_lets_others_run_after_every_few(name: str) -> None:
+    version, fields = WITH_TURNS[name]
+    async with edge() as e:
+        node = Node(host="127.0.0.1", port=1)
+        peer = Peer(connection=e.admin, node=node, host="127.0.0.1", turns=Turns(e.server.clock))
+        call = Call(peer=peer, version=version, client_id="c", request=build(name, version, **fields))
+
+        answering = asyncio.ensure_future(e.listener.routes[ApiKey[name.upper()]].answer(call))
+        rounds = 0
+        while not answering.done():
+            await asyncio.sleep(0)
+            rounds += 1
+
+        assert rounds >= len(NUMBERS) // TURN
+        await answering
