@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
@@ -14,6 +14,9 @@ from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, Resou
 from flowshare.server.failures import Refused, failure
 from flowshare.server.security.acls import Acl, AclFilter, Pattern
 from flowshare.server.security.authorizer import AclStore, TooManyAcls
+
+if TYPE_CHECKING:
+    from flowshare.server.turns import Turns
 
 LOWEST: Final = 1
 HIGHEST: Final = 3
@@ -26,6 +29,10 @@ TEXT_MAX: Final = 1_024
 """Longest name, principal or host of a binding, in characters."""
 CREATED_MAX: Final = 10_000
 """Most bindings or filters in one request."""
+DELETED_MAX: Final = 10_000
+"""Most bindings that the filters of one request may mean, together; Kafka's limit."""
+LOOKED_AT_MAX: Final = 10_000_000
+"""Most bindings that are looked at for the filters of one request: a filter without a name looks at all of them."""
 
 
 class AclApis:
@@ -94,7 +101,7 @@ class AclApis:
         try:
             store = self._checked(call, Operation.ALTER)
             _check_count(filters)
-            results = await _deleted(made, store, filters)
+            results = await _deleted(made, store, filters, call.peer.turns)
         except (Refused, LogError) as error:
             results = [_filter_result(made, failure(error), ()) for _ in filters]
         return made.DeleteAclsResponse(throttle_time=timedelta(), filter_results=tuple(results))
@@ -111,14 +118,9 @@ class AclApis:
         return self._store
 
 
-async def _deleted(made: Any, store: AclStore, filters: Sequence[Any]) -> list[Any]:
-    """Results of all filters; the bindings that any of them means are removed together. Raises: LogError."""
-    meant: list[list[Acl] | Refused] = []
-    for wanted in filters:
-        try:
-            meant.append(store.matching(_filter(wanted)))
-        except Refused as error:
-            meant.append(error)
+async def _deleted(made: Any, store: AclStore, filters: Sequence[Any], turns: Turns) -> list[Any]:
+    """Results of all filters; the bindings that any of them means are removed together. Raises: LogError, Refused."""
+    meant = await _meant(store, filters, turns)
     await store.delete({acl for acls in meant if isinstance(acls, list) for acl in acls})
     return [
         _filter_result(made, failure(acls), ())
@@ -126,6 +128,29 @@ async def _deleted(made: Any, store: AclStore, filters: Sequence[Any]) -> list[A
         else _filter_result(made, (ErrorCode.NONE, None), (_matched(made, store, acl) for acl in acls))
         for acls in meant
     ]
+
+
+async def _meant(store: AclStore, filters: Sequence[Any], turns: Turns) -> list[list[Acl] | Refused]:
+    """What each filter means, or why it means nothing. Raises: Refused (they mean too much together)."""
+    meant: list[list[Acl] | Refused] = []
+    found = looked_at = 0
+    for one in filters:
+        try:
+            wanted = _filter(one)
+        except Refused as error:
+            meant.append(error)
+            continue
+        candidates = store.candidates(wanted)
+        looked_at += candidates
+        if looked_at > LOOKED_AT_MAX:
+            raise _invalid("so many filters without a name take too long with so many ACLs; send fewer at a time")
+        await turns.take(1 + candidates)
+        acls = store.matching(wanted)
+        meant.append(acls)
+        found += len(acls)
+        if found > DELETED_MAX:
+            raise _invalid(f"a request removes at most {DELETED_MAX} ACLs; name fewer")
+    return meant
 
 
 def _matched(made: Any, store: AclStore, acl: Acl) -> Any:

@@ -7,7 +7,7 @@ its settings includes describing those. What no binding permits is denied.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,6 +129,16 @@ class _Patterns:
             if length <= len(name) and (people := self.prefixed.get(name[:length])) is not None:
                 yield people
 
+    def named(self, name: str, pattern: Pattern) -> Iterator[Mapping[str, frozenset[Acl]]]:
+        """By principal, the bindings that a filter with this name can mean, one mapping a pattern."""
+        if pattern is Pattern.MATCH:
+            yield from self.on(name)
+            return
+        if pattern is not Pattern.PREFIXED and (people := self.literal.get(name)) is not None:
+            yield people
+        if pattern is not Pattern.LITERAL and (people := self.prefixed.get(name)) is not None:
+            yield people
+
     def _permit(self, acl: Acl, *, add: bool) -> None:
         held = self.permissions.setdefault(acl.principal, set())
         if add:
@@ -173,7 +183,19 @@ class Acls:
 
     def matching(self, wanted: AclFilter) -> list[Acl]:
         """All bindings that a filter means, in a fixed order."""
-        return sorted((acl for acl in self._all if wanted.matches(acl)), key=_order)
+        return sorted((acl for acl in self.candidates(wanted) if wanted.matches(acl)), key=_order)
+
+    def candidates(self, wanted: AclFilter) -> Collection[Acl]:
+        """The bindings that have to be looked at to find those that a filter means; few if it has a name."""
+        if wanted.name is None:
+            return self._all
+        kinds = ResourceType if wanted.resource is None else (wanted.resource,)
+        found: list[Acl] = []
+        for kind in kinds:
+            for people in self._patterns[kind].named(wanted.name, wanted.pattern):
+                for acls in people.values():
+                    found += acls
+        return found
 
     def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether the bindings permit it."""

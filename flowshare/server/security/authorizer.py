@@ -60,6 +60,10 @@ class AclStore:
         """All bindings that a filter means."""
         return self._acls.matching(wanted)
 
+    def candidates(self, wanted: AclFilter) -> int:
+        """How many bindings `matching` looks at."""
+        return len(self._acls.candidates(wanted))
+
     def from_file(self, acl: Acl) -> bool:
         """Whether the file has this binding."""
         return acl in self._file

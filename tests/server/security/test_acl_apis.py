@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flowshare.clock import LoopClock
+from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
 from flowshare.server.edge import acls as acl_apis
+from flowshare.server.edge.acls import AclApis
+from flowshare.server.security.authorizer import AclStore
+from flowshare.server.turns import TURN, Turns
 from tests.server.security.broker import ACLS, Talk, parts, secured
 
 pytestmark = pytest.mark.asyncio
@@ -178,6 +186,35 @@ async def test_a_request_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         assert [code for code, _ in await create(talk, {}, {})] == [ErrorCode.INVALID_REQUEST] * 2
         assert await delete(talk, {}, {}) == [(ErrorCode.INVALID_REQUEST, [])] * 2
+
+
+@pytest.mark.parametrize("limit", ["DELETED_MAX", "LOOKED_AT_MAX"])
+async def test_what_one_request_removes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(acl_apis, limit, 3)
+    async with secured(tmp_path, acls="") as broker:
+        talk = await broker.as_user()
+        await create(talk, {}, {"resource_name": "other"})
+
+        assert await delete(talk, {}, {}) == [(ErrorCode.INVALID_REQUEST, [])] * 2
+        assert len((await describe(talk))[1]) == 2
+        assert [code for code, _ in await delete(talk, {"resource_name_filter": "paid"}, {})] == [ErrorCode.NONE] * 2
+
+
+async def test_a_request_of_many_filters_lets_others_run_after_every_few() -> None:
+    filters = [SimpleNamespace(**EVERYTHING | {"resource_name_filter": f"n{number}"}) for number in range(10 * TURN)]
+    clock = LoopClock()
+    peer = SimpleNamespace(may=lambda *_: True, turns=Turns(clock))
+    (deletes,) = (api for api in AclApis(AclStore(MemoryStorage(clock))).apis() if api.key is ApiKey.DELETE_ACLS)
+
+    call = SimpleNamespace(peer=peer, version=3, request=SimpleNamespace(filters=filters))
+    deleting = asyncio.ensure_future(deletes.answer(call))
+    rounds = 0
+    while not deleting.done():
+        await asyncio.sleep(0)
+        rounds += 1
+
+    assert rounds >= 10
+    assert len((await deleting).filter_results) == len(filters)
 
 
 async def test_a_broker_without_acls_says_so(tmp_path: Path) -> None:

@@ -156,6 +156,22 @@ def test_a_filter_finds_by_pattern(pattern: Pattern, name: str | None, found: se
     assert set(acls.matching(AclFilter(pattern=pattern, name=name))) == set(map(acl, found))
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(bindings, max_size=12),
+    st.lists(bindings, max_size=6),
+    st.builds(
+        AclFilter, resource=st.none() | kinds, name=st.none() | names, pattern=st.sampled_from(Pattern), host=st.none()
+    ),
+)
+def test_a_filter_with_a_name_finds_what_a_look_at_every_binding_does(held, removed, wanted):
+    acls = Acls(held + removed)
+    for acl in removed:
+        acls.remove(acl)
+
+    assert set(acls.matching(wanted)) == {acl for acl in set(held) - set(removed) if wanted.matches(acl)}
+
+
 def test_a_filter_finds_by_every_other_field() -> None:
     acls = Acls([READ_ORDERS])
 
