@@ -7,6 +7,7 @@ user's module does.
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import os
 import sys
@@ -34,6 +35,17 @@ def load_app(path: str) -> App:
     module_name, attribute = split_path(path)
     module = _import(module_name)
     return _find(module, attribute)
+
+
+def keep_loaded() -> None:
+    """Tell the collector of cycles that what is loaded stays; its next collections would look at all of it.
+
+    It is among the old objects then, as it would be after two collections. An application that froze objects itself
+    is left alone.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 def split_path(path: str) -> tuple[str, str]:

@@ -50,9 +50,10 @@ def make_producer(
     client_id: str = "producer",
 ) -> RecordProducer:
     """The producer for a backend; `connect` opens a connection to it."""
-    from flowshare.backend.native import NativeBackend
+    if backend.kind == "native":
+        from flowshare.backend.native import NativeBackend
 
-    if isinstance(backend, NativeBackend):
+        assert isinstance(backend, NativeBackend)
         return backend.producer(client_id=client_id, linger_s=linger_s)
     from flowshare.client.producer import Producer
 

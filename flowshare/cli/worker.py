@@ -63,13 +63,14 @@ def worker(
 
     logs.set_up(log_level, log_format, worker=worker_number())
     from flowshare.agents.garbage import collector_paused
-    from flowshare.agents.loading import load_app
+    from flowshare.agents.loading import keep_loaded, load_app
 
     with collector_paused():  # modules are no garbage: looking at them again and again is 7 % of the time to start
         app = load_app(app_path)
         from flowshare.agents.worker import WorkerOptions, run_worker
         from flowshare.web.server import WebServer
 
+        keep_loaded()
     introduce(app, concurrency)
     if procs is not None:
         if web_port:

@@ -12,33 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 from flowshare.client.errors import ConnectionLost, check
 from flowshare.client.link import Connect, Link
 from flowshare.client.settings import MIB, LinkSettings
+from flowshare.protocol import messages
 from flowshare.protocol.batches import DecodedRecord, batch_headers, decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import (
-    AlterShareGroupOffsetsRequest,
-    ConfigEntry,
-    CreatePartitionsRequest,
-    CreateTopicRequest,
-    DeleteGroupsRequest,
-    DeleteRecordsRequest,
-    DeleteShareGroupOffsetsRequest,
-    DeleteTopicRequest,
-    DescribeConfigsRequest,
-    DescribeShareGroupOffsetsRequest,
-    FetchedLog,
-    FetchPartition,
-    FetchRequest,
-    GroupDescription,
-    IncrementalAlterConfigsRequest,
-    ListedGroup,
-    ListGroupsRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ShareGroupDescribeRequest,
-    SharePartitionOffsets,
-    TopicMetadata,
-)
-from flowshare.protocol.messages import Request as AnyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,14 +68,14 @@ class ShareAdmin:
 
     # --- topics -------------------------------------------------------------------------------------------------
 
-    async def list_topics(self) -> list[TopicMetadata]:
+    async def list_topics(self) -> list[messages.TopicMetadata]:
         """All topics, by name."""
-        answer = await self._ask(MetadataRequest(topics=None))
+        answer = await self._ask(messages.MetadataRequest(topics=None))
         return sorted(answer.topics, key=lambda topic: topic.name)
 
-    async def describe_topic(self, name: str) -> TopicMetadata:
+    async def describe_topic(self, name: str) -> messages.TopicMetadata:
         """One topic. Raises: ServerError (UNKNOWN_TOPIC_OR_PARTITION)."""
-        answer = await self._ask(MetadataRequest(topics=(name,)))
+        answer = await self._ask(messages.MetadataRequest(topics=(name,)))
         for topic in answer.topics:
             if topic.name == name:
                 check(topic.error, None, f"topic {name}")
@@ -111,21 +87,23 @@ class ShareAdmin:
         self, name: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None, exist_ok: bool = False
     ) -> None:
         """Make a topic; with `exist_ok` one that is there already is no error."""
-        answer = await self._change(CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs or {})))
+        answer = await self._change(
+            messages.CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs or {}))
+        )
         if not (exist_ok and answer.error is ErrorCode.TOPIC_ALREADY_EXISTS):
             check(answer.error, answer.message, f"creating topic {name}")
 
     async def delete_topic(self, name: str) -> None:
         """Remove a topic with its records."""
-        answer = await self._change(DeleteTopicRequest(name=name))
+        answer = await self._change(messages.DeleteTopicRequest(name=name))
         check(answer.error, answer.message, f"deleting topic {name}")
 
     async def create_partitions(self, name: str, total: int) -> None:
         """Raise a topic's number of partitions to `total`."""
-        answer = await self._change(CreatePartitionsRequest(name=name, total=total))
+        answer = await self._change(messages.CreatePartitionsRequest(name=name, total=total))
         check(answer.error, answer.message, f"adding partitions to topic {name}")
 
-    async def topic_configs(self, name: str) -> list[ConfigEntry]:
+    async def topic_configs(self, name: str) -> list[messages.ConfigEntry]:
         """A topic's settings, defaults included."""
         return await self._configs("topic", name)
 
@@ -133,16 +111,16 @@ class ShareAdmin:
         """Set (None: unset) settings of a topic; with `dry_run` they are only checked."""
         await self._alter_configs("topic", name, configs, dry_run)
 
-    async def broker_configs(self) -> list[ConfigEntry]:
+    async def broker_configs(self) -> list[messages.ConfigEntry]:
         """Settings of one broker of a cluster, defaults included. Raises: ServerError (no server of its own here)."""
-        nodes = (await self._ask(MetadataRequest(topics=()))).nodes
+        nodes = (await self._ask(messages.MetadataRequest(topics=()))).nodes
         if not nodes:
             check(ErrorCode.INVALID_REQUEST, "there are no brokers: the server is in this process", "broker settings")
         return await self._configs("broker", str(min(nodes)))
 
     async def group_kind(self, group_id: str) -> str | None:
         """Which kind of group has this name (share, consumer, classic, …); None: there is none."""
-        answer = await self._ask(ListGroupsRequest())
+        answer = await self._ask(messages.ListGroupsRequest())
         check(answer.error, None, "listing groups")
         return next((group.type.lower() for group in answer.groups if group.group_id == group_id), None)
 
@@ -158,7 +136,7 @@ class ShareAdmin:
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Drop records below offset `before` (−1: all); returns the new log start."""
-        answer = await self._change(DeleteRecordsRequest(topic=topic, partition=partition, before=before))
+        answer = await self._change(messages.DeleteRecordsRequest(topic=topic, partition=partition, before=before))
         check(answer.error, answer.message, f"deleting records of {topic}-{partition}")
         return answer.log_start
 
@@ -183,15 +161,15 @@ class ShareAdmin:
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    async def list_groups(self, *, states: Sequence[str] = ()) -> list[ListedGroup]:
+    async def list_groups(self, *, states: Sequence[str] = ()) -> list[messages.ListedGroup]:
         """Share groups, by name; with `states` only those in one of them (Empty, Stable)."""
-        answer = await self._ask(ListGroupsRequest(states=tuple(states), types=("share",)))
+        answer = await self._ask(messages.ListGroupsRequest(states=tuple(states), types=("share",)))
         check(answer.error, None, "listing groups")
         return sorted(answer.groups, key=lambda group: group.group_id)
 
-    async def describe_group(self, group_id: str) -> GroupDescription:
+    async def describe_group(self, group_id: str) -> messages.GroupDescription:
         """State, epochs and members (with what they are assigned). Raises: ServerError (GROUP_ID_NOT_FOUND)."""
-        answer = await self._ask(ShareGroupDescribeRequest(group_ids=(group_id,)))
+        answer = await self._ask(messages.ShareGroupDescribeRequest(group_ids=(group_id,)))
         for group in answer.groups:
             if group.group_id == group_id:
                 check(group.error, group.message, f"group {group_id}")
@@ -199,12 +177,14 @@ class ShareAdmin:
         check(ErrorCode.GROUP_ID_NOT_FOUND, None, f"group {group_id}")
         raise AssertionError("check raises")
 
-    async def group_offsets(self, group_id: str, topics: Sequence[str] | None = None) -> list[SharePartitionOffsets]:
+    async def group_offsets(
+        self, group_id: str, topics: Sequence[str] | None = None
+    ) -> list[messages.SharePartitionOffsets]:
         """Start offset, lag and more of each share-partition: of `topics`, or of all that the group has."""
         wanted: dict[str, tuple[int, ...]] | None = None
         if topics is not None:
             wanted = {name: tuple(range((await self.describe_topic(name)).partitions)) for name in topics}
-        answer = await self._ask(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=wanted))
+        answer = await self._ask(messages.DescribeShareGroupOffsetsRequest(group_id=group_id, topics=wanted))
         check(answer.error, answer.message, f"offsets of group {group_id}")
         for part in answer.partitions:
             check(part.error, part.message, f"offsets of group {group_id} for {part.topic}-{part.partition}")
@@ -227,7 +207,7 @@ class ShareAdmin:
             moves.append(OffsetReset(part.topic, part.partition, part.start_offset, after, lag))
         if not dry_run and moves:
             offsets = {(move.topic, move.partition): move.after for move in moves}
-            answer = await self._change(AlterShareGroupOffsetsRequest(group_id=group_id, offsets=offsets))
+            answer = await self._change(messages.AlterShareGroupOffsetsRequest(group_id=group_id, offsets=offsets))
             check(answer.error, answer.message, f"moving group {group_id}")
             for part_result in answer.partitions:
                 where = f"{part_result.topic}-{part_result.partition}"
@@ -236,18 +216,18 @@ class ShareAdmin:
 
     async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
         """Forget a group's positions in topics; the group must have no members."""
-        answer = await self._change(DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))
+        answer = await self._change(messages.DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))
         check(answer.error, answer.message, f"deleting offsets of group {group_id}")
         for topic in answer.topics:
             check(topic.error, topic.message, f"deleting offsets of group {group_id} for {topic.topic}")
 
     async def delete_group(self, group_id: str) -> None:
         """Remove a group that has no members, with its positions."""
-        answer = await self._change(DeleteGroupsRequest(group_ids=(group_id,)))
+        answer = await self._change(messages.DeleteGroupsRequest(group_ids=(group_id,)))
         for group in answer.groups:
             check(group.error, group.message, f"deleting group {group.group_id}")
 
-    async def group_configs(self, group_id: str) -> list[ConfigEntry]:
+    async def group_configs(self, group_id: str) -> list[messages.ConfigEntry]:
         """A group's settings, defaults included."""
         return await self._configs("group", group_id)
 
@@ -259,7 +239,7 @@ class ShareAdmin:
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
-    async def _ask(self, request: AnyRequest[R]) -> R:
+    async def _ask(self, request: messages.Request[R]) -> R:
         """Send what only reads: again when the connection is lost on the way."""
         for tries in range(1, TRIES_MAX):
             try:
@@ -268,12 +248,12 @@ class ShareAdmin:
                 await self._clock.sleep(self._link.pause_s(tries))
         return await self._link.send(request)
 
-    async def _change(self, request: AnyRequest[R]) -> R:
+    async def _change(self, request: messages.Request[R]) -> R:
         """Send what changes something: once."""
         return await self._link.send(request)
 
-    async def _configs(self, resource_type: str, resource: str) -> list[ConfigEntry]:
-        answer = await self._ask(DescribeConfigsRequest(resource_type=resource_type, resource=resource))
+    async def _configs(self, resource_type: str, resource: str) -> list[messages.ConfigEntry]:
+        answer = await self._ask(messages.DescribeConfigsRequest(resource_type=resource_type, resource=resource))
         check(answer.error, answer.message, f"settings of {resource_type} {resource}")
         return sorted(answer.entries, key=lambda entry: entry.name)
 
@@ -281,21 +261,21 @@ class ShareAdmin:
         self, resource_type: str, resource: str, configs: Mapping[str, str | None], dry_run: bool
     ) -> None:
         answer = await self._change(
-            IncrementalAlterConfigsRequest(
+            messages.IncrementalAlterConfigsRequest(
                 resource_type=resource_type, resource=resource, configs=dict(configs), validate_only=dry_run
             )
         )
         check(answer.error, answer.message, f"settings of {resource_type} {resource}")
 
     async def _offset(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        request = ListOffsetsRequest(topic=topic, partition=partition, timestamp_ms=timestamp_ms)
+        request = messages.ListOffsetsRequest(topic=topic, partition=partition, timestamp_ms=timestamp_ms)
         answer = await self._ask(request)
         check(answer.error, None, f"offsets of {topic}-{partition}")
         return answer.offset
 
-    async def _fetch(self, topic: str, partition: int, offset: int) -> FetchedLog:
-        asked = FetchPartition(topic, partition, offset, 4 * MIB)
-        answer = await self._ask(FetchRequest(partitions=(asked,), max_bytes=4 * MIB))
+    async def _fetch(self, topic: str, partition: int, offset: int) -> messages.FetchedLog:
+        asked = messages.FetchPartition(topic, partition, offset, 4 * MIB)
+        answer = await self._ask(messages.FetchRequest(partitions=(asked,), max_bytes=4 * MIB))
         check(answer.error, answer.message, f"records of {topic}-{partition}")
         (found,) = answer.partitions
         return found

@@ -39,8 +39,8 @@ from flowshare.client.link import Connect, Link
 from flowshare.client.partitioner import partition_for
 from flowshare.client.settings import Compression, ProducerSettings
 from flowshare.client.topics import TopicSizes
+from flowshare.protocol import messages
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import ProduceRequest
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -439,7 +439,7 @@ class Producer:
     async def _produce_once(
         self, queue: PartitionQueue, batches: list[Batch], records: bytes, left_s: float
     ) -> ClientError | None:
-        request = ProduceRequest(topic=queue.topic, partition=queue.partition, records=records)
+        request = messages.ProduceRequest(topic=queue.topic, partition=queue.partition, records=records)
         limit_s = min(left_s, self._settings.link.connect_timeout_s)
         try:
             answer = await self._link.send(request, connect_timeout_s=limit_s)

@@ -15,30 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.client.errors import NotConnected
 from flowshare.client.topology import NOBODY
+from flowshare.protocol import messages
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import (
-    AlterShareGroupOffsetsRequest,
-    CreateTopicRequest,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DeleteRecordsRequest,
-    DeleteShareGroupOffsetsRequest,
-    DescribeConfigsRequest,
-    DescribeShareGroupOffsetsRequest,
-    FetchRequest,
-    FetchResponse,
-    IncrementalAlterConfigsRequest,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
-    ShareAcknowledgeRequest,
-    ShareFetchRequest,
-    ShareGroupDescribeRequest,
-    ShareGroupDescribeResponse,
-    ShareGroupHeartbeatRequest,
-)
 
 if TYPE_CHECKING:
     from flowshare.client.cluster import Cluster, NodeConnection
@@ -47,15 +25,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Find = Callable[[], Awaitable[int]]
 
-OF_GROUP: Final = (
-    ShareGroupHeartbeatRequest,
-    DescribeShareGroupOffsetsRequest,
-    AlterShareGroupOffsetsRequest,
-    DeleteShareGroupOffsetsRequest,
-)
-OF_PARTITION: Final = (ProduceRequest, ListOffsetsRequest, DeleteRecordsRequest)
-OF_SESSION: Final = (ShareFetchRequest, ShareAcknowledgeRequest)
-CONFIGS: Final = (DescribeConfigsRequest, IncrementalAlterConfigsRequest)
 WRONG_COORDINATOR: Final = frozenset(
     {
         ErrorCode.NOT_COORDINATOR,
@@ -101,25 +70,33 @@ class ClusterConnection:
     async def _send(self, request: Any) -> Any:
         cluster = self.cluster
         match request:
-            case MetadataRequest():
+            case messages.MetadataRequest():
                 answer = await self._to_any(request)
                 cluster.topology.apply(answer)
                 return answer
-            case ShareGroupDescribeRequest() | DeleteGroupsRequest():
+            case messages.ShareGroupDescribeRequest() | messages.DeleteGroupsRequest():
                 return await self._to_each_group(request)
-            case CreateTopicRequest():
+            case messages.CreateTopicRequest():
                 return await self._create(request)
-            case FetchRequest():
+            case messages.FetchRequest():
                 return await self._to_leaders(request)
-            case ListGroupsRequest():
+            case messages.ListGroupsRequest():
                 return await self._to_all(request)
-            case _ if isinstance(request, OF_GROUP):
+            case (
+                messages.ShareGroupHeartbeatRequest()
+                | messages.DescribeShareGroupOffsetsRequest()
+                | messages.AlterShareGroupOffsetsRequest()
+                | messages.DeleteShareGroupOffsetsRequest()
+            ):
                 return await self._to_coordinator(request, request.group_id)
-            case _ if isinstance(request, OF_PARTITION):
+            case messages.ProduceRequest() | messages.ListOffsetsRequest() | messages.DeleteRecordsRequest():
                 return await self._to_leader(request, request.topic, request.partition)
-            case _ if isinstance(request, CONFIGS) and request.resource_type == "broker" and request.resource:
+            case (
+                messages.DescribeConfigsRequest(resource_type="broker")
+                | messages.IncrementalAlterConfigsRequest(resource_type="broker")
+            ) if request.resource:
                 return await self._to_node(request, int(request.resource))
-            case _ if isinstance(request, OF_SESSION):
+            case messages.ShareFetchRequest() | messages.ShareAcknowledgeRequest():
                 raise AssertionError("share sessions are with one broker: client.nodes sends their requests")
             case _:
                 return await self._to_any(request)
@@ -176,28 +153,28 @@ class ClusterConnection:
             return answer
         raise NotConnected(f"{what}: {problem}")
 
-    async def _create(self, request: CreateTopicRequest) -> Any:
+    async def _create(self, request: messages.CreateTopicRequest) -> Any:
         """Answered when the topic can be used: brokers learn of it a moment after it was made."""
         clock = self.cluster.clock
         answer = await self._to_any(request)
         deadline_s = clock.monotonic() + CREATED_S_MAX
         while answer.error is ErrorCode.NONE and clock.monotonic() < deadline_s:
-            found = await self._send(MetadataRequest(topics=(request.name,)))
+            found = await self._send(messages.MetadataRequest(topics=(request.name,)))
             if all(topic.error is ErrorCode.NONE and NOBODY not in topic.leaders for topic in found.topics):
                 break
             await clock.sleep(self.cluster.settings.backoff_min_s)
         return answer
 
-    async def _to_each_group(self, request: ShareGroupDescribeRequest | DeleteGroupsRequest) -> Any:
+    async def _to_each_group(self, request: messages.ShareGroupDescribeRequest | messages.DeleteGroupsRequest) -> Any:
         found: list[Any] = []
         for group_id in request.group_ids:
             answer = await self._to_coordinator(replace(request, group_ids=(group_id,)), group_id)
             found += answer.groups
-        if isinstance(request, DeleteGroupsRequest):
-            return DeleteGroupsResponse(groups=tuple(found))
-        return ShareGroupDescribeResponse(groups=tuple(found))
+        if isinstance(request, messages.DeleteGroupsRequest):
+            return messages.DeleteGroupsResponse(groups=tuple(found))
+        return messages.ShareGroupDescribeResponse(groups=tuple(found))
 
-    async def _to_leaders(self, request: FetchRequest) -> FetchResponse:
+    async def _to_leaders(self, request: messages.FetchRequest) -> messages.FetchResponse:
         """One request a leader, at the same time; the answers in the order of the question.
 
         A partition without a leader has one to itself: each of them may come to be led by another broker.
@@ -218,19 +195,21 @@ class ClusterConnection:
             if isinstance(answer, BaseException):
                 raise answer
             if answer.error is not ErrorCode.NONE:
-                return cast("FetchResponse", answer)
+                return cast("messages.FetchResponse", answer)
             found.update({(log.topic, log.partition): log for log in answer.partitions})
-        return FetchResponse(partitions=tuple(found[part.topic, part.partition] for part in request.partitions))
+        return messages.FetchResponse(
+            partitions=tuple(found[part.topic, part.partition] for part in request.partitions)
+        )
 
-    async def _to_all(self, request: ListGroupsRequest) -> ListGroupsResponse:
+    async def _to_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
         await self.cluster.look(())  # a broker that was taken away for good would be asked for ever
         groups: dict[str, Any] = {}
         for node in sorted(self.cluster.topology.nodes):
             answer = await self._to_node(request, node)
             if answer.error is not ErrorCode.NONE:
-                return cast("ListGroupsResponse", answer)
+                return cast("messages.ListGroupsResponse", answer)
             groups.update({group.group_id: group for group in answer.groups})
-        return ListGroupsResponse(groups=tuple(groups.values()))
+        return messages.ListGroupsResponse(groups=tuple(groups.values()))
 
     async def _to_node(self, request: Any, node: int) -> Any:
         return await self._over(node, await self._node(node), request)

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
 from flowshare.server.limits import ListenerLimits
-from flowshare.server.listener_socket import ListenerSocket
-from flowshare.server.route import Route
 
 if TYPE_CHECKING:
     import ssl
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock, TimerHandle
     from flowshare.server.edge.base import Api, Authorizer
+    from flowshare.server.listener_socket import ListenerSocket
+    from flowshare.server.route import Route
     from flowshare.server.security.sasl import Sasl
     from flowshare.server.server import Server
 
@@ -93,6 +93,8 @@ class Listener:
         Imported at the first request: an embedded path that only its own process uses never gets one, and starts in
         two thirds of the time.
         """
+        from flowshare.server.route import Route
+
         apis = self._apis
         if apis is None:
             from flowshare.server.edge.table import families, table
@@ -203,6 +205,8 @@ class Listener:
 
     def _accept_one(self, listening: sockets.socket) -> bool:
         """Whether there may be another one waiting."""
+        from flowshare.server.listener_socket import ListenerSocket  # not before one comes: see `routes`
+
         try:
             socket, (address, port, *_) = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):

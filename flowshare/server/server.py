@@ -11,29 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from flowshare.groups.types import ClassicConfig
 from flowshare.server.classic import ClassicGroups
-from flowshare.server.classic_members import ClassicMemberApis
-from flowshare.server.classic_offsets import ClassicOffsetApis
 from flowshare.server.configs import ConfigApis
-from flowshare.server.connection import Handlers, InProcess
+from flowshare.server.connection import InProcess
 from flowshare.server.coordinator import IN_PROCESS, Coordinator
 from flowshare.server.damage import Damage
 from flowshare.server.dead_letters import DeadLetters
 from flowshare.server.group_configs import GroupConfigs
 from flowshare.server.groups import GroupApis
 from flowshare.server.initializer import Initializer
+from flowshare.server.later import Later, Table
 from flowshare.server.loader import Loader
 from flowshare.server.partitions import Partitions
-from flowshare.server.records import RecordApis
 from flowshare.server.sessions import Sessions
 from flowshare.server.share_ack import Acknowledger, ShareAcknowledging
 from flowshare.server.share_fetch import ShareFetching
-from flowshare.server.share_offsets import ShareOffsetApis
 from flowshare.server.share_resume import ShareResuming
-from flowshare.server.share_state import ShareStateApis
 from flowshare.server.stats import Stats
 from flowshare.server.topic_index import TopicIndex
 from flowshare.server.topics import TopicApis
-from flowshare.server.transaction_apis import TransactionApis
 from flowshare.server.transactions import Transactions
 from flowshare.transactions.config import TransactionConfig
 
@@ -178,7 +173,7 @@ class Server:
             ],
         }
 
-    def _table(self, storage: Storage, clock: Clock, initializer: Initializer) -> Handlers:
+    def _table(self, storage: Storage, clock: Clock, initializer: Initializer) -> Table:
         acknowledger = Acknowledger(self._partitions, self._topics, clock)
         config_of = self._configs.acting
         families = (
@@ -196,23 +191,20 @@ class Server:
             ),
             ShareResuming(self._partitions),
             GroupApis(coordinator=self._coordinator, classic=self.classic, topics=self._topics),
-            ShareOffsetApis(
-                log=storage,
-                topics=self._topics,
-                partitions=self._partitions,
-                coordinator=self._coordinator,
-                initializer=initializer,
-                clock=clock,
-            ),
             ConfigApis(log=storage, server=self.config, configs=self._configs, coordinator=self._coordinator),
-            ClassicMemberApis(self.classic),
-            ClassicOffsetApis(self.classic, check=self._transactions.check_offsets),
             TopicApis(log=storage, topics=self._topics, coordinator=self._coordinator, classic=self.classic),
-            RecordApis(storage, clock, admission=self._transactions.admission),
-            TransactionApis(transactions=self._transactions, log=storage, clock=clock),
-            ShareStateApis(store=storage, topics=self._topics, partitions=self._partitions),
         )
-        return {request: handler for family in families for request, handler in family.handlers().items()}
+        later = Later(
+            storage=storage,
+            clock=clock,
+            topics=self._topics,
+            partitions=self._partitions,
+            coordinator=self._coordinator,
+            initializer=initializer,
+            classic=self.classic,
+            transactions=self._transactions,
+        )
+        return Table(families, later.by_messages())
 
     async def _disconnected(self, connection: InProcess) -> None:
         self._connections.discard(connection)

@@ -152,9 +152,13 @@ async def test_topic_settings_are_checked_and_described() -> None:
 
 async def test_every_request_has_a_handler() -> None:
     async with world() as w:
-        requests = {kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Request)}
+        named = (getattr(messages, name) for name in dir(messages))
+        requests = {kind for kind in named if isinstance(kind, type) and issubclass(kind, Request)}
         sockets_only = {messages.FindCoordinatorRequest}
-        assert requests - {Request} - sockets_only == set(w.server._handlers)
+        asked = requests - {Request} - sockets_only
+
+        assert all(callable(w.server._handlers[kind]) for kind in asked)
+        assert set(w.server._handlers) == asked
 
 
 async def test_a_fault_of_the_server_ends_the_request_with_a_connection_error() -> None:
