@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import uuid
+from contextlib import suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 from flowshare.dev import kafka_settings as settings
 from flowshare.dev.broker import Broker, Wanted, await_ready
@@ -15,18 +18,14 @@ from flowshare.dev.probe import HOST, free_ports, is_free
 IMAGE: Final = "apache/kafka"
 _ASK_LIMIT_S: Final = 10
 _PULL_LIMIT_S: Final = 600
-_CONTROLLER: Final = "9093"
+_CONTROLLER: Final = (9093, 9094)
+"""Where the controller listens inside: the first of these that is not the broker's own port."""
+_LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1", None})
 
 
 def engine_runs() -> bool:
-    """Whether there is an engine, not just its command: the command names the server's version only if one answers."""
-    if shutil.which("docker") is None:
-        return False
-    try:
-        done = _docker("version", "--format", "{{.Server.Version}}", limit_s=_ASK_LIMIT_S)
-    except DevFailure:
-        return False
-    return done.returncode == 0 and bool(done.stdout.strip())
+    """Whether an engine of this machine answers: what one elsewhere publishes on its loopback is not to be reached."""
+    return _answers() and _elsewhere() is None
 
 
 def can(wanted: Wanted) -> bool:
@@ -36,11 +35,12 @@ def can(wanted: Wanted) -> bool:
 
 def image_settings(wanted: Wanted, port: int) -> dict[str, str]:
     """The variables for the image. The port is the same inside and outside, as clients are told it."""
+    controller = f"{HOST}:{next(one for one in _CONTROLLER if one != port)}"  # nobody outside asks it
     node = settings.kraft_node(
         1,
         f"0.0.0.0:{port}",  # of the container; the machine publishes it on its loopback only
         f"{HOST}:{port}",
-        (f"0.0.0.0:{_CONTROLLER}", f"localhost:{_CONTROLLER}"),
+        (controller, controller),
         "/tmp/kraft-combined-logs",  # noqa: S108 the image's own place
     )
     return {
@@ -55,16 +55,33 @@ def start(wanted: Wanted) -> Broker:
         raise DevFailure(
             "a container has one node, keeps its data inside and is Kafka 3.7 or newer: take jars (--by jars)"
         )
-    if not engine_runs():
+    if not _answers():
         raise DevFailure(
             "no Docker engine answers: start it (systemctl start docker, or Docker Desktop), or take jars (--by jars)"
+        )
+    elsewhere = _elsewhere()
+    if elsewhere is not None:
+        raise DevFailure(
+            f"the Docker engine is at {elsewhere}, and a broker there is not to be reached from here: "
+            "name one of this machine (DOCKER_HOST, docker context use), or take jars (--by jars)"
         )
     port = wanted.port or free_ports(1)[0]
     if not is_free(port):
         raise DevFailure(f"port {port} is in use: name another one, or 0 for any that is free")
-    command = ["run", "--detach", "--publish", f"{HOST}:{port}:{port}"]
-    for name, value in image_settings(wanted, port).items():
-        command += ["--env", f"{name}={value}"]
+    name = f"flowshare-kafka-{uuid.uuid4().hex[:12]}"
+    try:
+        return _run(wanted, port, name)
+    except BaseException:
+        # A container that was made is there even if it could not be started, or nobody waited for it.
+        with suppress(DevFailure):
+            remove(name)
+        raise
+
+
+def _run(wanted: Wanted, port: int, name: str) -> Broker:
+    command = ["run", "--detach", "--name", name, "--publish", f"{HOST}:{port}:{port}"]
+    for variable, value in image_settings(wanted, port).items():
+        command += ["--env", f"{variable}={value}"]
     done = _docker(*command, f"{IMAGE}:{wanted.version}", limit_s=_PULL_LIMIT_S)
     if done.returncode != 0:
         raise DevFailure(
@@ -72,11 +89,7 @@ def start(wanted: Wanted) -> Broker:
         )
     container = done.stdout.split()[-1]
     broker = Broker(version=wanted.version, addresses=(f"{HOST}:{port}",), container=container)
-    try:
-        await_ready(broker, lambda: _docker("logs", "--tail", "20", container).stdout)
-    except BaseException:
-        broker.end()
-        raise
+    await_ready(broker, lambda: _log(container))
     return broker
 
 
@@ -90,6 +103,33 @@ def remove(container: str) -> None:
     done = _docker("rm", "--force", "--volumes", container)
     if done.returncode != 0 and "No such container" not in done.stderr:
         raise DevFailure(f"docker could not remove container {container[:12]}; it says: {done.stderr.strip()}")
+
+
+def _log(container: str) -> str:
+    """The end of both its outputs: Java tells on the second why it cannot start."""
+    done = _docker("logs", "--tail", "20", container)
+    return done.stdout + done.stderr
+
+
+def _answers() -> bool:
+    """Whether there is an engine, not just its command: the command names the server's version only if one answers."""
+    if shutil.which("docker") is None:
+        return False
+    try:
+        done = _docker("version", "--format", "{{.Server.Version}}", limit_s=_ASK_LIMIT_S)
+    except DevFailure:
+        return False
+    return done.returncode == 0 and bool(done.stdout.strip())
+
+
+def _elsewhere() -> str | None:
+    """The address of an engine on another machine; None for one here, or when the command has no contexts."""
+    try:
+        done = _docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}", limit_s=_ASK_LIMIT_S)
+    except DevFailure:
+        return None
+    address = done.stdout.strip()
+    return None if urlsplit(address).hostname in _LOCAL else address
 
 
 def _docker(*args: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:

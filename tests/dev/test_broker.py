@@ -164,10 +164,17 @@ def test_settings_reach_the_image_as_variables():
 def test_a_container_listens_everywhere_inside_and_tells_clients_the_loopback():
     found = by_docker.image_settings(Wanted(settings={"group.share.max.size": "7"}), 9555)
 
-    assert found["KAFKA_LISTENERS"] == "PLAINTEXT://0.0.0.0:9555,CONTROLLER://0.0.0.0:9093"
+    assert found["KAFKA_LISTENERS"] == "PLAINTEXT://0.0.0.0:9555,CONTROLLER://127.0.0.1:9093"
+    assert found["KAFKA_CONTROLLER_QUORUM_VOTERS"] == "1@127.0.0.1:9093"
     assert found["KAFKA_ADVERTISED_LISTENERS"] == "PLAINTEXT://127.0.0.1:9555"
     assert found["KAFKA_SHARE_COORDINATOR_STATE_TOPIC_REPLICATION_FACTOR"] == "1"
     assert found["KAFKA_GROUP_SHARE_MAX_SIZE"] == "7"
+
+
+def test_a_container_that_listens_at_the_controllers_usual_port_has_its_controller_at_another():
+    found = by_docker.image_settings(Wanted(), 9093)
+
+    assert found["KAFKA_LISTENERS"] == "PLAINTEXT://0.0.0.0:9093,CONTROLLER://127.0.0.1:9094"
 
 
 def test_what_share_groups_need_is_not_asked_of_a_kafka_without_them():
@@ -216,6 +223,11 @@ DOCKER = """
     if what == "version":
         print(os.environ["ENGINE"])
         sys.exit(0 if os.environ["ENGINE"] else 1)
+    if what == "context":
+        print(os.environ["ENGINE_AT"])
+    if what == "run" and "RUN_FAILS" in os.environ:
+        print("0123456789abcdef")
+        sys.exit(os.environ["RUN_FAILS"])
     if what == "run":
         port = sys.argv[sys.argv.index("--publish") + 1].split(":")[1]
         broker = [sys.executable, os.environ["FAKE_BROKER"], port]
@@ -224,7 +236,7 @@ DOCKER = """
         print("0123456789abcdef")
     if what == "inspect":
         print("true" if pid.exists() else "false")
-    if what == "rm":
+    if what == "rm" and pid.exists():
         os.kill(int(pid.read_text()), 9)
         pid.unlink()
 """
@@ -257,6 +269,7 @@ def docker(commands, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_BROKER", str(tmp_path / "broker.py"))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("ENGINE", "28.0.1")
+    monkeypatch.setenv("ENGINE_AT", "unix:///var/run/docker.sock")
     return tmp_path / "calls"
 
 
@@ -281,6 +294,32 @@ def test_an_engine_that_runs_is_taken_and_its_container_removed_at_the_end(docke
     (run,) = [call for call in calls if call.startswith("run")]
     assert run.endswith("apache/kafka:4.3.1")
     assert calls[-1] == "rm --force --volumes 0123456789abcdef"
+
+
+def test_a_container_that_was_made_and_cannot_start_is_removed(docker, monkeypatch):
+    monkeypatch.setenv("RUN_FAILS", "Bind for 127.0.0.1 failed: port is already allocated")
+
+    with pytest.raises(DevFailure, match="port is already allocated"):
+        start(Wanted(), tied=False)
+
+    run, last = [call.split() for call in docker.read_text().splitlines()][-2:]
+    assert last == ["rm", "--force", "--volumes", run[run.index("--name") + 1]]
+
+
+@pytest.mark.parametrize("address", ["tcp://build.example:2375", "ssh://me@build.example"])
+def test_an_engine_on_another_machine_is_not_taken(docker, monkeypatch, address):
+    monkeypatch.setenv("ENGINE_AT", address)
+
+    assert not by_docker.engine_runs()
+    with pytest.raises(DevFailure, match=address):
+        start(Wanted(), tied=False, how="docker")
+
+
+@pytest.mark.parametrize("address", ["", "npipe:////./pipe/docker_engine", "tcp://localhost:2375", "tcp://[::1]:2375"])
+def test_an_engine_of_this_machine_is_taken_however_it_is_reached(docker, monkeypatch, address):
+    monkeypatch.setenv("ENGINE_AT", address)
+
+    assert by_docker.engine_runs()
 
 
 @pytest.mark.parametrize("wanted", [Wanted(nodes=2), Wanted(data=Path("/data")), Wanted(version="3.6.2")])

@@ -54,7 +54,8 @@ def in_container(wanted: Wanted) -> Iterator[Broker]:
     from testcontainers.core.container import DockerContainer
 
     (port,) = free_ports(1)
-    container = DockerContainer(f"{by_docker.IMAGE}:{wanted.version}").with_bind_ports(port, port)
+    container = DockerContainer(f"{by_docker.IMAGE}:{wanted.version}")
+    container.ports[f"{port}/tcp"] = (HOST, port)  # with_bind_ports takes no address, and binds to all of the machine's
     for name, value in by_docker.image_settings(wanted, port).items():
         container.with_env(name, value)
     with container:
