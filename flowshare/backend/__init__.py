@@ -28,8 +28,18 @@ def open_backend(
         case "embedded":
             from flowshare.backend.embedded import EmbeddedBackend
 
+            settings = None
+            if broker.settings:
+                from flowshare.server.settings import Settings
+
+                settings = Settings.parse(broker.settings)
             return EmbeddedBackend(
-                broker.path, clock=clock, fsync=broker.flag("fsync"), listen=listen, patience_s=patience_s
+                broker.path,
+                clock=clock,
+                fsync=broker.flag("fsync"),
+                settings=settings,
+                listen=listen,
+                patience_s=patience_s,
             )
         case "memory":
             from flowshare.backend.memory import MemoryBackend

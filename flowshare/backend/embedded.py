@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowshare.backend.workers import Registration
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
-    from flowshare.share.config import ServerConfig
+    from flowshare.server.settings import Settings
 
 
 class EmbeddedBackend:
@@ -27,6 +27,7 @@ class EmbeddedBackend:
 
     What was confirmed survives the death of the process (`kill -9`); with `fsync` also a power cut, at the price of
     one disk flush a group of writes.
+    settings: of the broker, while this process leads.
     listen: let other processes join while this one leads; without it they wait until it has ended.
     patience_s: how long others come first when nobody leads the path and a worker lives that could.
     """
@@ -37,14 +38,14 @@ class EmbeddedBackend:
         *,
         clock: Clock | None = None,
         fsync: bool = False,
-        server_config: ServerConfig | None = None,
+        settings: Settings | None = None,
         listen: bool = True,
         patience_s: float = 0.0,
     ) -> None:
         self.path = Path(path)
         self._clock = clock or LoopClock()
         self._fsync = fsync
-        self._config = server_config
+        self._settings = settings
         self._listen = listen
         self._patience_s = patience_s
         self._registration: Registration | None = None
@@ -121,13 +122,13 @@ class EmbeddedBackend:
 
     async def _lead(self, preferred: str | None) -> Leading:
         from flowshare.backend.leading import lead
-        from flowshare.share.config import ServerConfig
+        from flowshare.server.settings import Settings
 
         return await lead(
             self.path,
             clock=self._clock,
             fsync=self._fsync,
-            config=self._config or ServerConfig.embedded(),
+            settings=self._settings or Settings.parse({}),
             listen=self._listen,
             preferred=preferred,
         )

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.embedded import EmbeddedStorage
     from flowshare.protocol.messages import Connection
+    from flowshare.server.limits import ListenerLimits
     from flowshare.server.listener import Listener
     from flowshare.server.server import Server
-    from flowshare.share.config import ServerConfig
+    from flowshare.server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Leading:
 
 
 async def lead(
-    path: Path, *, clock: Clock, fsync: bool, config: ServerConfig, listen: bool, preferred: str | None
+    path: Path, *, clock: Clock, fsync: bool, settings: Settings, listen: bool, preferred: str | None
 ) -> Leading:
     """Take the path's lock, open and serve it.
 
@@ -70,13 +71,20 @@ async def lead(
     from flowshare.server.server import Server
 
     storage = await EmbeddedStorage.open(path, clock=clock, fsync=fsync)
-    server = Server(storage=storage, config=config, clock=clock)
+    server = Server(
+        storage=storage,
+        config=settings.server,
+        clock=clock,
+        classic=settings.classic,
+        transactions=settings.transactions,
+    )
     listener = None
     address = None
     try:
         await server.start()
         if listen:
-            listener, address = await _listen(storage, server, clock, _ports(preferred, storage.owner_before))
+            ports = _ports(preferred, storage.owner_before)
+            listener, address = await _listen(storage, server, clock, settings.limits, ports)
             await storage.set_listener(address)
     except BaseException:
         await asyncio.shield(Leading(storage, server, listener, address).close())
@@ -85,7 +93,7 @@ async def lead(
 
 
 async def _listen(
-    storage: EmbeddedStorage, server: Server, clock: Clock, ports: tuple[int, ...]
+    storage: EmbeddedStorage, server: Server, clock: Clock, limits: ListenerLimits, ports: tuple[int, ...]
 ) -> tuple[Listener, str]:
     from flowshare.server.cluster import cluster_id
     from flowshare.server.edge.base import Node
@@ -93,7 +101,7 @@ async def _listen(
 
     node = Node(host=LOOPBACK, port=0, cluster_id=await cluster_id(storage))
     for port in ports:
-        listener = Listener(server, node=node, clock=clock)
+        listener = Listener(server, node=node, clock=clock, limits=limits)
         try:
             host, bound = await listener.start(LOOPBACK, port)
         except ListenerError as error:

@@ -4,7 +4,9 @@
     memory://                       nothing is kept
     kafka://host:port[,host:port]   a Kafka cluster
 
-Options follow as a query: `embedded:///data/shop?fsync=true`. Faust, which garbles such URLs, never sees them.
+Options follow as a query: `embedded:///data/shop?fsync=true`. Faust, which garbles such URLs, never sees them. On
+embedded the settings of its broker are options, too, under the names that they have in a server.properties:
+`embedded:///data/shop?offsets.retention.minutes=1440`; a name with a dot is one of them.
 
 How a Kafka cluster is secured stands in its URL, too (docs/security.md), with what is no letter or digit in user
 name, password and files percent-encoded:
@@ -64,6 +66,11 @@ class BrokerUrl:
         if text.lower() not in ("true", "false"):
             raise BadBrokerUrl(f"broker option {name}={text!r}: write true or false")
         return text.lower() == "true"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The broker's settings among the options, see `server.settings`."""
+        return {name: text for name, text in self.options.items() if "." in name}
 
     def security(self, environment: Mapping[str, str] = os.environ) -> Security:
         """How a Kafka cluster is reached; SASL_SSL with SCRAM-SHA-512 when a user is named and nothing else said.
@@ -141,7 +148,9 @@ def parse_broker(url: str) -> BrokerUrl:
     place, _, query = rest.partition("?")
     options = _options(kind, shown, query)
     if kind == "embedded":
-        return BrokerUrl(kind=kind, path=_path(shown, place), options=options)
+        broker = BrokerUrl(kind=kind, path=_path(shown, place), options=options)
+        _check_settings(shown, broker.settings)
+        return broker
     if kind == "kafka":
         return _kafka(shown, place, options)
     if place not in ("", "/"):
@@ -164,7 +173,7 @@ def _kafka(url: str, place: str, options: dict[str, str]) -> BrokerUrl:
 def _options(kind: Kind, url: str, query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
-        if name not in OPTIONS[kind]:
+        if name not in OPTIONS[kind] and not (kind == "embedded" and "." in name):
             if "@" in query:  # what is taken for an option can be a part of a password
                 raise BadBrokerUrl(f"broker {url!r} has a login with a bare '?'; write %3F for it")
             known = sorted(OPTIONS[kind])
@@ -172,6 +181,19 @@ def _options(kind: Kind, url: str, query: str) -> dict[str, str]:
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known) or 'none'}"
             raise BadBrokerUrl(f"broker {url!r} has the unknown option {name!r}; {hint}")
     return options
+
+
+def _check_settings(url: str, settings: Mapping[str, str]) -> None:
+    """Raises: BadBrokerUrl."""
+    if not settings:
+        return
+    from flowshare.server.settings import Settings
+    from flowshare.share.errors import InvalidConfig
+
+    try:
+        Settings.parse(settings)
+    except InvalidConfig as error:
+        raise BadBrokerUrl(f"broker {url!r}: {error}") from None
 
 
 def _path(url: str, place: str) -> str:

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from flowshare.backend import open_backend
+from flowshare.groups.types import Supported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
     CreateTopicRequest,
+    DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
+    InitProducerIdRequest,
+    JoinGroupRequest,
     ProduceRequest,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
@@ -56,4 +60,23 @@ async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -
     connection = await backend.connect("c")
 
     assert ranges(await connection.send(fetch("m2", at))) == [(4, 5, 2), (7, 9, 2)]
+    await backend.close()
+
+
+async def test_the_settings_of_its_broker_stand_in_the_url(tmp_path: Path) -> None:
+    settings = "group.max.session.timeout.ms=9000&transaction.max.timeout.ms=1000&num.partitions=3&max.connections=7"
+    backend = open_backend(f"embedded://{tmp_path}/shop?fsync=false&{settings}", listen=False)
+    await backend.start()
+    connection = await backend.connect("c")
+
+    protocols = (Supported("range", b""),)
+    joined = await connection.send(
+        JoinGroupRequest(group_id="g", protocol_type="consumer", protocols=protocols, session_timeout_ms=10_000)
+    )
+    begun = await connection.send(InitProducerIdRequest(transactional_id="x", timeout_ms=2_000))
+    described = await connection.send(DescribeConfigsRequest(resource_type="broker", resource="1"))
+
+    assert joined.error is ErrorCode.INVALID_SESSION_TIMEOUT
+    assert begun.error is ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert {entry.name: entry.value for entry in described.entries}["num.partitions"] == "3"
     await backend.close()

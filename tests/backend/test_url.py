@@ -38,6 +38,11 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("embedded://", "no absolute path"),
         ("embedded:///", "root directory"),
         ("embedded:///x?fsnc=true", "did you mean fsync"),
+        ("embedded:///x?offset.retention.minutes=5", "did you mean offsets.retention.minutes"),
+        ("embedded:///x?offsets.retention.minutes=soon", "offsets.retention.minutes"),
+        ("embedded:///x?transaction.max.timeout.ms=0", "transaction.max.timeout.ms"),
+        ("memory://?offsets.retention.minutes=5", "unknown option 'offsets.retention.minutes'"),
+        ("kafka://a?offsets.retention.minutes=5", "unknown option 'offsets.retention.minutes'"),
         ("memory://x", "keeps nothing"),
         ("kafka://", "host:port"),
         ("kafka://a:x", "host:port"),
@@ -66,7 +71,13 @@ def test_kafka_opens_the_native_backend() -> None:
 
 
 def test_the_url_is_shown_again() -> None:
-    for url in ("embedded:///x?fsync=true", "memory://", "kafka://a:1,b:2", "kafka://a:1?ca_file=/a%26%2B%25b"):
+    for url in (
+        "embedded:///x?fsync=true",
+        "embedded:///x?fsync=true&offsets.retention.minutes=5",
+        "memory://",
+        "kafka://a:1,b:2",
+        "kafka://a:1?ca_file=/a%26%2B%25b",
+    ):
         assert str(parse_broker(url)) == url
 
 
