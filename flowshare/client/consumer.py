@@ -12,36 +12,31 @@ not be decoded, is returned by the next poll first). One task uses a consumer; o
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections import deque
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
 
+from flowshare.client.backlog import Backlog
 from flowshare.client.commits import CommitCallback, Commits, Outcomes
-from flowshare.client.errors import Closed, CorruptRecords, IllegalState, RecordError, Wakeup
+from flowshare.client.errors import Closed, IllegalState
 from flowshare.client.inflight import ShareRecord
 from flowshare.client.member import ShareMember
-from flowshare.client.ranges import Fetched
 from flowshare.client.settings import ConsumerSettings
-from flowshare.client.unpacking import Decoder, Item, Unpacked, unpack
+from flowshare.client.unpacking import Decoder
+from flowshare.client.waking import Busy, Waker
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
-    from typing import Any
 
     from flowshare.client.link import Connect
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import TopicPartition
 
 K = TypeVar("K")
 V = TypeVar("V")
 FOREVER_S: Final = 3600.0
 """How long one round of an iteration waits; then comes the next one."""
 CLOSE_LEFT_MIN_S: Final = 0.1
-_offset = attrgetter("offset")
 
 logger = logging.getLogger(__name__)
 
@@ -88,21 +83,18 @@ class ShareConsumer(Generic[K, V]):
         self._clock = clock
         self._settings = settings or ConsumerSettings()
         self._explicit = self._settings.acknowledgement_mode == "explicit"
-        self._key_decoder = key_decoder
-        self._value_decoder = value_decoder
         self._member = ShareMember(
             connect, group_id=group_id, topics=(), clock=clock, member_id=member_id, settings=self._settings.member
         )
         self._commits: Commits[K, V] = Commits(self._member, clock=clock, timeout_s=self._settings.api_timeout_s)
         self._topics: frozenset[str] = frozenset()
-        self._backlog: deque[tuple[Unpacked[K, V], Item[K, V]]] = deque()
+        self._backlog: Backlog[K, V] = Backlog(self._commits, key_decoder, value_decoder)
         self._joined = False
         self._joining: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waker: asyncio.Future[None] | None = None
-        self._woken = False
-        self._busy = _Busy()
+        self._waker = Waker(clock)
+        self._busy = Busy()
         self._closed = False
         self._overdue: TimerHandle | None = None
 
@@ -155,7 +147,8 @@ class ShareConsumer(Generic[K, V]):
                 return renewed
             if not self._backlog:
                 await self._fill(timeout_s)
-            return self._hand_out()
+            self._arm()
+            return self._backlog.hand_out()
 
     def __aiter__(self) -> Self:
         return self
@@ -175,9 +168,9 @@ class ShareConsumer(Generic[K, V]):
                     await self._renewals_answered(FOREVER_S)
                     if not self._commits.has_renewed:
                         await self._fill(FOREVER_S)
-                self._raise_if_woken()
+                self._waker.raise_if_woken()
                 self._arm()
-                return self._hand_out_first()
+                return self._backlog.hand_out_first()
             except Closed:
                 raise StopAsyncIteration from None
 
@@ -257,6 +250,7 @@ class ShareConsumer(Generic[K, V]):
             return
         self._check_usable()
         self._closed = True
+        self._waker.close()
         self._wake()
         if self._overdue is not None:
             self._overdue.cancel()
@@ -264,7 +258,7 @@ class ShareConsumer(Generic[K, V]):
         await self._commits.finish(timeout_s)
         await self._end_tasks()
         left_s = max(CLOSE_LEFT_MIN_S, timeout_s - (self._clock.monotonic() - started_s))
-        await self._member.close(unrun=self._unrun(), timeout_s=left_s)
+        await self._member.close(unrun=self._backlog.unrun(self._member.holds), timeout_s=left_s)
         await self._commits.call_back()
 
     async def __aenter__(self) -> Self:
@@ -281,7 +275,7 @@ class ShareConsumer(Generic[K, V]):
         """What every poll does first. Raises: Wakeup, IllegalState, what the callback raises."""
         if self._overdue is not None:
             self._overdue.cancel()
-        self._raise_if_woken()
+        self._waker.raise_if_woken()
         await self._commits.call_back()
         if not self._topics:
             raise IllegalState("the consumer is not subscribed to any topic; call subscribe() first")
@@ -295,7 +289,7 @@ class ShareConsumer(Generic[K, V]):
     async def _renewals_answered(self, timeout_s: float) -> None:
         renewals = self._commits.renewals
         if renewals:
-            await self._wait(asyncio.gather(*renewals, return_exceptions=True), timeout_s)
+            await self._waker.wait(asyncio.gather(*renewals, return_exceptions=True), timeout_s)
 
     async def _fill(self, timeout_s: float) -> None:
         """Fetch until there is something to hand out or the time is over. Raises: Wakeup, ServerError."""
@@ -311,50 +305,11 @@ class ShareConsumer(Generic[K, V]):
                 mode=self._settings.acquire_mode,
             )
             for part in fetched:
-                self._receive(part)
+                self._backlog.receive(part)
             if not self._backlog:
-                self._raise_if_woken()
+                self._waker.raise_if_woken()
                 if self._clock.monotonic() >= deadline_s:
                     return
-
-    def _receive(self, fetched: Fetched) -> None:
-        unpacked: Unpacked[K, V] = unpack(fetched, self._key_decoder, self._value_decoder)
-        self._backlog.extend((unpacked, item) for item in unpacked.items)
-        if unpacked.acks:
-            self._commits.send_own(unpacked.source, unpacked.generation, unpacked.acks)
-
-    def _hand_out(self) -> list[ShareRecord[K, V]]:
-        """What is there up to the first error; an error that comes first is raised."""
-        self._arm()
-        if not self._backlog:
-            return []
-        records = [self._hand_out_first()]
-        backlog = self._backlog
-        source: Unpacked[K, V] | None = None
-        held: dict[int, ShareRecord[K, V] | None] = {}
-        while backlog:
-            unpacked, item = backlog[0]
-            if not isinstance(item, ShareRecord):
-                break
-            if unpacked is not source:
-                source, held = unpacked, self._commits.hold(unpacked.source, unpacked.generation).held
-            held[item.offset] = item
-            records.append(item)
-            backlog.popleft()
-        return records
-
-    def _hand_out_first(self) -> ShareRecord[K, V]:
-        """The first item: a record, or an error that is raised."""
-        unpacked, item = self._backlog.popleft()
-        if isinstance(item, CorruptRecords):
-            raise item
-        held = self._commits.hold(unpacked.source, unpacked.generation)
-        if isinstance(item, RecordError):
-            held.held[item.offset] = None
-            held.types[item.offset] = AcknowledgeType.RELEASE
-            raise item
-        held.held[item.offset] = item
-        return item
 
     # --- joining, leaving, being late ---------------------------------------------------------------------------
 
@@ -366,7 +321,7 @@ class ShareConsumer(Generic[K, V]):
         if self._joining is None:
             self._joining = asyncio.create_task(self._member.start(), name="join")
         joining = self._joining
-        if not await self._wait(joining, timeout_s):
+        if not await self._waker.wait(joining, timeout_s):
             return False
         self._joining = None
         joining.result()
@@ -407,7 +362,7 @@ class ShareConsumer(Generic[K, V]):
 
     # --- one at a time, and waking ------------------------------------------------------------------------------
 
-    def _turn(self) -> _Busy:
+    def _turn(self) -> Busy:
         self._check_usable()
         if self._busy.now:
             raise IllegalState("a consumer is used by one task at a time; only wakeup() may come from elsewhere")
@@ -420,62 +375,10 @@ class ShareConsumer(Generic[K, V]):
         if self._commits.in_callback:
             raise IllegalState("the commit callback must not call the consumer")
 
-    async def _wait(self, awaited: asyncio.Future[Any], timeout_s: float) -> bool:
-        """Wait for it, for the time, or for a wake-up; whether it is done. Raises: Wakeup, Closed."""
-        self._waker = asyncio.get_running_loop().create_future()
-        both: set[asyncio.Future[Any]] = {awaited, self._waker}
-        try:
-            await self._clock.wait_for(asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED), timeout_s)
-        except TimeoutError:
-            return awaited.done()
-        finally:
-            self._waker = None
-        if not awaited.done():
-            self._raise_if_woken()
-        return awaited.done()
-
     def _wake(self) -> None:
-        self._woken = True
-        if self._waker is not None and not self._waker.done():
-            self._waker.set_result(None)
+        self._waker.wake()
         if self._busy.now:
             self._member.wakeup()
-
-    def _raise_if_woken(self) -> None:
-        if self._closed:
-            raise Closed("the consumer was closed")
-        if self._woken:
-            self._woken = False
-            raise Wakeup("wakeup() was called")
-
-    def _unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
-        """Ranges that were fetched and never handed out."""
-        offsets: dict[TopicPartition, list[int]] = {}
-        for unpacked, item in self._backlog:
-            if self._member.holds(unpacked.source.tp, unpacked.generation) and not isinstance(item, CorruptRecords):
-                offsets.setdefault(unpacked.source.tp, []).append(item.offset)
-        return {tp: list(_runs(found)) for tp, found in offsets.items()}
-
-
-class _Busy:
-    """Set while a call of the consumer is under way."""
-
-    __slots__ = ("now",)
-
-    def __init__(self) -> None:
-        self.now = False
-
-    def __enter__(self) -> None:
-        self.now = True
-
-    def __exit__(self, *_: object) -> None:
-        self.now = False
-
-
-def _runs(offsets: Iterable[int]) -> Iterable[tuple[int, int]]:
-    for _, run in itertools.groupby(enumerate(sorted(offsets)), key=lambda pair: pair[1] - pair[0]):
-        found = [offset for _, offset in run]
-        yield found[0], found[-1]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
