@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, overload
 
-from flowshare.client.batching import RECORD_OVERHEAD, Buffer, RecordMetadata
+from flowshare.client.batching import Buffer, RecordMetadata
 from flowshare.client.errors import (
     BufferFull,
     ClientError,
@@ -22,8 +22,8 @@ from flowshare.client.errors import (
 )
 from flowshare.client.kafka_errors import problem_of
 from flowshare.client.link import Connect, Link
+from flowshare.client.message import Message, size_of
 from flowshare.client.partitioner import partition_for
-from flowshare.client.producer import Message
 from flowshare.client.settings import Compression, ProducerSettings
 from flowshare.client.topics import TopicSizes
 from flowshare.protocol.errors import ErrorCode
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from flowshare.client.security import Security
     from flowshare.clock import Clock
 
-BATCH_OVERHEAD: Final = 61
 ROUND: Final = 500
 """Records that `send_many` adds before it lets others run."""
 
@@ -237,16 +236,7 @@ class KafkaProducer:
         """Bytes the record takes, about, and from above. Raises: RecordTooLarge, Closed."""
         if self._closed:
             raise Closed("the producer is closed")
-        value, key, headers, _, _ = message
-        size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
-        for name, content in headers:
-            size += 10 + 4 * len(name) + len(content or b"")
-        if size + BATCH_OVERHEAD > self._settings.request_bytes_max:
-            raise RecordTooLarge(
-                f"a record of {size} bytes for {topic} is larger than request_bytes_max "
-                f"({self._settings.request_bytes_max}); send less, or raise it"
-            )
-        return size
+        return size_of(message, topic, self._settings.request_bytes_max)
 
     def _add(self, name: str, message: Message, size: int) -> asyncio.Future[RecordMetadata]:
         outcome: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()

@@ -12,11 +12,10 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Final, Literal, cast, overload
 
 from flowshare.client.batching import (
     RECORD_OVERHEAD,
-    Batch,
     Buffer,
     Bulk,
     BulkRun,
@@ -25,6 +24,7 @@ from flowshare.client.batching import (
     RecordMetadata,
     fail,
 )
+from flowshare.client.delivery import Delivery
 from flowshare.client.errors import (
     BufferFull,
     ClientError,
@@ -36,10 +36,10 @@ from flowshare.client.errors import (
     ServerError,
 )
 from flowshare.client.link import Connect, Link
+from flowshare.client.message import Headers, Message, size_of
 from flowshare.client.partitioner import partition_for
 from flowshare.client.settings import Compression, ProducerSettings
 from flowshare.client.topics import TopicSizes
-from flowshare.protocol import messages
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -47,26 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Message", "Producer", "RecordMetadata"]
 
-Headers = Sequence[tuple[str, bytes | None]]
-BATCH_OVERHEAD: Final = 61
 ROUND: Final = 500
 """Records that `send_many` adds before it lets others run."""
 
 logger = logging.getLogger(__name__)
-
-
-class Message(NamedTuple):
-    """One record for `send_many`. `timestamp_ms` None: now; `partition` None: by key, or spread."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: Headers = ()
-    timestamp_ms: int | None = None
-    partition: int | None = None
-
-
-class _Final(ServerError):
-    """A refusal that was looked into: trying again is of no use."""
 
 
 class _Target:
@@ -120,6 +104,14 @@ class Producer:
         )
         self._buffer = Buffer(self._settings.buffer_bytes)
         self._targets: dict[str, _Target] = {}
+        self._delivery = Delivery(
+            self._link,
+            sizes=self._sizes,
+            buffer=self._buffer,
+            clock=clock,
+            settings=self._settings,
+            resize=lambda topic, count: self._resize(self._target(topic), count),
+        )
         self._closed = False
 
     @property
@@ -227,16 +219,7 @@ class Producer:
         """Bytes the record takes, about, and from above. Raises: RecordTooLarge, Closed."""
         if self._closed:
             raise Closed("the producer is closed")
-        value, key, headers, _, _ = message
-        size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
-        for name, content in headers:
-            size += 10 + 4 * len(name) + len(content or b"")
-        if size + BATCH_OVERHEAD > self._settings.request_bytes_max:
-            raise RecordTooLarge(
-                f"a record of {size} bytes for {topic} is larger than request_bytes_max "
-                f"({self._settings.request_bytes_max}); send less, or raise it"
-            )
-        return size
+        return size_of(message, topic, self._settings.request_bytes_max)
 
     def _add(self, topic: str, message: Message, size: int) -> asyncio.Future[RecordMetadata]:
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
@@ -370,112 +353,11 @@ class Producer:
         for partition in range(len(target.queues), count):
             target.queues.append(
                 PartitionQueue(
-                    target.name, partition, clock=self._clock, settings=self._settings, deliver=self._deliver
+                    target.name, partition, clock=self._clock, settings=self._settings, deliver=self._delivery.deliver
                 )
             )
         target.count = count
         target.sticky %= count
-
-    # --- delivering ---------------------------------------------------------------------------------------------
-
-    async def _deliver(self, queue: PartitionQueue, batches: list[Batch]) -> None:
-        """Send batches until they are confirmed or failed; never raises for either."""
-        try:
-            await self._settle(queue, batches)
-        except Exception as error:
-            logger.exception("producing to %s-%d failed", queue.topic, queue.partition)
-            for batch in batches:
-                if not batch.done.done():
-                    batch.fail(ClientError(f"producing to {queue.topic}-{queue.partition} failed: {error!r}"))
-        finally:
-            self._buffer.give(sum(batch.reserved for batch in batches if batch.done.done()))
-
-    async def _settle(self, queue: PartitionQueue, batches: list[Batch]) -> None:
-        problem = await self._produce(queue, batches)
-        if problem is None:
-            return
-        if isinstance(problem, ServerError) and len(batches) > 1:
-            for batch in batches:  # which of them it was is not known
-                await self._settle(queue, [batch])
-            return
-        batch = batches[0]
-        too_large = isinstance(problem, ServerError) and problem.code is ErrorCode.MESSAGE_TOO_LARGE
-        if too_large and batch.builder.count > 1:
-            await self._settle_halves(queue, batch.halves(self._settings.compression))
-            batch.done.set_result(None)
-            return
-        for failed in batches:
-            failed.fail(RecordTooLarge(str(problem)) if too_large else problem)
-
-    async def _settle_halves(self, queue: PartitionQueue, halves: tuple[Batch, Batch]) -> None:
-        try:
-            for part in halves:
-                await self._settle(queue, [part])
-        finally:
-            for part in halves:
-                if not part.done.done():  # the producer closes
-                    part.fail(Closed("the producer was closed before the record was confirmed"))
-
-    async def _produce(self, queue: PartitionQueue, batches: list[Batch]) -> ClientError | None:
-        """Send until confirmed (None) or until there is no use in going on (why)."""
-        records = b"".join([batch.build() for batch in batches])
-        deadline_s = batches[0].created_s + self._settings.delivery_timeout_s
-        tries = 0
-        problem: ClientError | None = None
-        while True:
-            left_s = deadline_s - self._clock.monotonic()
-            if left_s <= 0:
-                where = f"{queue.topic}-{queue.partition}"
-                return DeliveryTimeout(
-                    f"not confirmed within {self._settings.delivery_timeout_s:g} s for {where}: {problem}"
-                )
-            problem = await self._produce_once(queue, batches, records, left_s)
-            if problem is None or not self._passing(problem):
-                return problem
-            tries += 1
-            logger.info("producing to %s-%d, try %d: %s", queue.topic, queue.partition, tries, problem)
-            await self._clock.sleep(min(self._link.pause_s(tries), max(0.0, deadline_s - self._clock.monotonic())))
-
-    async def _produce_once(
-        self, queue: PartitionQueue, batches: list[Batch], records: bytes, left_s: float
-    ) -> ClientError | None:
-        request = messages.ProduceRequest(topic=queue.topic, partition=queue.partition, records=records)
-        limit_s = min(left_s, self._settings.link.connect_timeout_s)
-        try:
-            answer = await self._link.send(request, connect_timeout_s=limit_s)
-        except (NotConnected, ConnectionLost) as error:
-            return error
-        if answer.error is not ErrorCode.NONE:
-            problem = ServerError(answer.error, answer.message, about=f"producing to {queue.topic}-{queue.partition}")
-            if problem.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                return await self._topic_gone(queue, problem, left_s)
-            return problem
-        offset = answer.base_offset
-        for batch in batches:
-            batch.settle(queue.topic, queue.partition, offset)
-            offset += batch.builder.count
-        return None
-
-    async def _topic_gone(self, queue: PartitionQueue, problem: ServerError, left_s: float) -> ClientError:
-        """The topic is not there (any more): look again, which creates it if that is wanted."""
-        self._sizes.forget(queue.topic)
-        try:
-            count = await self._sizes.ask(queue.topic, timeout_s=left_s)
-        except ServerError as error:
-            return _Final(error.code, error.message, about=f"producing to {queue.topic}")
-        except (NotConnected, ConnectionLost) as error:
-            return error
-        self._resize(self._target(queue.topic), count)
-        if queue.partition < count:
-            return problem
-        return _Final(problem.code, f"now it has {count} partitions", about=f"{queue.topic}-{queue.partition}")
-
-    @staticmethod
-    def _passing(problem: ClientError) -> bool:
-        if isinstance(problem, ServerError):
-            final = isinstance(problem, _Final) or problem.code is ErrorCode.KAFKA_STORAGE_ERROR
-            return problem.retriable and not final
-        return isinstance(problem, NotConnected | ConnectionLost)
 
     # --- ending -------------------------------------------------------------------------------------------------
 

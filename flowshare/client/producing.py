@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from flowshare.client.batching import RecordMetadata
     from flowshare.client.errors import ClientError
-    from flowshare.client.producer import Message
+    from flowshare.client.message import Message
 
 
 class RecordProducer(Protocol):
