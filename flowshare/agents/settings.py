@@ -7,9 +7,11 @@ the broker's URL, which it would garble: where its own transport connects it is 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Final
 
 from faust.types.settings import Settings
+from mode.utils.imports import symbol_by_name
 
 from flowshare.agents.errors import UsageError, refuse_unknown
 from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
@@ -30,6 +32,18 @@ _COMPAT: Final = frozenset(
 )
 _OWN: Final = frozenset({"broker", "share", "monitor", "config_source", "loop", "beacon"})
 _IN_THE_URL: Final = ("broker_consumer", "broker_producer", "broker_credentials", "ssl_context")
+_MADE_LATER: Final = (
+    "Table",
+    "SetTable",
+    "GlobalTable",
+    "SetGlobalTable",
+    "TableManager",
+    "PartitionAssignor",
+    "LeaderAssignor",
+    "Router",
+    "Worker",
+)
+"""Classes that Faust only calls, and imports with the settings although share agents need none of them: 30 ms."""
 SHARES: Final = ("auto", "native")
 """Who may lead the share groups of a Kafka cluster: who can, or its brokers."""
 
@@ -59,6 +73,8 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
             )
     if "default_partitions" not in left:
         left.setdefault("topic_partitions", 1)  # as share agents make them; with Faust's 8 no table would fit
+    for name in _MADE_LATER:
+        left.setdefault(name, partial(_make, Settings.SETTINGS[name].default))
     if broker is None:
         return None, left
     try:
@@ -68,6 +84,11 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     if address.kind == "embedded":
         left.setdefault("broker_session_timeout", SESSION_TIMEOUT_S)
     return address, left
+
+
+def _make(path: str, *arguments: Any, **more: Any) -> Any:
+    """One object of the class that `path` names, which is imported now."""
+    return symbol_by_name(path)(*arguments, **more)
 
 
 def read_share(app_id: str, given: Any) -> str:

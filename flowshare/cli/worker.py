@@ -68,8 +68,10 @@ def worker(
     with collector_paused():  # modules are no garbage: looking at them again and again is 7 % of the time to start
         app = load_app(app_path)
         from flowshare.agents.worker import WorkerOptions, run_worker
+        from flowshare.protocol.decoding import load_reader
         from flowshare.web.server import WebServer
 
+        load_reader()
         keep_loaded()
     introduce(app, concurrency)
     if procs is not None:

@@ -153,6 +153,11 @@ def _reader() -> tuple[type, tuple[type[Exception], ...]]:
     return DefaultRecordBatch, (CorruptRecordException, ValueError, OverflowError, MemoryError, SystemError)
 
 
+def load_reader() -> None:
+    """Import what reads records now, instead of at the first of them."""
+    _reader()
+
+
 def decode(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> Decoded:
     """The records inside the acquired ranges, which must not overlap.
 
