@@ -74,13 +74,16 @@ class Link:
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(), name=f"{self._name}: connect")
         limit_s = self._settings.connect_timeout_s if timeout_s is None else timeout_s
+        opening = self._opening
         try:
-            return await self._clock.wait_for(asyncio.shield(self._opening), limit_s)
+            return await self._clock.wait_for(asyncio.shield(opening), limit_s)
         except TimeoutError:
             raise NotConnected(f"{self._name}: no connection within {limit_s:g} s: {self.trouble}") from None
         except asyncio.CancelledError:
             if self._closed:
                 raise Closed(f"{self._name} is closed") from None
+            if opening is not self._opening and opening.cancelled():
+                raise NotConnected(f"{self._name}: nobody needs it any longer") from None
             raise
 
     async def send(self, request: Request[R], *, wait_s: float = 0.0, connect_timeout_s: float | None = None) -> R:
@@ -105,6 +108,13 @@ class Link:
             raise ConnectionLost(f"{self._name}: the connection ended: {error}") from error
         self._failures = 0
         return answer
+
+    def rest(self) -> None:
+        """Nobody needs the connection for now: stop trying to open it, until somebody does."""
+        opening, self._opening = self._opening, None
+        self._failures = 0
+        if opening is not None:
+            opening.cancel()
 
     async def close(self) -> None:
         """Close the connection and stop opening a new one."""
@@ -133,7 +143,8 @@ class Link:
                 self.trouble = None
                 return connection
         finally:
-            self._opening = None
+            if self._opening is asyncio.current_task():
+                self._opening = None
 
     async def _prepare(self, connection: Connection, on_open: Callable[[Connection], Awaitable[None]]) -> None:
         """Let the owner of the link have the connection first. Raises: OSError."""

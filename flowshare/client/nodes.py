@@ -183,6 +183,8 @@ class Nodes:
             mine = frozenset(tp for tp, leader in leaders.items() if leader == node_id)
             moved = len(client.node.moved)
             client.node.lead(mine, wanted - mine)
+            if not mine and node_id != LOCAL:
+                client.node.link.rest()
             self.changes += len(client.node.moved) > moved
         self._stale.update(tp for tp, leader in leaders.items() if leader == NOBODY)
         if self._stale and self._looking is None:
@@ -207,7 +209,11 @@ class Nodes:
         assert cluster is not None
 
         async def connect() -> Connection:
-            return await cluster.open_node(node_id, self._client_id)
+            try:
+                return await cluster.open_node(node_id, self._client_id)
+            except OSError:
+                self._doubt(node_id)
+                raise
 
         return Link(
             connect,
@@ -218,9 +224,13 @@ class Nodes:
         )
 
     def _node_lost(self, node_id: int) -> None:
-        node = self._clients[node_id].node
-        self._lost(node)
-        self._stale |= node.wanted  # whoever loses a broker asks who leads its partitions now
+        self._lost(self._clients[node_id].node)
+        self._doubt(node_id)
+
+    def _doubt(self, node_id: int) -> None:
+        """Ask who leads the partitions of a broker that is not reached: right after its end the others still name it,
+        so every try that fails asks again."""
+        self._stale |= self._clients[node_id].node.wanted
         self.assign()
 
     def _lost(self, node: Node) -> None:

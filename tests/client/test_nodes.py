@@ -334,3 +334,44 @@ async def test_who_waits_for_an_acknowledgement_when_the_member_closes_is_told_t
 
     for outcome in (await within(clock, 5, sent), await within(clock, 5, waits)):
         assert [one.error for one in outcome] == [ErrorCode.NETWORK_EXCEPTION]
+
+
+async def test_a_lost_brokers_partitions_are_looked_up_until_another_broker_leads_them(clock):
+    fake = FakeCluster(clock, [1, 2])
+    member = await joined(fake, clock)
+    await fetched_from_both(fake, clock, member)
+    fake.brokers[2].down = True
+
+    fake.session_connection(2).break_off()
+    assert await next_fetched(clock, member) == []  # right after its death the others still name it
+    fake.leaders[1] = 1
+    assert await next_fetched(clock, member) == []
+
+    asked = {part.partition for one in fake.brokers[1].seen(m.ShareFetchRequest) for part in one.partitions}
+    assert asked == {0, 1}
+    await within(clock, 2, member.close())
+
+
+async def test_a_broker_that_leads_nothing_any_more_is_not_tried_for_ever(clock, caplog):
+    fake = FakeCluster(clock, [1, 2])
+    member = await joined(fake, clock)
+    await fetched_from_both(fake, clock, member)
+    fake.brokers[2].down = True
+    fake.session_connection(2).break_off()
+    await next_fetched(clock, member)
+    fake.leaders[1] = 1
+    await next_fetched(clock, member)
+    caplog.clear()
+
+    await clock.advance(60)
+    assert [one.message for one in caplog.records] == []
+    fake.brokers[2].down = False
+    fake.leaders[1] = 2
+    fake.brokers[1].ready.append(
+        m.FetchedPartition(topic_id=ORDERS, partition=1, error=ErrorCode.NOT_LEADER_OR_FOLLOWER, current_leader=(2, 9))
+    )
+    fake.brokers[1].more.set()
+    fake.brokers[2].offer(batch(), partition=1)
+
+    assert [one.partition for one in await next_fetched(clock, member)] == [1]
+    await within(clock, 2, member.close())

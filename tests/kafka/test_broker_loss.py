@@ -65,10 +65,6 @@ class Sender:
         assert left == 0, f"{left} records were not confirmed"
 
 
-@pytest.mark.xfail(
-    raises=TimeoutError,
-    reason="a member asks once who leads what the lost broker led, while the others still name that broker",
-)
 async def test_when_a_broker_is_killed_under_work_the_agent_finishes_everything_on_the_other(mortal_pair, unique):
     async with cluster(mortal_pair) as (admin, _):
         name = await coordinated_by(admin, DOOMED, unique("loss"))
