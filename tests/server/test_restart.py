@@ -32,8 +32,7 @@ async def test_accepted_stays_accepted_and_acquired_comes_again_with_its_count()
         await m.fetch(at)
         await m.acknowledge({at: [accept(0, 2), accept(5, 6)]})
 
-        w.server._partitions.release_member = lambda *_, **__: None  # the process dies: nothing is released
-        await w.restart()
+        await w.die()
 
         assert ranges(await w.member("m2").fetch(at)) == [(3, 4, 2), (7, 9, 2)]
 
@@ -45,8 +44,7 @@ async def test_an_acquire_is_durable_unless_turned_off() -> None:
         await w.produce(1)
         await w.member("m1").fetch(at)
 
-        w.server._partitions.release_member = lambda *_, **__: None
-        await w.restart()
+        await w.die()
 
         assert ranges(await w.member("m2").fetch(at)) == [(0, 0, 1)]
 
@@ -108,8 +106,7 @@ async def test_many_updates_are_replaced_by_a_snapshot() -> None:
         stored = await read_state(w.storage, key)
         assert stored is not None
         assert stored.next_number == 100
-        w.server._partitions.release_member = lambda *_, **__: None
-        await w.restart()
+        await w.die()
         assert ranges(await w.member("m2").fetch(at)) == [(0, 0, 2)]
 
 
@@ -221,8 +218,7 @@ async def test_a_member_that_may_take_nothing_of_what_a_dead_process_held_does_n
         await w.produce(4)
         for _ in range(2):  # held by two processes that died
             await w.member("dead").fetch(at)
-            w.server._partitions.release_member = lambda *_, **__: None
-            await w.restart()
+            await w.die()
         m1, m2 = w.member("m1"), w.member("m2")
         assert ranges(await m1.fetch(at)) == [(0, 0, 3)]
         busy = await parked(m1.fetch(max_wait_ms=10_000))
@@ -259,8 +255,7 @@ async def test_a_write_that_failed_but_is_stored_all_the_same_is_undone_by_the_r
         assert [part.error for part in refused.partitions] == [ErrorCode.KAFKA_STORAGE_ERROR]
         assert stored is not None
         assert stored.state.start_offset == 0
-        w.server._partitions.release_member = lambda *_, **__: None
-        await w.restart()
+        await w.die()
         assert ranges(await w.member("m2").fetch(at)) == [(0, 2, 2)]
 
 

@@ -18,38 +18,16 @@ pytestmark = pytest.mark.asyncio
 GRACE_S = 3.0
 
 
-def elsewhere(w, name: str, *, own: bool = True):
-    """A member whose connection comes from another process."""
-    member = w.member(name)
-    member.connection = w.server.connect(client_id=name, host="127.0.0.1")
-    member.connection.own = own
-    return member
-
-
-def again(w, member):
-    """The same member, connected to the server of now."""
-    member.connection = w.server.connect(client_id=member.member_id, host="127.0.0.1")
-    member.connection.own = True
-    member.epoch = 0
-    return member
-
-
-async def die(w) -> None:
-    """End the leader as kill -9 does: nothing is released."""
-    w.server._sessions.disconnected = lambda _: None
-    await w.restart()
-
-
 async def test_what_a_living_member_holds_stays_with_it_when_the_leader_dies() -> None:
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1 = elsewhere(w, "m1")
+        m1 = w.member("m1", own=True)
         await m1.heartbeat("t", epoch=0)
         await m1.fetch(at)
 
-        await die(w)
-        again(w, m1)
+        await w.die()
+        m1.reconnect()
         assert (await m1.heartbeat()).error is ErrorCode.NONE
         assert ranges(await m1.fetch(at)) == []
         done = await m1.acknowledge({at: [accept(0, 9)]})
@@ -61,13 +39,13 @@ async def test_what_a_member_held_that_does_not_come_back_is_given_to_others_aft
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1, m2 = elsewhere(w, "m1"), elsewhere(w, "m2")
+        m1, m2 = w.member("m1", own=True), w.member("m2", own=True)
         for member in (m1, m2):
             await member.heartbeat("t", epoch=0)
         await m1.fetch(at)
 
-        await die(w)
-        again(w, m2)
+        await w.die()
+        m2.reconnect()
         await m2.heartbeat()
         assert ranges(await m2.fetch(at)) == []
         await w.clock.advance(GRACE_S)
@@ -82,12 +60,12 @@ async def test_a_leader_that_ends_in_order_takes_nothing_from_members_elsewhere(
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1 = elsewhere(w, "m1")
+        m1 = w.member("m1", own=True)
         await m1.heartbeat("t", epoch=0)
         await m1.fetch(at)
 
         await w.restart()
-        again(w, m1)
+        m1.reconnect()
         await m1.heartbeat()
         await m1.fetch(at)
 
@@ -98,12 +76,12 @@ async def test_without_a_grace_everything_is_given_to_others_as_by_kafka() -> No
     async with world(config=ServerConfig.embedded({"group.share.return.grace.ms": "0"})) as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1 = elsewhere(w, "m1")
+        m1 = w.member("m1", own=True)
         await m1.heartbeat("t", epoch=0)
         await m1.fetch(at)
 
-        await die(w)
-        m2 = elsewhere(w, "m2")
+        await w.die()
+        m2 = w.member("m2", own=True)
         await m2.heartbeat("t", epoch=0)
 
         assert ranges(await m2.fetch(at)) == [(0, 9, 2)]
@@ -113,7 +91,7 @@ async def test_without_a_grace_everything_is_given_to_others_as_by_kafka() -> No
 async def test_a_member_whose_connection_broke_leaves_its_group_soon_if_it_is_flowshares_own(own, left) -> None:
     async with world() as w:
         await w.topic()
-        m1 = elsewhere(w, "m1", own=own)
+        m1 = w.member("m1", own=own)
         await m1.heartbeat("t", epoch=0)
 
         await m1.connection.close()
@@ -141,16 +119,16 @@ async def test_what_a_member_that_comes_back_never_heard_of_is_free_at_once_and_
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1 = elsewhere(w, "m1")
+        m1 = w.member("m1", own=True)
         await m1.heartbeat("t", epoch=0)
         await m1.fetch(at)
 
-        await die(w)
-        again(w, m1)
+        await w.die()
+        m1.reconnect()
         assert await resume(m1, held(at, (2, 4), (8, 8))) == [held(at, (2, 4), (8, 8))]
         await settle()
 
-        m2 = elsewhere(w, "m2")
+        m2 = w.member("m2", own=True)
         assert ranges(await m2.fetch(at)) == [(0, 1, 1), (5, 7, 1), (9, 9, 1)]
         await m1.fetch(at)
         assert (await m1.acknowledge({at: [accept(2, 4), accept(8, 8)]})).partitions[0].error is ErrorCode.NONE
@@ -160,12 +138,12 @@ async def test_a_member_that_comes_back_to_the_same_leader_holds_nothing_any_mor
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1 = elsewhere(w, "m1")
+        m1 = w.member("m1", own=True)
         await m1.heartbeat("t", epoch=0)
         await m1.fetch(at)
         await m1.connection.close()
 
-        again(w, m1)
+        m1.reconnect()
 
         assert await resume(m1, held(at, (0, 9))) == []
 
@@ -174,7 +152,7 @@ async def test_a_member_may_say_that_it_holds_what_it_does_not() -> None:
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)
         await w.produce(10)
-        m1, m2 = elsewhere(w, "m1"), elsewhere(w, "m2")
+        m1, m2 = w.member("m1", own=True), w.member("m2", own=True)
         await m2.fetch(at)
 
         assert await resume(m1, held(at, (0, 9)), held(TopicPartition(at.topic_id, 7), (0, 1))) == []

@@ -37,15 +37,24 @@ def batch(count: int, *, size: int = 10, timestamp_ms: int = 1_000) -> bytes:
 
 
 class Client:
-    """One member that counts its session's epoch; every method says what the server answered."""
+    """One member that counts its session's epoch; every method says what the server answered.
 
-    def __init__(self, world: World, member_id: str, group_id: str) -> None:
+    own: flowshare's own client is at the other end.
+    """
+
+    def __init__(self, world: World, member_id: str, group_id: str, *, own: bool) -> None:
         self.world = world
         self.member_id = member_id
         self.group_id = group_id
-        self.connection = world.server.connect(client_id=f"client-{member_id}", host="10.0.0.1")
-        self.epoch = 0
+        self.own = own
         self.member_epoch = 0
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Connect, to the server of now; a session begins anew."""
+        self.connection = self.world.server.connect(client_id=f"client-{self.member_id}", host="10.0.0.1")
+        self.connection.own = self.own
+        self.epoch = 0
 
     async def fetch(self, *added: TopicPartition, acks=None, epoch=None, **fields):
         """ShareFetch with the next epoch; waits for nothing unless `max_wait_ms` is given."""
@@ -112,9 +121,14 @@ class World:
         self.server = Server(storage=self.storage, config=config or self.config, clock=self.clock)
         await self.start()
 
-    def member(self, member_id: str, group_id: str = "g") -> Client:
+    async def die(self) -> None:
+        """The same after an end as by kill -9: nothing is released."""
+        self.server._sessions.disconnected = lambda _: None
+        await self.restart()
+
+    def member(self, member_id: str, group_id: str = "g", *, own: bool = False) -> Client:
         """A member with a connection of its own."""
-        return Client(self, member_id, group_id)
+        return Client(self, member_id, group_id, own=own)
 
     async def topic(self, name: str = "t", partitions: int = 1) -> UUID:
         """A new topic's id."""
