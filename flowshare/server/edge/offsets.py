@@ -93,17 +93,14 @@ class OffsetEdge:
         make = form("offset_fetch", version)
         stable = version >= 7 and ask.require_stable
         if version >= FIRST_BATCHED:
-            groups = [await _fetch(call.peer, one, require_stable=stable) for one in ask.groups]
-            answered = tuple(
-                make(
-                    "OffsetFetchResponseGroup",
-                    group_id=one.group_id,
-                    topics=_fetched(make, "s", got),
-                    error_code=error,
+            answered: list[Any] = []
+            for one in ask.groups:
+                error, got = await _fetch(call.peer, one, require_stable=stable)
+                topics = await _fetched(make, call.peer, "s", got)
+                answered.append(
+                    make("OffsetFetchResponseGroup", group_id=one.group_id, topics=topics, error_code=error)
                 )
-                for one, (error, got) in zip(ask.groups, groups, strict=True)
-            )
-            return make("OffsetFetchResponse", throttle_time=NO_TIME, groups=answered)
+            return make("OffsetFetchResponse", throttle_time=NO_TIME, groups=tuple(answered))
         error, got = await _fetch(call.peer, ask, require_stable=stable)
         if version < 2 and error is not ErrorCode.NONE:
             # No place for an error of the whole: at every partition then.
@@ -112,7 +109,8 @@ class OffsetEdge:
                 for topic in ask.topics or ()
                 for number in topic.partition_indexes
             )
-        return make("OffsetFetchResponse", throttle_time=NO_TIME, topics=_fetched(make, "", got), error_code=error)
+        topics = await _fetched(make, call.peer, "", got)
+        return make("OffsetFetchResponse", throttle_time=NO_TIME, topics=topics, error_code=error)
 
     async def delete(self, call: Call) -> Any:
         """OffsetDelete."""
@@ -196,23 +194,20 @@ async def _fetch(peer: Peer, ask: Any, *, require_stable: bool) -> tuple[ErrorCo
     return got.error, (*found, *hidden)
 
 
-def _fetched(make: Form, plural: str, partitions: Iterable[FetchedOffset]) -> tuple[Any, ...]:
+async def _fetched(make: Form, peer: Peer, plural: str, partitions: Iterable[FetchedOffset]) -> tuple[Any, ...]:
     """Topics of an answer; `plural` tells the names of a batched answer's parts from those of a single one's."""
-    return tuple(
-        make(
-            f"OffsetFetchResponseTopic{plural}",
-            name=topic,
-            partitions=tuple(
-                make(
-                    f"OffsetFetchResponsePartition{plural}",
-                    partition_index=one.partition,
-                    committed_offset=one.offset,
-                    committed_leader_epoch=one.leader_epoch,
-                    metadata=one.metadata,
-                    error_code=one.error,
-                )
-                for one in found
-            ),
+
+    def entry(one: FetchedOffset) -> tuple[str, Any]:
+        return one.topic, make(
+            f"OffsetFetchResponsePartition{plural}",
+            partition_index=one.partition,
+            committed_offset=one.offset,
+            committed_leader_epoch=one.leader_epoch,
+            metadata=one.metadata,
+            error_code=one.error,
         )
-        for topic, found in by_topic((one.topic, one) for one in partitions).items()
+
+    return tuple(
+        make(f"OffsetFetchResponseTopic{plural}", name=topic, partitions=tuple(found))
+        for topic, found in by_topic(await peer.turns.each(entry, partitions)).items()
     )
