@@ -43,7 +43,8 @@ class Asker:
         """What the fetch that left ahead brings, or one for `room` records. Raises: ServerError, Closed.
 
         whole: record batches may come whole, with more records than there is room for; a part of one costs the
-        broker and the member as many bytes as all of it. When it is cancelled, what was under way is left to the member's `last_fetch`.
+        broker and the member as many bytes as all of it.
+        When it is cancelled, what was under way is left to the member's `last_fetch`.
         """
         if not self.asked:
             self._ask(room, whole)

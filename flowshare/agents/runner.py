@@ -136,6 +136,9 @@ def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[A
             raise _Undecodable from error
 
     def plain(held: Held) -> Any:
+        chunk, record = held
+        if chunk.decode is None and (raw := record.value) is not None:  # most of the time, and without another call
+            return fun(raw)
         return fun(decoded(held))
 
     def with_delivery(held: Held) -> Any:

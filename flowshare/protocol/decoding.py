@@ -310,19 +310,23 @@ def plain(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memor
 
 def read_plain(view: memoryview, header: BatchHeader) -> list[RawRecord]:
     """The records of what `plain` gave, control records too. Raises: DecodeError."""
+    return _read_plain(view, header).records
+
+
+def _read_plain(view: memoryview, header: BatchHeader) -> _Batch:
     reader, errors = _reader()
     try:
         records = list(cast("Iterable[RawRecord]", reader(view)))
     except errors as error:
         raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
-    _check_offsets(header, list(map(_offset, records)))
-    return records
+    offsets = list(map(_offset, records))
+    _check_offsets(header, offsets)
+    return _Batch(records, offsets)
 
 
 def _read_batch(padded: bytes, header: BatchHeader, size_max: int) -> _Batch:
     view = plain(padded, header, size_max)
-    records = [] if header.is_control else read_plain(view, header)
-    return _Batch(records, list(map(_offset, records)))
+    return _Batch([], []) if header.is_control else _read_plain(view, header)
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:
