@@ -52,6 +52,8 @@ FAILED_WAIT_S: Final = 1.0
 FINISH_S: Final = 1.0
 """How long handlers may go on with what was fetched ahead when an agent stops and giving back costs an attempt."""
 UNCONFIRMED_MAX: Final = 50_000
+FEW: Final = 32
+"""Records of a fetch that are handed to the handlers before the next fetch leaves."""
 
 
 class Feeder:
@@ -263,7 +265,8 @@ class Feeder:
             self._stall.nothing_fetched(self)
             return
         try:
-            apart = self._crowd is not None and not self._draining  # only a broker works meanwhile
+            # Only a broker works meanwhile, and few records are read sooner than the next fetch has left.
+            apart = self._crowd is not None and not self._draining and number_of(fetched) > FEW
             if apart and self._bucket is None and (more := self._room_for_more(number_of(fetched))):
                 await asker.send_ahead(more, whole=self._whole(more))
         finally:
