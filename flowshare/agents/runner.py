@@ -119,35 +119,8 @@ class _Undecodable(Exception):
 
 def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[Any]]:
     """The shortest way from a held record to the handler's result, made for this handler's signature."""
-    fun, signature, middleware = agent.fun, agent.signature, agent.middleware
-    name, positional = signature.delivery_name, signature.delivery_positional
-
-    def decoded(held: Held) -> Any:
-        chunk, record = held
-        decode = chunk.decode
-        raw = record.value
-        if decode is None:
-            if raw is None:
-                raise _Undecodable from ValueError("null")
-            return raw
-        try:
-            return decode(raw)
-        except Exception as error:
-            raise _Undecodable from error
-
-    def plain(held: Held) -> Any:
-        chunk, record = held
-        if chunk.decode is None and (raw := record.value) is not None:  # most of the time, and without another call
-            return fun(raw)
-        return fun(decoded(held))
-
-    def with_delivery(held: Held) -> Any:
-        value = decoded(held)
-        delivery = Delivery(held[0], held[1], pool.renew)  # type: ignore[arg-type]
-        return fun(value, delivery) if positional else fun(value, **{str(name): delivery})
-
-    bare = plain if name is None else with_delivery
-    if middleware:
+    bare = _bare(agent, pool)
+    if agent.middleware:
         return _through_middleware(agent, pool, bare)
     if agent.is_async:
         return bare
@@ -156,6 +129,39 @@ def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[A
         return bare(held)
 
     return inline
+
+
+def _bare(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Any]:
+    """Calls the handler with the decoded value, and with a `Delivery` if it takes one."""
+    fun, signature = agent.fun, agent.signature
+    name, positional = signature.delivery_name, signature.delivery_positional
+
+    def plain(held: Held) -> Any:
+        chunk, record = held
+        if chunk.decode is None and (raw := record.value) is not None:  # most of the time, and without another call
+            return fun(raw)
+        return fun(_decoded(held))
+
+    def with_delivery(held: Held) -> Any:
+        value = _decoded(held)
+        delivery = Delivery(held[0], held[1], pool.renew)  # type: ignore[arg-type]
+        return fun(value, delivery) if positional else fun(value, **{str(name): delivery})
+
+    return plain if name is None else with_delivery
+
+
+def _decoded(held: Held) -> Any:
+    chunk, record = held
+    decode = chunk.decode
+    raw = record.value
+    if decode is None:
+        if raw is None:
+            raise _Undecodable from ValueError("null")
+        return raw
+    try:
+        return decode(raw)
+    except Exception as error:
+        raise _Undecodable from error
 
 
 def _through_middleware(agent: ShareAgent, pool: TaskPool, bare: Callable[[Held], Any]) -> Callable[[Held], Any]:
