@@ -19,7 +19,7 @@ ASK_S: Final = 5.0
 SOON_S: Final = 1.0
 """After the start members come one after the other."""
 SOON_TIMES: Final = 5
-WINDOW_PARTS: Final = 4
+WINDOW_PARTS: Final = 3
 """Fetches that a member's record locks are meant for."""
 
 

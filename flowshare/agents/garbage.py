@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-SWITCH_S: Final = 0.0005
+SWITCH_S: Final = 0.001
 USUAL_THRESHOLDS: Final = frozenset({700, 2_000})
 """Python's own, by version."""
 THRESHOLD: Final = 20_000
@@ -38,7 +38,7 @@ class Tuning:
 
     What is there when it starts (modules, classes, the app itself) is looked at by no collection meanwhile: a full one
     took 80 ms, which records waited for. New objects are looked at in larger lots. And the two loops get the
-    interpreter's lock from each other after 0.5 ms instead of 5. An application's own choice of each is left alone.
+    interpreter's lock from each other after 1 ms instead of 5. An application's own choice of each is left alone.
     """
 
     __slots__ = ("_frozen", "_switch_s", "_threshold")
