@@ -9,6 +9,7 @@ lost offsets stand alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -54,6 +55,11 @@ NOT_DONE: Final = frozenset(
     }
 )
 """Errors after which the records are still held and the same acknowledgement may be sent again."""
+GATHER_S: Final = 0.005
+"""What acknowledgements are gathered for on a broker: each of them is a write of its own there, and while it is under
+way, the fetch that it rides on is held up."""
+GATHERED_MAX: Final = 200
+"""So many offsets are sent at once."""
 HALVINGS_MAX: Final = 256
 TRIES_MAX: Final = 4
 BACKOFF_S: Final = 0.1
@@ -113,8 +119,18 @@ class AckSender:
     """Gathers, sends and settles acknowledgements; on the service loop."""
 
     def __init__(
-        self, agent: str, clock: Clock, stats: AgentStats, on_confirmed: Callable[[Confirmed], None] | None = None
+        self,
+        agent: str,
+        clock: Clock,
+        stats: AgentStats,
+        on_confirmed: Callable[[Confirmed], None] | None = None,
+        *,
+        gather_s: float = 0.0,
     ) -> None:
+        """gather_s: least time between two requests, unless `GATHERED_MAX` offsets wait: where each is dear."""
+        self._gather_s = gather_s
+        self._sent_at = -gather_s
+        self._hurry = asyncio.Event()
         self._agent = agent
         self._clock = clock
         self._stats = stats
@@ -149,6 +165,7 @@ class AckSender:
     async def settle(self) -> None:
         """Wait until everything gathered so far has its answer."""
         while self.unconfirmed:
+            self._hurry.set()
             self._settled.clear()
             await self._settled.wait()
 
@@ -180,10 +197,23 @@ class AckSender:
     def _add(self, count: int) -> None:
         self.unconfirmed += count
         self._wanted.set()
+        if self.unconfirmed >= GATHERED_MAX:
+            self._hurry.set()
+
+    async def _gather(self) -> None:
+        """Wait until it is worth sending. Nothing is under way, so all that is unconfirmed waits here."""
+        left_s = self._sent_at + self._gather_s - self._clock.monotonic()
+        if left_s > 0 and self.unconfirmed < GATHERED_MAX:
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                await self._clock.wait_for(self._hurry.wait(), left_s)
+        self._sent_at = self._clock.monotonic()
 
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
+            if self._gather_s:
+                await self._gather()
             self._wanted.clear()
             pending, self._pending = self._pending, {}
             try:

@@ -13,7 +13,7 @@ import random as random_module
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.acks import AckSender
+from flowshare.agents.acks import GATHER_S, AckSender
 from flowshare.agents.asking import Asker, number_of
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.crowd import Crowd
@@ -87,7 +87,13 @@ class Feeder:
         self._admin = admin
         self._stats = stats
         self._telling = None if observer is None else Telling(agent.name, observer)
-        self._acks = AckSender(agent.name, clock, stats, None if self._telling is None else self._telling.confirmed)
+        self._acks = AckSender(
+            agent.name,
+            clock,
+            stats,
+            None if self._telling is None else self._telling.confirmed,
+            gather_s=0.0 if capabilities.fast_acknowledge else GATHER_S,
+        )
         self._room = asyncio.Event()
         self._held = Holdings(self._acks, stats, self._feed, self._room)
         self._settler = Settler(

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
-from flowshare.agents.acks import ACCEPT, GAP, REJECT, RELEASE, AckSender, Confirmed
+from flowshare.agents.acks import ACCEPT, GAP, GATHERED_MAX, REJECT, RELEASE, AckSender, Confirmed
 from flowshare.agents.chunk import runs
 from flowshare.agents.stats import AgentStats
 from flowshare.client.member import AckResult
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.testing import ManualClock
+from flowshare.testing.clock import settle
 
 TP = TopicPartition(uuid.UUID(int=1), 0)
 OTHER = TopicPartition(uuid.UUID(int=1), 1)
@@ -235,3 +236,60 @@ def test_a_fault_while_acknowledging_is_logged_and_the_next_ones_are_sent(caplog
     assert (stats.ack_unknown, stats.accepted) == (2, 1)
     assert [(one.ack.first, one.how) for one in confirmed] == [(7, "accepted")]
     assert "what was not confirmed may run again" in caplog.text
+
+
+def gathering(act: Callable[[AckSender, WritingMember, ManualClock], Any]) -> None:
+    """Run `act` on a sender that gathers for 5 ms over a fake member."""
+
+    async def main() -> None:
+        clock, member = ManualClock(), WritingMember(None)
+        sender = AckSender("agent", clock, AgentStats(), gather_s=0.005)
+        sender.start(member)  # type: ignore[arg-type]
+        await act(sender, member, clock)
+        await sender.stop()
+
+    fs.testing.run(main())
+
+
+def test_where_requests_are_dear_the_first_goes_at_once_and_what_follows_is_gathered():
+    async def act(sender: AckSender, member: WritingMember, clock: ManualClock) -> None:
+        for offset in range(3):
+            sender.accept((TP, 0), [offset])
+            await clock.advance(0.001)
+        assert member.sent == [(0, 0, ACCEPT)]
+        await clock.advance(0.003)
+        assert member.sent == [(0, 0, ACCEPT), (1, 2, ACCEPT)]
+
+        await clock.advance(1)
+        sender.accept((TP, 0), [3])
+        await settle()
+        assert member.sent[2:] == [(3, 3, ACCEPT)]
+
+    gathering(act)
+
+
+def test_many_are_not_gathered_for_long():
+    async def act(sender: AckSender, member: WritingMember, clock: ManualClock) -> None:
+        sender.accept((TP, 0), [0])
+        await settle()
+        sender.accept((TP, 0), [1])
+        await settle()
+        sender.accept((TP, 0), list(range(2, 2 + GATHERED_MAX)))
+        await settle()
+        assert member.sent == [(0, 0, ACCEPT), (1, 1 + GATHERED_MAX, ACCEPT)]
+
+    gathering(act)
+
+
+def test_who_waits_until_all_is_settled_does_not_wait_for_more_to_gather():
+    async def act(sender: AckSender, member: WritingMember, clock: ManualClock) -> None:
+        sender.accept((TP, 0), [0])
+        await settle()
+        sender.accept((TP, 0), [1])
+        await settle()
+        settling = asyncio.ensure_future(sender.settle())
+        await settle()
+        assert settling.done()
+        assert member.sent == [(0, 0, ACCEPT), (1, 1, ACCEPT)]
+
+    gathering(act)
