@@ -44,6 +44,14 @@ PEER_LIMIT_S = 300
 VALUE = b"x" * 100
 KEYS = 10_000
 GROUP = {"share.auto.offset.reset": "earliest"}
+BROKER_JVM = (
+    "-Xms1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:MaxInlineLevel=15",
+)
+"""As Kafka's own start scripts have it; with a heap that starts small the collector stops the broker once a second."""
 
 _numbers = itertools.count()
 
@@ -105,7 +113,7 @@ class Server:
 @contextmanager
 def kafka(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A Kafka of its own with one node, gone afterwards."""
-    with broker.running(broker.Wanted(settings=settings or {})) as running:
+    with broker.running(broker.Wanted(settings=settings or {}, jvm=BROKER_JVM)) as running:
         yield Server("kafka", running.bootstrap)
 
 

@@ -33,7 +33,8 @@ class Wanted:
     """What to start.
 
     port: of the first node; 0 takes a free one, the other nodes always do. data: a directory that is kept; None is a
-    temporary one, removed at the end. settings: broker settings over the single-node ones. heap: of each JVM.
+    temporary one, removed at the end. settings: broker settings over the single-node ones. heap: of each JVM at most.
+    jvm: further options of each JVM (from jars only; an image has Kafka's own).
     """
 
     version: str = VERSION
@@ -42,6 +43,7 @@ class Wanted:
     data: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     heap: str = "1g"
+    jvm: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ def start(wanted: Wanted, *, tied: bool) -> Broker:
     """Start it and wait until it is ready. Raises: DevFailure."""
     if wanted.port and not is_free(wanted.port):
         raise DevFailure(f"port {wanted.port} is in use: name another one, or 0 for any that is free")
-    machine = _Machine(java(), jars(wanted.version), wanted.heap, tied)
+    machine = _Machine(java(), jars(wanted.version), (f"-Xmx{wanted.heap}", *wanted.jvm), tied)
     for attempt in range(1, _TRIES + 1):
         try:
             return _start(wanted, machine)
@@ -87,12 +87,12 @@ class _Machine:
 
     java: Path
     jars: Path
-    heap: str
+    options: tuple[str, ...]
     tied: bool
 
     def command(self, main: str, *args: str) -> list[str]:
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        return [str(self.java), f"-Xmx{self.heap}", quiet, "-cp", class_path(self.jars), main, *args]
+        return [str(self.java), *self.options, quiet, "-cp", class_path(self.jars), main, *args]
 
 
 @dataclass(slots=True)
