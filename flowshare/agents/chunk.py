@@ -1,22 +1,37 @@
 """A chunk: what one fetch brought from one partition, shared between the feeder and the pool.
 
-Records are popped off `records` one by one (a list's pop is atomic), by whoever handles them next or by the feeder
-that gives unbegun ones back. Finished offsets gather in `accepted`, other outcomes in `others`; the pool hands both
-to the feeder once per loop iteration. Everything below the line in `__init__` belongs to the feeder alone.
+Its records are read when a pool takes it in (`open`), on the handlers' loop if it has one: records that one processor
+makes and another one uses cost both of them. They are popped off `records` one by one (a list's pop is atomic), by
+whoever handles them next or by the feeder that gives unbegun ones back. Finished offsets gather in `accepted`, other
+outcomes in `others`; the pool hands both to the feeder once per loop iteration. Everything below the line in
+`__init__` belongs to the feeder alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
+from flowshare.protocol.decoding import DecodedRecord, Promised, RawRecord, whole
+from flowshare.protocol.headers import DecodeError
 
 if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome
     from flowshare.agents.retry_topic import Origin
     from flowshare.agents.values import Decoder
     from flowshare.protocol.messages import TopicPartition
+
+
+class Unread(NamedTuple):
+    """Records that nobody has read yet. failed: called with the chunk when they cannot be read, on any thread."""
+
+    promised: Promised
+    failed: Callable[[Chunk], None]
+
+    @property
+    def waiting(self) -> int:
+        """How many they are."""
+        return self.promised.last - self.promised.first + 1
 
 
 class Chunk:
@@ -26,6 +41,7 @@ class Chunk:
         "_count",
         "_counts",
         "_origins",
+        "_unread",
         "accepted",
         "agent",
         "arrived",
@@ -57,8 +73,12 @@ class Chunk:
         generation: int,
         arrived: float,
         origins: Mapping[int, Origin] | None = None,
+        unread: Unread | None = None,
     ) -> None:
-        """origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s."""
+        """origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s.
+
+        unread: instead of records.
+        """
         first = next(iter(origins.values())) if origins else None
         self.agent = agent
         self.topic = topic
@@ -82,9 +102,34 @@ class Chunk:
         self.settled: list[int] = []
         self.lost: set[int] = set()
         self._count = records[0][1] if records else 0
+        self._unread: list[Unread] = []
+        if unread is not None:
+            self._unread.append(unread)
+            self._count = unread.promised.delivery_count
+            self.runs = [(unread.promised.first, unread.promised.last)]
+            self.remaining = unread.waiting
         self._counts = _other_counts(records, self._count)
         self.attempts: dict[int, int] = {}
         """Attempt by offset, kept for an observer only."""
+
+    def open(self) -> None:
+        """Read the records, unless somebody has begun to. Any thread."""
+        try:
+            unread = self._unread.pop()
+        except IndexError:
+            return
+        try:
+            records = unread.promised.read()
+        except DecodeError:
+            unread.failed(self)
+            return
+        records.reverse()
+        self.records = records
+
+    @property
+    def waiting(self) -> int:
+        """Records that no handler has begun. Any thread."""
+        return len(self.records) + sum(unread.waiting for unread in tuple(self._unread))
 
     def attempt(self, offset: int) -> int:
         """How often this record was delivered, this time included."""

@@ -95,7 +95,8 @@ class StallWatch:
     async def _explain(self, holder: Holder, now: float) -> None:
         assert self._member is not None
         reason = await explain(self._agent, self._admin, self._member, holder)
-        self._tell(reason, now - self._since)
+        if self._since <= now:  # else something came meanwhile
+            self._tell(reason, now - self._since)
 
     def _tell(self, reason: Reason, quiet_s: float) -> None:
         if reason.text == self._told:
@@ -135,6 +136,13 @@ def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[
     waiting = {(part.topic, part.partition) for part in offsets if part.lag > 0}
     if not waiting & assigned:
         return Reason(f"{backlog} unfinished records lie in partitions that are assigned to other members", normal=True)
+    if any(part.in_flight < 0 for part in offsets):
+        return Reason(
+            f"{backlog} records are unfinished, and brokers do not tell how many of them members hold: it may be all, "
+            "or one record that takes long holds up the others, which a partition hands out up to "
+            "share.partition.max.record.locks offsets beyond it",
+            normal=False,
+        )
     in_flight = sum(part.in_flight for part in offsets)
     delayed = sum(part.delayed for part in offsets)
     if in_flight and in_flight + delayed >= backlog:

@@ -126,6 +126,7 @@ class Feeder:
             stats=stats,
             service_loop=service_loop,
             observed=observer is not None,
+            unreadable=lambda chunk, part: self._soon(lambda: self._read_again(chunk, part)),
         )
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
         self._locks = LockKeeper(
@@ -342,8 +343,18 @@ class Feeder:
             if self._delays is not None and self._delays.parked:
                 self._delays.passed(part.tp, part.acquired[-1].last)
         self._stall.something_fetched()
-        if not chunks:
-            return
+        if chunks:
+            self._hand_on(chunks, now)
+
+    def _read_again(self, chunk: Chunk, part: Fetched) -> None:
+        """The handlers' loop could not read a chunk: read it here, which tells good records from bad ones."""
+        held = self._held.holds(chunk)
+        self._held.decided(chunk, chunk.unfinished())
+        now = self._clock.monotonic()
+        if held and (chunks := self._reader.chunks(part, now, at_once=True)):
+            self._hand_on(chunks, now)
+
+    def _hand_on(self, chunks: list[Chunk], now: float) -> None:
         if self.outstanding == 0:
             self._prefetch.begun(now)
         for chunk in chunks:

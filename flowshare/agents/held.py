@@ -43,7 +43,7 @@ class Holdings:
     @property
     def buffered(self) -> int:
         """Records that no handler has begun. Any thread."""
-        return sum(len(chunk.records) for chunk in list(self.live))
+        return sum(chunk.waiting for chunk in list(self.live))
 
     def add(self, chunk: Chunk) -> None:
         """Hold one more chunk."""
@@ -166,6 +166,7 @@ def _always(tp: TopicPartition, generation: int) -> bool:
 def _steal(chunk: Chunk) -> list[RawRecord]:
     """Take what no handler has begun, in offset order; the pool may pop at the same time, in another thread."""
     taken: list[RawRecord] = []
+    chunk.open()
     try:
         while True:
             taken.append(chunk.records.pop())

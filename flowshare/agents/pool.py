@@ -89,7 +89,9 @@ class Pool(abc.ABC):
 
     def feed(self, chunks: Iterable[Chunk]) -> None:
         """More to do; called on the handler loop."""
-        self.queue.extend(chunks)
+        for chunk in chunks:
+            chunk.open()
+            self.queue.append(chunk)
         self.wake()
 
     @abc.abstractmethod

@@ -7,19 +7,22 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.acks import GAP, REJECT, RELEASE
-from flowshare.agents.chunk import Chunk
+from flowshare.agents.chunk import Chunk, Unread
 from flowshare.agents.intake import Intake
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.protocol.batches import DecodeError
+from flowshare.protocol.decoding import promise
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from flowshare.agents.acks import AckSender, Key
     from flowshare.agents.agent import ShareAgent
     from flowshare.agents.settle import Settler
     from flowshare.agents.stats import AgentStats
     from flowshare.agents.waiting import WaitingRecords
     from flowshare.client.ranges import Fetched
-    from flowshare.protocol.decoding import RawDecoded
+    from flowshare.protocol.decoding import Promised, RawDecoded, RawRecord
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -39,8 +42,12 @@ class Reader:
         stats: AgentStats,
         service_loop: asyncio.AbstractEventLoop,
         observed: bool,
+        unreadable: Callable[[Chunk, Fetched], None],
     ) -> None:
-        """waiting: reads the retry topic, where there is one. observed: attempts are kept for an observer."""
+        """waiting: reads the retry topic, where there is one. observed: attempts are kept for an observer.
+
+        unreadable: called, on any thread, with a chunk whose records could not be read, and where they came from.
+        """
         self._agent = agent
         self._acks = acks
         self._settler = settler
@@ -48,12 +55,16 @@ class Reader:
         self._stats = stats
         self._service_loop = service_loop
         self._observed = observed
+        self._unreadable = unreadable
         self._intake = Intake()
         self.batch_records = 0
         """Offsets of the longest record batch in the last answer; 0 before the first."""
 
-    def chunks(self, part: Fetched, now: float) -> list[Chunk]:
-        """The records of one partition that are to be handled now."""
+    def chunks(self, part: Fetched, now: float, *, at_once: bool = False) -> list[Chunk]:
+        """The records of one partition that are to be handled now; `at_once`: read here and not by who handles them."""
+        if not at_once and (promised := self._promise(part)) is not None:
+            self.batch_records = promised.batch_records
+            return [self._chunk(part, now, (), Unread(promised, lambda chunk: self._unreadable(chunk, part)))]
         decoded = self._decode(part)
         if decoded is None or not decoded.runs:
             return []
@@ -62,21 +73,37 @@ class Reader:
             for chunk in chunks:
                 self._redelivered(chunk)
             return chunks
-        chunk = Chunk(
-            self._agent.name,
-            part.topic,
-            part.tp,
-            decoded.runs,
-            decode=self._agent.decoder(part.topic),
-            deadline=part.lock_deadline,
-            generation=part.generation,
-            arrived=now,
-        )
+        chunk = self._chunk(part, now, decoded.runs)
         if self._observed:
             chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
         if any(count > 1 for _, _, count in part.acquired):
             self._redelivered(chunk)
         return [chunk]
+
+    def _chunk(
+        self, part: Fetched, now: float, records: Sequence[tuple[list[RawRecord], int]], unread: Unread | None = None
+    ) -> Chunk:
+        return Chunk(
+            self._agent.name,
+            part.topic,
+            part.tp,
+            records,
+            decode=self._agent.decoder(part.topic),
+            deadline=part.lock_deadline,
+            generation=part.generation,
+            arrived=now,
+            unread=unread,
+        )
+
+    def _promise(self, part: Fetched) -> Promised | None:
+        """What may be left for the handlers' loop to read: first deliveries, nobody looks at them before."""
+        if self._observed or (self._waiting is not None and part.topic == self._waiting.topic):
+            return None
+        try:
+            promised = promise(part.records, part.acquired)
+        except DecodeError:
+            return None  # reading at once says what is wrong with them
+        return promised if promised is not None and promised.delivery_count == 1 else None
 
     def _decode(self, part: Fetched) -> RawDecoded | None:
         """The records; offsets without one are acknowledged here."""

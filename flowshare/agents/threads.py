@@ -41,6 +41,9 @@ class ThreadPool(Pool):
 
     def feed(self, chunks: Iterable[Chunk]) -> None:
         """More to do; callable from any thread."""
+        chunks = list(chunks)
+        for chunk in chunks:
+            chunk.open()
         with self._ready:
             self.queue.extend(chunks)
             self._ready.notify(sum(len(chunk.records) for chunk in self.queue))

@@ -109,6 +109,19 @@ class RawDecoded:
         return [raw for raws, _ in self.runs for raw in raws]
 
 
+class Promised(NamedTuple):
+    """Records that are not read yet: offsets `first` to `last`, all of them. `read` raises DecodeError.
+
+    batch_records: offsets of the longest batch.
+    """
+
+    first: int
+    last: int
+    delivery_count: int
+    batch_records: int
+    read: Callable[[], list[RawRecord]]
+
+
 class _Batch(NamedTuple):
     """Records of one batch and their offsets, rising."""
 
@@ -207,6 +220,38 @@ def decode_raw(
             settled = _decode_batch(decoded, read, header, ranges[begin:], settled, final)
     _add_runs(decoded.missing, ranges, settled + 1, ranges[-1].last)
     return decoded
+
+
+def promise(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> Promised | None:
+    """The acquired records, to be read later and maybe by another thread; None when that takes a closer look.
+
+    Only where the headers say that the batches hold what was acquired and nothing else, all of it delivered equally
+    often. Raises: DecodeError when the bytes are no sequence of batches at all.
+    """
+    batches = tuple(frames(records, partial_tail=True))
+    ranges = sorted(acquired)
+    if not batches or not ranges:
+        return None
+    first = end = batches[0].base_offset
+    for header in batches:
+        span = header.last_offset - header.base_offset + 1
+        if header.base_offset != end or header.record_count != span or header.is_control:
+            return None
+        end += span
+    at = first
+    for run in ranges:
+        if run.first != at or run.delivery_count != ranges[0].delivery_count:
+            return None
+        at = run.last + 1
+    if at != end:
+        return None
+
+    def read() -> list[RawRecord]:
+        padded = records + PADDING
+        return [record for header in batches for record in _read_batch(padded, header, size_max).records]
+
+    longest = max(header.record_count for header in batches)
+    return Promised(first, end - 1, ranges[0].delivery_count, longest, read)
 
 
 def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecord]:

@@ -345,6 +345,7 @@ def offsets(**given: Any) -> SharePartitionOffsets:
         ({"lag": 5, "delayed": 5}, True, "all 5 unfinished records wait for their retry delay", True),
         ({"lag": 9, "in_flight": 5}, True, "share.partition.max.record.locks", False),
         ({"lag": 9}, True, "the group hands none out", False),
+        ({"lag": 9, "in_flight": -1, "delayed": -1}, True, "9 records are unfinished, and brokers do not tell", False),
     ],
 )
 def test_a_stall_explains_itself(given: dict[str, int], assigned: bool, said: str, normal: bool):
