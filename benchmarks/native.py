@@ -204,11 +204,11 @@ def section(name: str, url: str, **options: object) -> dict[str, float]:
     return in_fresh_process(str(HERE), name, url=url, **options)
 
 
-def on_each(server: arena.Server, records: int, name: str, **options: object) -> dict[str, dict[str, float]]:
+def on_each(server: arena.Server, filled: int, name: str, **options: object) -> dict[str, dict[str, float]]:
     """A section on the broker and on an embedded one, on fresh groups."""
     native = section(name, f"kafka://{server.bootstrap}", group=server.unused_group(), **options)
     with embedded_url() as url:
-        fill(url, "values", [arena.VALUE] * records, batch_bytes=860 * 107 + 61)
+        fill(url, "values", [arena.VALUE] * filled, batch_bytes=860 * 107 + 61)
         return {"native": native, "embedded": section(name, url, group="bench", **options)}
 
 
