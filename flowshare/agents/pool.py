@@ -34,7 +34,7 @@ logger = logging.getLogger("flowshare.agents")
 
 HAND_OVER_S: Final = 0.005
 """Time between two hand-overs of few records from the handler loop to the service loop."""
-HAND_OVER_RECORDS: Final = 500
+HAND_OVER_RECORDS: Final = 1_000
 """So many finished records are handed over at once: the next fetch may wait for the room."""
 _LOOK_S: Final = 0.001
 
