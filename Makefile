@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test check bench bench-peers scenarios mutants chaos fuzz lock clean
+.PHONY: setup demo test check bench bench-peers bench-scale bench-spark scenarios mutants chaos fuzz lock clean
 
 setup: $(STAMP)
 
@@ -26,13 +26,13 @@ demo: setup  ## the main job on real data, with a killed worker, ending in a tab
 test: setup  ## every test, the slow ones too
 	@$(BIN)/python -m pytest -q -m "slow or not slow"
 
-check: setup  ## format, lint, types, layers, fast tests
+check: setup  ## format, lint, types, layers, fast tests (CI runs those with all the others)
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
 	@$(BIN)/basedpyright --level error
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@test "$(CI)" = true || $(BIN)/python -m pytest -q -m "not slow"
 
 scenarios: setup  ## which of the share-group scenarios are shown, which are left and why; proves the runner by flipping
 	@$(BIN)/python tests/scenarios/report.py
@@ -46,16 +46,24 @@ bench: setup  ## figures, printed
 bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 40 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
-chaos: setup  ## random kill -9 of a worker under load, judged from outside
+bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, moves, requests, bytes (docs/scale.md)
+	@$(BIN)/python benchmarks/fleet_scale.py
+
+chaos: setup  ## faults of all kinds under load, judged from outside: embedded, and a fleet on a real Kafka (SEED, RUNS, RECORDS)
 	@$(BIN)/python benchmarks/chaos.py --kills 20
+	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.failover
 
 fuzz: setup  ## random and mutated requests against every decoder, guided by coverage (needs Python 3.11)
 	@$(BIN)/python tests/fuzz/fuzz_requests.py -runs=$(or $(RUNS),200000)
 
-lock:  ## renew requirements/lock.txt (pandas and numpy are left out: the demo reads the data file without them)
-	$(BIN)/uv pip compile pyproject.toml --extra demo --group dev --universal --python-version 3.11 \
+bench-spark: setup  ## source and sink on Spark beside Spark's own Kafka connector; needs Java and Maven
+	@$(BIN)/python benchmarks/spark.py
+
+lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the data file without it)
+	$(BIN)/uv pip compile pyproject.toml --extra demo --extra spark --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header \
-		--no-emit-package pandas --no-emit-package numpy --upgrade -o requirements/lock.txt
+		--no-emit-package pandas --upgrade -o requirements/lock.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

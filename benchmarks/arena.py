@@ -71,7 +71,11 @@ class Server:
 
     def fill(self, name: str, records: int, *, batch: int = 1000) -> str:
         """A topic of one partition with records of 100 bytes, keyed, uncompressed, in batches of about `batch`."""
-        self.topic(name)
+        self.send(self.topic(name), records, batch=batch)
+        return name
+
+    def send(self, name: str, records: int, *, batch: int = 1000) -> None:
+        """As `fill`, into a topic that there is."""
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -91,7 +95,6 @@ class Server:
                     producer.poll(0.1)
         if producer.flush(CALL_LIMIT_S):
             raise SystemExit(f"{self.name} did not take the records in {CALL_LIMIT_S} s")
-        return name
 
     def group(self, **settings: str) -> str:
         """A new share group that begins at the oldest record. Settings by Kafka's names, with `_` for `.`."""

@@ -26,7 +26,7 @@ from common import info, verdict
 from flowshare.dev.processes import tied_to_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 HERE = Path(__file__).resolve()
 WARM, LAST = b"warm", b"last"
@@ -35,7 +35,9 @@ COLD_ROUNDS = 4
 """Rounds before the first rate counts: a fresh broker answers single records late for half a minute."""
 JOIN_LIMIT_S = 60
 AGENT, SHARE, PLAIN, AIO = "flowshare agent", "confluent ShareConsumer", "confluent Consumer", "aiokafka"
-TARGET = 2.0
+WORKERS = "flowshare workers"
+WRITTEN = "confluent Consumer that writes first"
+HELD_TO = {PLAIN: 2.0, AIO: 2.0}
 
 
 class Stamps:
@@ -76,10 +78,20 @@ class Stamps:
 
 def flowshare(options: argparse.Namespace, stamps: Stamps) -> None:
     """An agent with default options."""
+    receive_all(options, stamps, f"kafka://{options.bootstrap}?share=native")
+
+
+def workers(options: argparse.Namespace, stamps: Stamps) -> None:
+    """The same, with its share group led by the worker itself."""
+    receive_all(options, stamps, f"kafka://{options.bootstrap}?share=workers&fleet={options.group}")
+
+
+def receive_all(options: argparse.Namespace, stamps: Stamps, url: str) -> None:
+    """An agent at `url`."""
     import flowshare as fs
 
     async def main() -> None:
-        app = fs.App("bench", broker=f"kafka://{options.bootstrap}")
+        app = fs.App("bench", broker=url)
         done = asyncio.Event()
 
         @app.share_agent(app.topic(options.topic, value_type=bytes), group=options.group)
@@ -126,6 +138,31 @@ def plain(options: argparse.Namespace, stamps: Stamps) -> None:
     consumer.close()
 
 
+def written(options: argparse.Namespace, stamps: Stamps) -> None:
+    """librdkafka's consumer that writes a line (acks=all) for what it got before it hands it on: what writing down who
+    has a record costs, without anything of ours."""
+    from confluent_kafka import Consumer, Producer
+
+    consumer = Consumer(
+        {"bootstrap.servers": options.bootstrap, "group.id": options.group, "auto.offset.reset": "earliest"}
+    )
+    producer = Producer({"bootstrap.servers": options.bootstrap, "linger.ms": 0, "acks": "all", "log_level": 0})
+    consumer.subscribe([options.topic])
+
+    def hand_on(values: list[bytes]) -> None:
+        for value in values:
+            stamps.take(value)
+
+    while not stamps.ended:
+        if messages := consumer.consume(500, timeout=0):
+            values = [message.value() for message in messages]
+            producer.produce(
+                f"{options.group}-written", b"x" * 60, on_delivery=lambda *_, values=values: hand_on(values)
+            )
+        producer.poll(0.0005)
+    consumer.close()
+
+
 def share(options: argparse.Namespace, stamps: Stamps) -> None:
     """librdkafka's share consumer, implicit acknowledgement."""
     from confluent_kafka import ShareConsumer
@@ -140,8 +177,10 @@ def share(options: argparse.Namespace, stamps: Stamps) -> None:
 
 CONSUMERS: dict[str, Callable[[argparse.Namespace, Stamps], None]] = {
     AGENT: flowshare,
+    WORKERS: workers,
     SHARE: share,
     PLAIN: plain,
+    WRITTEN: written,
     AIO: aiokafka,
 }
 
@@ -192,11 +231,24 @@ def run(server: arena.Server, name: str, rate: int, seconds: float) -> dict[str,
     return figures
 
 
-def table(server: arena.Server, rate: int, seconds: float, runs: int, *, uncounted: int) -> None:
-    """All consumers in turns at one rate, after some rounds that are not counted."""
+def table(
+    server: arena.Server,
+    rate: int,
+    seconds: float,
+    runs: int,
+    *,
+    uncounted: int,
+    ours: str = AGENT,
+    beside: Sequence[str] = (SHARE, PLAIN, AIO),
+    held_to: Mapping[str, float] = HELD_TO,
+) -> None:
+    """`ours` and others in turns at one rate, after some rounds that are not counted.
+
+    held_to: how many times another one's latency ours may have.
+    """
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for number in range(-uncounted, runs):
-        for name in CONSUMERS:
+        for name in (ours, *beside):
             figures = run(server, name, rate, seconds)
             if number >= 0:
                 found[name].append(figures)
@@ -206,9 +258,9 @@ def table(server: arena.Server, rate: int, seconds: float, runs: int, *, uncount
             info(f"{name} at {rate:,}/s, {part}", figures[part], unit="ms")
         info("  its processor time", figures["cpu_us"], unit="µs/record")
     for part in ("p50", "p99"):
-        for other in (PLAIN, AIO):
-            ratio = middle[AGENT][part] / middle[other][part]
-            verdict(f"agent / {other} at {rate:,}/s, {part}", ratio, TARGET, unit="×", at_most=True)
+        for other, target in held_to.items():
+            ratio = middle[ours][part] / middle[other][part]
+            verdict(f"{ours} / {other} at {rate:,}/s, {part}", ratio, target, unit="×", at_most=True)
 
 
 def warm(server: arena.Server) -> None:

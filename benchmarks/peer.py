@@ -61,6 +61,12 @@ def flowshare(options: argparse.Namespace, meter: Meter) -> None:
         runner.run(main())
 
 
+def workers(options: argparse.Namespace, meter: Meter) -> None:
+    """The same, with its share group led by the worker itself."""
+    options.url = f"kafka://{options.bootstrap}?share=workers&fleet={options.group}"
+    flowshare(options, meter)
+
+
 def faust(options: argparse.Namespace, meter: Meter) -> None:
     """A no-op agent of Faust."""
     import faust as library
@@ -132,7 +138,7 @@ def librdkafka(options: argparse.Namespace, meter: Meter) -> None:
     consumer.close()
 
 
-PEERS = {"flowshare": flowshare, "faust": faust, "aiokafka": aiokafka, "librdkafka": librdkafka}
+PEERS = {"flowshare": flowshare, "workers": workers, "faust": faust, "aiokafka": aiokafka, "librdkafka": librdkafka}
 
 
 def main() -> None:

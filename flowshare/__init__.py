@@ -16,7 +16,10 @@ _WHERE = {
     "BatchRecord": "flowshare.agents.batching",
     "BlockingShareConsumer": "flowshare.backend.blocking",
     "Broker": "flowshare.backend.broker",
+    "Console": "flowshare.agents.sinks",
     "Delivery": "flowshare.agents.delivery",
+    "Folder": "flowshare.agents.sinks",
+    "Jdbc": "flowshare.agents.sinks",
     "Record": "flowshare.agents.models",
     "Records": "flowshare.agents.batching",
     "Reject": "flowshare.agents.outcomes",
@@ -48,6 +51,9 @@ if TYPE_CHECKING:
     from flowshare.agents.retry import Retry as Retry
     from flowshare.agents.retry import exponential as exponential
     from flowshare.agents.send import Send as Send
+    from flowshare.agents.sinks import Console as Console
+    from flowshare.agents.sinks import Folder as Folder
+    from flowshare.agents.sinks import Jdbc as Jdbc
     from flowshare.backend.blocking import BlockingShareConsumer as BlockingShareConsumer
     from flowshare.backend.broker import Broker as Broker
     from flowshare.client.admin import ShareAdmin as ShareAdmin

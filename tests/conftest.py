@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fleet.processes import fleet
 from tests.kafka import fixtures
-from tests.kafka.fixtures import kafka, kafka_pair, mortal_pair, unique
+from tests.kafka.fixtures import each_kafka, kafka, kafka_pair, mortal_pair, unique
 
-__all__ = ["kafka", "kafka_pair", "mortal_pair", "unique"]
+__all__ = ["each_kafka", "fleet", "kafka", "kafka_pair", "mortal_pair", "unique"]
 
 _run = pytest.StashKey[Path]()
 
@@ -33,3 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("java"):
         fixtures.require_java()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Commands that run in this process set logging up: what they leave would write to a later test's closed stream."""
+    root = logging.getLogger()
+    before, level = set(root.handlers), root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in before and type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.chunk import runs
@@ -22,6 +23,7 @@ from flowshare.share.types import AcknowledgeType
 if TYPE_CHECKING:
     from flowshare.agents.pair import Member
     from flowshare.agents.stats import AgentStats
+    from flowshare.client.nodes import Late
     from flowshare.client.ranges import AckResult
     from flowshare.clock import Clock
 
@@ -141,6 +143,9 @@ class AckSender:
         self._settled = asyncio.Event()
         self._settled.set()
         self._task: asyncio.Task[None] | None = None
+        self._settling: set[asyncio.Task[None]] = set()
+        self._late = 0
+        """Offsets of which the outcome waits for another leader, in a fleet."""
         self.unconfirmed = 0
         """Offsets that wait for their acknowledgement or its answer."""
 
@@ -172,9 +177,10 @@ class AckSender:
     async def stop(self) -> None:
         """End; what is not sent is left to the closing of the session."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        tasks = [*self._settling, *([] if task is None else [task])]
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def renew(self, key: Key, ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
         """Renew locks now; returns the ranges that are lost and the new deadline (0: unknown)."""
@@ -220,7 +226,7 @@ class AckSender:
                 await self._send(pending)
             except Exception:
                 # The records stay locked until their locks lapse, then they run again: late, but never lost.
-                waiting = sum(gathered.size for gathered in self._pending.values())
+                waiting = sum(gathered.size for gathered in self._pending.values()) + self._late
                 self._stats.ack_unknown += self.unconfirmed - waiting
                 self.unconfirmed = waiting
                 logger.exception("agent=%s: acknowledging failed; what was not confirmed may run again", self._agent)
@@ -233,24 +239,46 @@ class AckSender:
         for (tp, generation), gathered in pending.items():
             by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
         for generation, acks in by_generation.items():
-            results = await self._acknowledge(acks, generation)
+            on_late = partial(self._came_late, acks, generation)
+            results = await self._acknowledge(acks, generation, on_late)
+            told = {result.tp for result in results}
+            self._late += sum(ack.size for tp, sent in acks.items() if tp not in told for ack in sent)
             for result in results:
-                sent = acks[result.tp]
-                if result.error in HALVED and (len(sent) > 1 or sent[0].size > 1):
-                    for ack, part in await self._send_halving((result.tp, generation), sent, first_failed=result):
-                        self._confirm(ack, part)
-                elif result.error in NOT_DONE:
-                    for ack, part in await self._send_again((result.tp, generation), sent, result):
-                        self._confirm(ack, part)
-                else:
-                    for ack in sent:
-                        self._confirm(ack, result)
+                await self._outcome(acks[result.tp], generation, result)
 
-    async def _acknowledge(self, acks: dict[TopicPartition, list[Ack]], generation: int) -> list[AckResult]:
+    async def _outcome(self, sent: list[Ack], generation: int, result: AckResult) -> None:
+        """What became of a partition's; what one range may have made fail is sent again by halves."""
+        if result.error in HALVED and (len(sent) > 1 or sent[0].size > 1):
+            for ack, part in await self._send_halving((result.tp, generation), sent, first_failed=result):
+                self._confirm(ack, part)
+        elif result.error in NOT_DONE:
+            for ack, part in await self._send_again((result.tp, generation), sent, result):
+                self._confirm(ack, part)
+        else:
+            for ack in sent:
+                self._confirm(ack, result)
+
+    def _came_late(self, acks: dict[TopicPartition, list[Ack]], generation: int, result: AckResult) -> None:
+        """The leader of one of several partitions was another one, which has answered now."""
+        task = asyncio.create_task(self._settle_late(acks[result.tp], generation, result), name="late outcome")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _settle_late(self, sent: list[Ack], generation: int, result: AckResult) -> None:
+        try:
+            await self._outcome(sent, generation, result)
+        finally:
+            self._late -= sum(ack.size for ack in sent)
+        if not self.unconfirmed:
+            self._settled.set()
+
+    async def _acknowledge(
+        self, acks: dict[TopicPartition, list[Ack]], generation: int, on_late: Late | None = None
+    ) -> list[AckResult]:
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
-        return await self._member.acknowledge(batches, generation=generation)
+        return await self._member.acknowledge(batches, generation=generation, on_late=on_late)
 
     async def _send_again(self, key: Key, acks: list[Ack], result: AckResult) -> list[tuple[Ack, AckResult]]:
         """The server could not do it but holds the records still: a few more tries."""

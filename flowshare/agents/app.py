@@ -24,6 +24,7 @@ from flowshare.agents.agent import ShareAgent
 from flowshare.agents.capabilities import refusals
 from flowshare.agents.errors import UsageError
 from flowshare.agents.faust_producer import FaustProducer
+from flowshare.agents.pipeline import SharePipeline
 from flowshare.agents.settings import read_options, read_share
 from flowshare.agents.streams import DRAIN_S, Streams
 from flowshare.agents.topic import Topic
@@ -57,8 +58,9 @@ class App(faust.App):
 
     id: names the app's groups. broker: where the log is, e.g. `embedded:///var/lib/shop` (the environment variable
     FLOWSHARE_BROKER replaces it). share: who leads the share groups on a Kafka cluster, `auto` (the brokers, where they
-    can) or `native` (the brokers). The other options are Faust's (timezone, web_port, datadir, …); an unknown one is
-    refused.
+    can), `native` (the brokers) or `workers` (the workers themselves, which needs no share groups of the brokers).
+    fleet: names the workers that lead together, by default the app's id. The other options are Faust's (timezone,
+    web_port, datadir, …); an unknown one is refused.
     """
 
     BootStrategy = BootStrategy
@@ -69,12 +71,13 @@ class App(faust.App):
         if broker is not None:
             options["broker"] = broker
         self.share = read_share(id, options.get("share", "auto"))
-        """Who leads the share groups of a Kafka cluster: `auto` or `native`."""
+        """Who leads the share groups of a Kafka cluster: `auto`, `native` or `workers`."""
         self._broker, options = read_options(id, options)
         options.setdefault("Topic", Topic)
         options.setdefault("Serializers", "flowshare.agents.registry:Registry")
         self.app_id = id
         self.share_agents: dict[str, ShareAgent] = {}
+        self.pipelines: dict[str, SharePipeline] = {}
         self.middlewares: list[Middleware] = []
         self.host: Host | None = None
         """The host that runs this app, set by the host."""
@@ -138,12 +141,7 @@ class App(faust.App):
         topics: topics of the app, or names, or a list of them. name: the function's name. The options are the fields
         of `AgentOptions`; an unknown one is refused at import.
         """
-        listed = [one for topic in topics for one in (topic if isinstance(topic, (list, tuple, set)) else (topic,))]
-        if listed and callable(listed[0]) and not isinstance(listed[0], faust.TopicT):
-            raise UsageError(
-                f"write @app.share_agent('topic') above {getattr(listed[0], '__name__', 'the function')}: "
-                "the decorator needs a topic"
-            )
+        listed = _listed("share_agent", topics)
         scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
 
         def decorate(fun: Any) -> ShareAgent:
@@ -156,6 +154,29 @@ class App(faust.App):
             self._check_group(agent)
             self.share_agents[agent_name] = agent
             return agent
+
+        return decorate
+
+    def share_pipeline(self, *topics: Any, name: str | None = None, **options: Any) -> Callable[[Any], SharePipeline]:
+        """Make a function a pipeline: Spark runs it on the topics' records, which a share group hands out.
+
+        It takes a DataFrame and returns one, whose rows go to `sink`; without a sink it is called with each batch.
+        topics, name: as for agents. The options are the fields of `PipelineOptions`; an unknown one is refused at
+        import. `flowshare pipeline` runs it.
+        """
+        listed = _listed("share_pipeline", topics)
+
+        def decorate(fun: Any) -> SharePipeline:
+            pipeline = SharePipeline(self, fun, listed, options, name or str(fun.__name__))
+            taken = {one.group for one in self.pipelines.values()}
+            taken |= {one.group for one in self.share_agents.values()}
+            if pipeline.name in self.pipelines or pipeline.group in taken:
+                raise UsageError(
+                    f"App({self.app_id!r}) has a pipeline {pipeline.name!r} or the group {pipeline.group!r} already; "
+                    "give the pipeline a name=… and a group=… of its own"
+                )
+            self.pipelines[pipeline.name] = pipeline
+            return pipeline
 
         return decorate
 
@@ -325,3 +346,14 @@ class App(faust.App):
         from flowshare.agents.transport import Transport
 
         return Transport(self.conf.broker_consumer, self)
+
+
+def _listed(decorator: str, topics: Iterable[Any]) -> list[Any]:
+    """Topics, lists of topics among them taken apart. Raises: UsageError when it is a function."""
+    listed = [one for topic in topics for one in (topic if isinstance(topic, (list, tuple, set)) else (topic,))]
+    if listed and callable(listed[0]) and not isinstance(listed[0], faust.TopicT):
+        raise UsageError(
+            f"write @app.{decorator}('topic') above {getattr(listed[0], '__name__', 'the function')}: "
+            "the decorator needs a topic"
+        )
+    return listed

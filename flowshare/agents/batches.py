@@ -107,9 +107,13 @@ class BatchPool(TaskBasedPool):
         """Take and handle batches until the pool stops or the task is to be replaced."""
         while not self.stopping:
             due_s = self._due_s()
-            taken = self._take() if due_s is not None and due_s <= 1e-6 else []
+            closed = self.clock.monotonic() > self.gate.until_s
+            taken = self._take() if due_s is not None and due_s <= 1e-6 and not closed else []
             if not taken:
-                self.wake()
+                if closed:
+                    self.gate.wanted = True
+                else:
+                    self.wake()
                 await self.idle()
                 continue
             slot.held = taken

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.protocol.decoding import DecodedRecord, Promised, RawRecord, whole
+from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.promise import Promised
 
 if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome

@@ -9,10 +9,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flowshare.agents.agent import ShareAgent
     from flowshare.agents.pair import Member
@@ -36,7 +37,10 @@ class Reason(NamedTuple):
 class Holder(Protocol):
     """What a feeder holds."""
 
-    paused: bool
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is fetched until it is resumed."""
+        ...
 
     def problems(self) -> list[str]:
         """Why it is not healthy."""
@@ -125,7 +129,26 @@ async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, holder: 
         offsets = await admin.group_offsets(agent.group, agent.topics)
     except ClientError as error:
         return Reason(f"the group's positions cannot be read: {error}", normal=False)
-    return of_offsets(offsets, assigned={(one.topic, one.partition) for one in member.assignment})
+    reason = of_offsets(offsets, assigned={(one.topic, one.partition) for one in member.assignment})
+    if not any(part.lag > 0 and part.in_flight >= 0 for part in offsets):
+        return reason
+    try:
+        configs = {one.name: one.value for one in await admin.group_configs(agent.group)}
+    except ClientError:
+        return reason
+    return of_configs(agent.group, configs, sum(part.in_flight for part in offsets)) or reason
+
+
+def of_configs(group: str, configs: Mapping[str, str], in_flight: int) -> Reason | None:
+    """The reason that a group's settings are, if they are one."""
+    if configs.get(PAUSED) == "true":
+        return Reason(f"the group is paused; `flowshare groups resume {group}` lets it go on", normal=True)
+    limit = int(configs.get(MAX_IN_FLIGHT, "0"))
+    if 0 < limit <= in_flight:
+        return Reason(
+            f"{in_flight} records are in flight in the group, and its max_in_flight={limit} allows no more", normal=True
+        )
+    return None
 
 
 def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[str, int]]) -> Reason:

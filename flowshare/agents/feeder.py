@@ -26,8 +26,10 @@ from flowshare.agents.prefetch import Prefetch
 from flowshare.agents.ratelimit import TokenBucket
 from flowshare.agents.reading import Reader
 from flowshare.agents.retry_topic import retry_topic
+from flowshare.agents.room import Room
 from flowshare.agents.settle import Settler
 from flowshare.agents.setup import prepare
+from flowshare.agents.standstill import Standstill
 from flowshare.agents.telling import Telling
 from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
@@ -49,11 +51,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 FAILED_WAIT_S: Final = 1.0
+HEARTBEAT_S: Final = 5.0
+"""How long the answer to a heartbeat out of turn is waited for."""
 FINISH_S: Final = 1.0
 """How long handlers may go on with what was fetched ahead when an agent stops and giving back costs an attempt."""
-UNCONFIRMED_MAX: Final = 50_000
-FEW: Final = 32
-"""Records of a fetch that are handed to the handlers before the next fetch leaves."""
 
 
 class Feeder:
@@ -74,11 +75,11 @@ class Feeder:
         random: random_module.Random,
         stats: AgentStats,
         observer: Observer | None,
+        member_id: str | None = None,
     ) -> None:
         options = agent.options
         now = clock.monotonic()
         self.agent = agent
-        self.paused = False
         self._pool = pool
         self._clock = clock
         self._service_loop = service_loop
@@ -92,24 +93,17 @@ class Feeder:
             clock,
             stats,
             None if self._telling is None else self._telling.confirmed,
-            gather_s=0.0 if capabilities.fast_acknowledge else GATHER_S,
+            gather_s=0.0 if capabilities.cheap_acknowledge else GATHER_S,
         )
-        self._room = asyncio.Event()
-        self._held = Holdings(self._acks, stats, self._feed, self._room)
+        self._freed = asyncio.Event()
+        self._held = Holdings(self._acks, stats, self._feed, self._freed)
         self._settler = Settler(
-            agent,
-            clock=clock,
-            producer=producer,
-            acks=self._acks,
-            random=random,
-            stats=stats,
-            on_decided=self._decided,
+            agent, clock=clock, producer=producer, acks=self._acks, random=random, stats=stats, on_decided=self._decided
         )
         self._capabilities = capabilities
         self._delays = None if capabilities.delayed_release else self._settler.own_delays()
         if not capabilities.unrun_release:
             self._held.keep_from = options.retry.max_attempts
-        self._crowd: Crowd | None = None
         self._prefetch = Prefetch(
             options.records_at_once,
             fixed_buffer=options.batch.size if options.batch else 0,
@@ -128,14 +122,25 @@ class Feeder:
             observed=observer is not None,
             unreadable=lambda chunk, part: self._soon(lambda: self._read_again(chunk, part)),
         )
+        self._room = Room(self._prefetch, self._held, self._acks, self._reader, self._delays)
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
         self._locks = LockKeeper(
             agent, pool=pool, holdings=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
         )
+        self._standstill = Standstill(
+            agent.name,
+            gate=pool.gate,
+            wake=lambda: self._at_pool(pool.wake),
+            holdings=self._held,
+            locks=self._locks,
+            clock=clock,
+        )
         self._member: Member | None = None
+        self._member_id = member_id
+        self._asking: asyncio.Task[None] | None = None
+        self._ask_again = False
         self._draining = False
         self._fetching: asyncio.Task[None] | None = None
-        self._asker: Asker | None = None
         self._leadership = Leadership(agent, clock=clock, admin=admin)
         self._stall = StallWatch(agent, clock=clock, admin=admin)
         self._trouble: str | None = None
@@ -170,46 +175,72 @@ class Feeder:
         return self.outstanding == 0 and self._acks.unconfirmed == 0
 
     @property
+    def paused(self) -> bool:
+        """Whether nothing is fetched until `resume`."""
+        return self._room.paused
+
+    @property
     def _stopping(self) -> bool:
-        return self._draining or self.paused
+        return self._draining or self._room.paused
 
     def problems(self) -> list[str]:
         """Why the agent is not healthy."""
-        return [text for text in (self._trouble, self._settler.dead_letter_trouble) if text]
+        return [text for text in (self._trouble, self._standstill.trouble, self._settler.dead_letter_trouble) if text]
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
-        limits = await prepare(self.agent, self._admin, self._capabilities)
+        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock)
         side = None if self._delays is None else retry_topic(self.agent.group)
-        member = self._member = new_member(self._connect, self.agent, side, clock=self._clock)
+        member = self._member = new_member(
+            self._connect, self.agent, side, clock=self._clock, member_id=self._member_id
+        )
         await member.start()
         if not self._capabilities.window_by_count:
-            self._crowd = Crowd(self.agent, limits.locks, clock=self._clock, admin=self._admin)
-            await self._crowd.start()
+            crowd = self._room.crowd = Crowd(self.agent, limits.locks, clock=self._clock, admin=self._admin)
+            await crowd.start()
         self._held.follow(member)
         self._acks.start(member)
         self._locks.start(member)
+        self._standstill.start(member)
         await self._leadership.start(member.member_id)
         self._stall.start(member)
-        asker = self._asker = Asker(member, clock=self._clock)
+        asker = Asker(member, clock=self._clock)
         self._fetching = asyncio.create_task(self._fetch_all(asker, member), name=f"fetch {self.agent.name}")
 
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
-        self.paused = True
+        self._room.paused = True
         self._soon(self._give_back)
 
     def resume(self) -> None:
         """Fetch again. Any thread."""
-        self.paused = False
-        self._soon(self._room.set)
+        self._room.paused = False
+        self._soon(self._freed.set)
+
+    def heartbeat(self) -> None:
+        """Have the group asked at once which partitions are this member's: another one is known to be gone."""
+        if self._member is None or self._draining:
+            return
+        self._ask_again = True  # what is on its way may have been answered before that one's end
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_group(self._member), name=f"heartbeat {self.agent.name}")
+
+    async def _ask_group(self, member: Member) -> None:
+        while self._ask_again:
+            self._ask_again = False
+            try:
+                await self._clock.wait_for(member.confirm(), HEARTBEAT_S)
+            except (ClientError, TimeoutError) as error:
+                logger.debug("agent=%s: the group did not answer at once: %r", self.agent.name, error)
 
     async def drain(self, timeout_s: float) -> bool:
         """Fetch no more, give back, wait for the handlers; returns whether all finished in time."""
         began_s = self._clock.monotonic()
         self._draining = True
+        if self._member is not None and self._fetching is not None:  # else it is still joining
+            self._member.unsubscribe()
         self._give_back()
         if self._delays is not None:
             self._delays.drain()
@@ -233,12 +264,16 @@ class Feeder:
         """Give back what is left, leave the group."""
         self._draining = True
         self._stall.stop()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._standstill.stop()
         await self._locks.stop()
         await self._stop_fetching()
         unrun = self._held.take_unrun()
         await self._leadership.stop()
-        if self._crowd is not None:
-            await self._crowd.stop()
+        if self._room.crowd is not None:
+            await self._room.crowd.stop()
         await self._settler.stop()
         await self._acks.stop()
         member, self._member = self._member, None
@@ -265,38 +300,24 @@ class Feeder:
                 self._trouble = None
 
     async def _fetch_once(self, asker: Asker, member: Member, room: int) -> None:
-        fetched = await asker.fetch(room, whole=self._whole(room))
+        fetched = await asker.fetch(room, whole=self._room.whole(room))
         self._stats.fetches += 1
         self._held.look(member)
         if not fetched:
             self._stall.nothing_fetched(self)
             return
         try:
-            # Only a broker works meanwhile, and few records are read sooner than the next fetch has left.
-            apart = self._crowd is not None and not self._draining and number_of(fetched) > FEW
-            if apart and self._bucket is None and (more := self._room_for_more(number_of(fetched))):
-                await asker.send_ahead(more, whole=self._whole(more))
+            # Only a broker works meanwhile.
+            apart = self._room.crowd is not None and not self._draining and self._bucket is None
+            if apart and (more := self._room.ahead(number_of(fetched))):
+                await asker.send_ahead(more, whole=self._room.whole(more))
         finally:
             self._take(fetched)
 
-    def _room_for_more(self, unread: int = 0) -> int:
-        """How many records to ask for beside what is held; 0 when it is not worth asking."""
-        target, held = self._target()
-        room = target - held - unread
-        if self.paused or room < max(1, target // 4) or self._acks.unconfirmed >= UNCONFIRMED_MAX:
-            return 0
-        return room if self._crowd is None else min(room, self._crowd.part)
-
-    def _whole(self, room: int) -> bool:
-        """Whether batches may come whole: where no other member waits for its part, and they are no longer than it."""
-        return self._crowd is not None and self._crowd.members == 1 and 0 < self._reader.batch_records <= room
-
     async def _wait_for_room(self, asker: Asker) -> int:
         """How many records to ask for, once it is worth asking or was asked ahead; 0 when the agent drains."""
-        while True:
-            if self._draining:
-                return 0
-            room = 1 if asker.asked else self._room_for_more()
+        while not self._draining:
+            room = 1 if asker.asked else self._room.more()
             if room:
                 if self._bucket is None:
                     return room
@@ -308,8 +329,9 @@ class Feeder:
                 continue
             if self.paused:
                 self._stall.paused()
-            self._room.clear()
-            await self._room.wait()
+            self._freed.clear()
+            await self._freed.wait()
+        return 0
 
     async def _stop_fetching(self) -> None:
         """No fetch any more; what one under way brings goes back."""
@@ -323,13 +345,6 @@ class Feeder:
         except ClientError as error:
             logger.debug("agent=%s: the last fetch failed: %s", self.agent.name, error)
 
-    def _target(self) -> tuple[int, int]:
-        """How many records to hold, and how many are held that handlers wait for."""
-        if self._crowd is None or self._delays is None:
-            return self._prefetch.target, self.outstanding
-        self._delays.locks = self._crowd.share
-        return min(self._prefetch.target, self._crowd.share), self.outstanding - self._delays.parked
-
     def _take(self, fetched: Iterable[Fetched]) -> None:
         """Decode what came and hand it on."""
         now = self._clock.monotonic()
@@ -337,6 +352,9 @@ class Feeder:
         for part in fetched:
             count = number_of([part])
             self._stats.received += count
+            if not self._held.holds(part):
+                self._stats.lock_lost += count  # it was given to others before anybody took it
+                continue
             if self._bucket is not None:
                 self._bucket.take(count)
             chunks += self._reader.chunks(part, now)
@@ -375,10 +393,14 @@ class Feeder:
             self._clock.call_later(FINISH_S, lambda: self._held.give_back() if self._stopping else None)
 
     def _feed(self, chunks: list[Chunk]) -> None:
+        self._at_pool(self._pool.feed, chunks)
+
+    def _at_pool(self, function: Callable[..., None], *args: object) -> None:
+        """Call what is the pool's, on its loop where it must be."""
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
-            self._pool.feed(chunks)
+            function(*args)
         elif not self._handler_loop.is_closed():
-            self._handler_loop.call_soon_threadsafe(self._pool.feed, chunks)
+            self._handler_loop.call_soon_threadsafe(function, *args)
 
     # --- finished work ------------------------------------------------------------------------------------------
 
@@ -392,7 +414,7 @@ class Feeder:
             for record, outcome in others:
                 self._settler.settle(chunk, record, outcome)
         self._prefetch.finished(count, self._clock.monotonic())
-        self._room.set()
+        self._freed.set()
 
     def _accepted(self, chunk: Chunk, offsets: list[int]) -> None:
         self._held.decided(chunk, offsets)
@@ -412,7 +434,7 @@ class Feeder:
             self._held.without_lost(chunk, [offset])
         elif self._telling is not None:
             self._telling.note(chunk.tp, offset, record.delivery_count, reason, delay_s)
-        self._room.set()
+        self._freed.set()
 
     def _soon(self, callback: Callable[[], object]) -> None:
         if not self._service_loop.is_closed():

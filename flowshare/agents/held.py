@@ -13,6 +13,7 @@ from flowshare.agents.chunk import Chunk, runs
 if TYPE_CHECKING:
     from flowshare.agents.pair import Member
     from flowshare.agents.stats import AgentStats
+    from flowshare.client.ranges import Fetched
     from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.messages import TopicPartition
 
@@ -130,8 +131,8 @@ class Holdings:
             chunk.records.extend(reversed(kept))
             self._feed([chunk])
 
-    def holds(self, chunk: Chunk) -> bool:
-        """Whether what was acquired with this chunk can still be this member's."""
+    def holds(self, chunk: Chunk | Fetched) -> bool:
+        """Whether what was acquired with this can still be this member's."""
         return self._holds(chunk.tp, chunk.generation)
 
     def follow(self, member: Member) -> None:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.agents import inflight, lag
+from flowshare.agents.capabilities import asked_of
 from flowshare.agents.errors import UsageError
 from flowshare.agents.garbage import Tuning
 from flowshare.agents.outbox import Outbox
+from flowshare.agents.pair import member_ids
 from flowshare.agents.runtime import AgentRuntime, Observer
 from flowshare.agents.service import ServiceLoop
 from flowshare.agents.watchdog import Watchdog
@@ -69,7 +71,10 @@ class HostSettings:
     inline_threads: run `def` handlers on the handler loop (test kit).
     client_id: shown by `groups members`; None is the app's id.
     patience_s: how long others come first when nobody leads an embedded path.
+    lead: share in leading the groups, where the workers do; False leaves it to others.
     linger_s: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
+    member_id: begins the ids of the agents' members (`pair.member_ids`), so that others can tell whose they are; None
+    draws them.
     """
 
     threads: bool = True
@@ -78,6 +83,8 @@ class HostSettings:
     client_id: str | None = None
     linger_s: float | None = None
     patience_s: float = 0.0
+    lead: bool = True
+    member_id: str | None = None
 
 
 class Host:
@@ -225,6 +232,10 @@ class Host:
         """Where the log is. Raises: RuntimeError when the host does not run."""
         return _running(self._backend)
 
+    def led(self) -> Mapping[str, Any]:
+        """Counters and gauges of what this process leads; empty when it leads nothing. On the service loop."""
+        return {} if self._backend is None else self._backend.stats()
+
     def drain_timeout_s(self) -> float:
         """Seconds that handlers get when nothing else is said: the longest `drain_timeout` of the agents."""
         return self.app.drain_timeout_s
@@ -271,7 +282,13 @@ class Host:
         from flowshare.client.admin import ShareAdmin
 
         if self._backend is None:
-            self._backend = open_backend(self.app.broker_address, clock=self.clock, patience_s=self.settings.patience_s)
+            self._backend = open_backend(
+                self.app.broker_address,
+                clock=self.clock,
+                patience_s=self.settings.patience_s,
+                lead=self.settings.lead,
+                asked=asked_of(self.app.share_agents.values()),
+            )
             await self._backend.start()
         self._producer = make_producer(
             self._backend,
@@ -293,6 +310,8 @@ class Host:
         return self.settings.client_id or str(self.app.conf.id)
 
     async def _start_agents(self) -> None:
+        prefix = self.settings.member_id
+        ids = {} if prefix is None else member_ids(prefix, self.app.share_agents)
         for name, agent in self.app.share_agents.items():
             self.runtimes[name] = AgentRuntime(
                 agent,
@@ -306,6 +325,7 @@ class Host:
                 random=self._random,
                 inline_threads=self.settings.inline_threads,
                 observer=self._observer,
+                member_id=ids.get(name),
             )
         try:
             async with asyncio.TaskGroup() as group:

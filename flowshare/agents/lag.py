@@ -1,36 +1,62 @@
-"""Backlog of a share-partition as `/lag`, `flowshare lag` and `flowshare groups describe` show it."""
+"""Backlog of share-partitions as `/lag`, `flowshare lag` and `flowshare groups describe` show it, and of topics."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.retention import FINISHED, FOREVER, left
 from flowshare.client.errors import ServerError
 
 if TYPE_CHECKING:
+    from flowshare.agents.rates import Rates
+    from flowshare.agents.retention import Facts, Keeping
     from flowshare.client.admin import ShareAdmin
     from flowshare.protocol.messages import SharePartitionOffsets
 
 logger = logging.getLogger("flowshare.host")
 
+Rows = list[dict[str, Any]]
 
-async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int) -> list[dict[str, Any]]:
+AT_ONCE: Final = 64
+"""Share-partitions that are asked about at the same time."""
+_SUMS: Final = ("backlog", "in_flight", "delayed", "redeliveries", "finished")
+
+
+async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int, facts: Facts | None = None) -> Rows:
     """One JSON-ready row a share-partition of the groups.
 
     in_flight, delayed, redeliveries: None when unknown (Kafka's brokers do not tell).
     backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
-    when unknown (its growth is the rate); oldest_age_s: age of the first unfinished record, None when there is none.
+    when unknown (its growth is the rate); log_end: next offset of the log, None when unknown; oldest_age_s: age of the
+    first unfinished record, None when there is none. facts: where brokers do not tell that age, it is read from the
+    log at the group's start offset, which Kafka's brokers move a little late: for a moment it may be that of a record
+    that has just been finished.
     """
-    found: list[dict[str, Any]] = []
+    found: Rows = []
     for group in groups:
         try:
-            for part in await admin.group_offsets(group):
-                ends = await admin.offsets(part.topic, part.partition)
-                found.append(row(group, part, now_ms, log_end=ends.high_watermark))
+            parts = await admin.group_offsets(group)
         except ServerError as error:  # not there yet, or its topic is being deleted
             logger.debug("no backlog of group %s: %s", group, error)
+            continue
+        for first in range(0, len(parts), AT_ONCE):
+            asked = (_row(admin, group, part, now_ms, facts) for part in parts[first : first + AT_ONCE])
+            found += [row for row in await asyncio.gather(*asked) if row is not None]
     return found
+
+
+async def members(admin: ShareAdmin, group: str) -> int | None:
+    """How many members a share group has, of all processes; None when nobody can say."""
+    try:
+        return len((await admin.describe_group(group)).members)
+    except ServerError as error:
+        logger.debug("members of group %s: %s", group, error)
+        return None
 
 
 def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | None = None) -> dict[str, Any]:
@@ -41,6 +67,7 @@ def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | 
         "topic": part.topic,
         "partition": part.partition,
         "start_offset": part.start_offset,
+        "log_end": log_end,
         "backlog": part.lag,
         "in_flight": _known(part.in_flight),
         "delayed": _known(part.delayed),
@@ -48,6 +75,95 @@ def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | 
         "oldest_age_s": max(0.0, (now_ms - part.oldest_ms) / 1000) if pending else None,
         "finished": log_end - part.lag if log_end is not None and part.lag >= 0 else None,
     }
+
+
+async def add_retention(found: Rows, facts: Facts, rates: Rates, now_s: float) -> None:
+    """Add to each row how long it takes until retention reaches its first unfinished record.
+
+    retention_left_s: None when it is unknown or will never be; retention: says in words which of the two, or by what.
+    """
+    parts_of: dict[tuple[str, str], int] = {}
+    for one in found:
+        where = (one["group"], one["topic"])
+        parts_of[where] = parts_of.get(where, 0) + 1
+    for one in found:
+        keeping = await facts.keeping(one["topic"], now_s)
+        arrival = rates.of(one["group"], one["topic"]).arrival
+        time = left(
+            keeping,
+            backlog=one["backlog"],
+            oldest_age_s=one["oldest_age_s"],
+            behind=None if one["log_end"] is None else max(0, one["log_end"] - one["start_offset"]),
+            record_bytes=await _record_bytes(facts, one, keeping),
+            arrival_per_s=None if arrival is None else arrival / parts_of[one["group"], one["topic"]],
+        )
+        one["retention_left_s"] = time.seconds if time.seconds is not None and math.isfinite(time.seconds) else None
+        one["retention"] = time.why
+
+
+def by_topic(found: Sequence[dict[str, Any]], rates: Rates | None = None) -> Rows:
+    """One row a group and topic: sums, the oldest record, the least time that retention leaves, and rates a second.
+
+    arrival_rate, rate (finished), redelivery_rate: None when unknown.
+    """
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in found:
+        where = (one["group"], one["topic"])
+        if where in made:
+            _join(made[where], one)
+        else:
+            made[where] = {"group": one["group"], "topic": one["topic"], "partitions": 1}
+            made[where] |= {name: one.get(name) for name in (*_SUMS, "oldest_age_s", "retention_left_s", "retention")}
+    for (group, topic), one in made.items():
+        arrival, finished, redelivered = (None, None, None) if rates is None else rates.of(group, topic)
+        one |= {"arrival_rate": arrival, "rate": finished, "redelivery_rate": redelivered}
+    return list(made.values())
+
+
+def _join(into: dict[str, Any], one: dict[str, Any]) -> None:
+    into["partitions"] += 1
+    for name in _SUMS:
+        known = into[name] is not None and one[name] is not None and min(into[name], one[name]) >= 0
+        unknown = -1 if name == "backlog" else None
+        into[name] = into[name] + one[name] if known else unknown
+    ages = [row["oldest_age_s"] for row in (into, one) if row["oldest_age_s"] is not None]
+    into["oldest_age_s"] = max(ages, default=None)
+    if _urgency(one) < _urgency(into):
+        into |= {"retention_left_s": one.get("retention_left_s"), "retention": one.get("retention")}
+
+
+def _urgency(one: dict[str, Any]) -> tuple[int, float]:
+    """What comes first is told: a time, then that it is not known, then that there is nothing to fear."""
+    seconds, why = one.get("retention_left_s"), one.get("retention")
+    if seconds is not None:
+        return (0, seconds)
+    return ({FOREVER: 2, FINISHED: 3}.get(str(why), 1), 0.0)
+
+
+async def _row(
+    admin: ShareAdmin, group: str, part: SharePartitionOffsets, now_ms: int, facts: Facts | None
+) -> dict[str, Any] | None:
+    try:
+        end = await admin.log_end(part.topic, part.partition)
+    except ServerError as error:
+        logger.debug("no backlog of group %s: %s", group, error)
+        return None
+    if part.lag < 0 <= part.start_offset:
+        # Kafka's brokers do not tell the lag before the first record was finished: until then it is all there is.
+        part = replace(part, lag=max(0, end - part.start_offset))
+    made = row(group, part, now_ms, log_end=end)
+    if facts is not None and part.lag > 0 and part.oldest_ms < 0:
+        first = await facts.record(part.topic, part.partition, part.start_offset)
+        if first is not None and first.timestamp_ms >= 0:
+            made["oldest_age_s"] = max(0.0, (now_ms - first.timestamp_ms) / 1000)
+    return made
+
+
+async def _record_bytes(facts: Facts, one: dict[str, Any], keeping: Keeping) -> float | None:
+    if keeping.bytes < 0 or one["backlog"] <= 0:
+        return None
+    first = await facts.record(one["topic"], one["partition"], one["start_offset"])
+    return None if first is None else first.record_bytes
 
 
 def _known(count: int) -> int | None:

@@ -43,7 +43,7 @@ class GroupLimits:
 
 async def native_limits(agent: ShareAgent, admin: ShareAdmin) -> GroupLimits:
     """The group's settings within what the brokers allow. Raises: UsageError naming the config to change."""
-    broker = await _of_brokers(admin)
+    broker = await broker_limits(admin)
     _check_delay(agent)
     _check_lock(agent, broker)
     options = agent.options
@@ -95,7 +95,7 @@ def _check_delay(agent: ShareAgent) -> None:
         )
 
 
-async def _of_brokers(admin: ShareAdmin) -> dict[str, int]:
+async def broker_limits(admin: ShareAdmin) -> dict[str, int]:
     """The brokers' limits by their names, Kafka's defaults where they do not tell."""
     found = dict(STOCK)
     try:

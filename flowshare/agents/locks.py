@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import AckSender
 from flowshare.agents.chunk import Chunk, runs
@@ -40,7 +40,7 @@ class LockKeeper:
         self._clock = clock
         self._member: Member | None = None
         self._ticker: TimerHandle | None = None
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[bool] | None = None
         self._single: set[asyncio.Task[None]] = set()
 
     def start(self, member: Member) -> None:
@@ -53,7 +53,7 @@ class LockKeeper:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
-        tasks = [*self._single, *([self._renewing] if self._renewing is not None else [])]
+        tasks: list[asyncio.Task[Any]] = [*self._single, *([self._renewing] if self._renewing is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -80,6 +80,16 @@ class LockKeeper:
         soon(begin)
         return future
 
+    async def renew_all(self) -> bool:
+        """Renew all that is held, now; whether each lock is renewed or known to be lost. Without renewals those are
+        taken for lost that have lapsed by the clock."""
+        if self._agent.options.renew:
+            return await self._renew(list(self._holdings.live), self._lock_s())
+        now = self._clock.monotonic()
+        for chunk in [chunk for chunk in self._holdings.live if chunk.deadline <= now]:
+            self._holdings.lose(chunk, chunk.unfinished())
+        return True
+
     def _tick(self) -> None:
         self._ticker = None
         member = self._member
@@ -89,7 +99,7 @@ class LockKeeper:
         self._holdings.look(member)
         self._look_for_stuck_handlers(now)
         if self._agent.options.renew and (self._renewing is None or self._renewing.done()):
-            lock_s = self._lock_s(member)
+            lock_s = self._lock_s()
             due = [chunk for chunk in self._holdings.live if chunk.deadline - now < lock_s * RENEW_LEFT]
             if due:
                 self._renewing = asyncio.create_task(self._renew(due, lock_s), name=f"renew {self._agent.name}")
@@ -103,18 +113,24 @@ class LockKeeper:
         if self._prefetch.still_running(busy * (batch.size if batch else 1), now, full=full):
             self._holdings.give_back()
 
-    async def _renew(self, chunks: list[Chunk], lock_s: float) -> None:
+    async def _renew(self, chunks: list[Chunk], lock_s: float) -> bool:
+        """Whether of each lock is known what became of it."""
         abandoned = self._pool.abandoned(lock_s)
+        known = True
         for chunk in chunks:
             held = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
             if held and self._holdings.holds(chunk):
                 lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), runs(held))
                 if deadline:
                     chunk.deadline = deadline
-                self._holdings.lose(chunk, [offset for first, last in lost for offset in range(first, last + 1)])
+                gone = [offset for first, last in lost for offset in range(first, last + 1)]
+                self._holdings.lose(chunk, gone)
+                known = known and (bool(deadline) or len(gone) == len(held))
+        return known
 
-    def _lock_s(self, member: Member) -> float:
-        return member.lock_timeout_ms / 1000 if member.lock_timeout_ms > 0 else LOCK_S
+    def _lock_s(self) -> float:
+        told_ms = 0 if self._member is None else self._member.lock_timeout_ms
+        return told_ms / 1000 if told_ms > 0 else LOCK_S
 
 
 _Held = concurrent.futures.Future[bool]

@@ -17,6 +17,7 @@ LIMIT_MARGIN: Final = 5
 LOCKS_MIN: Final = 40_000
 LOCKS_MAX: Final = 100_000
 DEFAULT_LOCK_S: Final = 30.0
+PRIORITIES: Final = ("redeliveries", "new", "mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,10 @@ class AgentOptions:
     lock_duration: the group's acquisition lock; None: the server's default, 30 s.
     renew: renew locks while handlers run. False needs a `timeout` shorter than the lock.
     middleware: functions around the handler, the first outermost, inside those of the app.
+    max_in_flight: records that all members of the group together may hold at once, those included that they fetched
+        ahead; None: as the group is set (no limit).
+    priority: what comes first when there is both, `redeliveries`, `new` records, or `mixed`: both by turns. None: as
+        the group is set (redeliveries).
     """
 
     group: str | None = None
@@ -54,6 +59,8 @@ class AgentOptions:
     lock_duration: float | None = None
     renew: bool = True
     middleware: tuple[Callable[..., Any], ...] = ()
+    max_in_flight: int | None = None
+    priority: str | None = None
 
     @classmethod
     def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:
@@ -100,7 +107,8 @@ class AgentOptions:
         if isinstance(self.start, str):
             return self.start
         back_ms = round(seconds(self.start, "start") * 1000)
-        return f"by_duration:PT{back_ms / 1000:g}S"
+        whole_s, rest_ms = divmod(back_ms, 1000)  # with :g a million seconds would be 1e+06, which groups refuse
+        return f"by_duration:PT{whole_s}.{rest_ms:03d}S" if rest_ms else f"by_duration:PT{whole_s}S"
 
 
 def _group(value: Any) -> str | None:
@@ -120,6 +128,20 @@ def _start(value: Any) -> Any:
 def _concurrency(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
         raise OptionError(f"concurrency takes a number from 1 to 10000, not {value!r}")
+    return value
+
+
+def _in_flight(value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise OptionError(f"max_in_flight takes a number from 1, or None, not {value!r}")
+    return value
+
+
+def _priority(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in PRIORITIES:
+        raise OptionError(f"priority takes 'redeliveries', 'new' or 'mixed', not {value!r}")
     return value
 
 
@@ -190,4 +212,6 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "lock_duration": _positive("lock_duration"),
     "renew": _bool,
     "middleware": _sequence,
+    "max_in_flight": _in_flight,
+    "priority": _priority,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from flowshare.client.arrivals import Arrivals
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
     from flowshare.client.fetching import Plan
     from flowshare.client.link import Connect
+    from flowshare.client.nodes import Late
     from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
     from flowshare.clock import Clock
     from flowshare.protocol.messages import AckBatch, TopicPartition
@@ -28,6 +29,8 @@ SIDE_RECORDS_MAX: Final = 100
 """Records of the retry topic that one fetch asks for."""
 SIDE_PREFIX: Final = "~"
 """Begins the second member's id, so that it sorts behind those that may lead."""
+ID_MAX: Final = 36
+"""Kafka's limit for a member's id, in characters."""
 
 
 class Member(Protocol):
@@ -65,6 +68,12 @@ class Member(Protocol):
     async def start(self) -> None:
         """Join."""
 
+    async def confirm(self) -> None:
+        """Wait for the group's answer to a heartbeat sent from now on."""
+
+    def unsubscribe(self) -> None:
+        """Leave its partitions to others; what is held stays held."""
+
     def ask(self, plan: Plan) -> None:
         """Begin to acquire."""
 
@@ -77,7 +86,11 @@ class Member(Protocol):
         ...
 
     async def acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
     ) -> list[AckResult]:
         """Acknowledge."""
         ...
@@ -86,17 +99,33 @@ class Member(Protocol):
         """Leave."""
 
 
-def new_member(connect: Connect, agent: ShareAgent, side_topic: str | None, *, clock: Clock) -> Member:
-    """An agent's member; with a retry topic both of its members."""
+def member_ids(prefix: str, names: Iterable[str]) -> dict[str, str]:
+    """The id of each agent's member, by the agent's name, in a process whose ids are to begin so."""
+    ids = {name: f"{prefix}-{number}" for number, name in enumerate(sorted(names))}
+    assert all(len(side_id(one)) <= ID_MAX for one in ids.values()), f"{prefix!r} is too long for members' ids"
+    return ids
+
+
+def side_id(member_id: str) -> str:
+    """The id of the second member of an agent whose first one has this id."""
+    return f"{SIDE_PREFIX}{member_id}"
+
+
+def new_member(
+    connect: Connect, agent: ShareAgent, side_topic: str | None, *, clock: Clock, member_id: str | None = None
+) -> Member:
+    """An agent's member; with a retry topic both of its members. member_id: None draws one."""
     if side_topic is not None:
-        return MemberPair(connect, agent, side_topic, clock=clock)
-    return ShareMember(connect, group_id=agent.group, topics=agent.topics, clock=clock)
+        return MemberPair(connect, agent, side_topic, clock=clock, member_id=member_id)
+    return ShareMember(connect, group_id=agent.group, topics=agent.topics, clock=clock, member_id=member_id)
 
 
 class MemberPair:
     """Both as one. Their connections have different numbers, so that each acknowledgement finds its way back."""
 
-    def __init__(self, connect: Connect, agent: ShareAgent, side_topic: str, *, clock: Clock) -> None:
+    def __init__(
+        self, connect: Connect, agent: ShareAgent, side_topic: str, *, clock: Clock, member_id: str | None = None
+    ) -> None:
         generations = Generations()
         self._arrivals = Arrivals()
         self._main = ShareMember(
@@ -104,6 +133,7 @@ class MemberPair:
             group_id=agent.group,
             topics=agent.topics,
             clock=clock,
+            member_id=member_id,
             generations=generations,
             arrivals=self._arrivals,
         )
@@ -112,7 +142,7 @@ class MemberPair:
             group_id=agent.group,
             topics=(side_topic,),
             clock=clock,
-            member_id=f"{SIDE_PREFIX}{uuid.uuid4().hex}",
+            member_id=side_id(member_id or uuid.uuid4().hex),
             generations=generations,
             arrivals=self._arrivals,
         )
@@ -151,6 +181,16 @@ class MemberPair:
         """Join with both. Raises: NotConnected, ServerError."""
         await asyncio.gather(self._main.start(), self._side.start())
 
+    async def confirm(self) -> None:
+        """Have both confirmed. Raises: ClientError."""
+        await self._main.confirm()
+        await self._side.confirm()
+
+    def unsubscribe(self) -> None:
+        """Leave the partitions of both to others."""
+        self._main.unsubscribe()
+        self._side.unsubscribe()
+
     def ask(self, plan: Plan) -> None:
         """Begin to acquire with both. Raises: ServerError, Closed."""
         self._main.ask(plan)
@@ -166,11 +206,15 @@ class MemberPair:
         return self._arrivals.take()
 
     async def acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
     ) -> list[AckResult]:
         """To whichever acquired it: the connection's number says."""
         member = self._side if generation is not None and self._side.acquired_over(generation) else self._main
-        return await member.acknowledge(acks, generation=generation)
+        return await member.acknowledge(acks, generation=generation, on_late=on_late)
 
     async def close(self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None) -> None:
         """Leave with both."""

@@ -22,6 +22,7 @@ from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome, of_exception
 from flowshare.agents.slots import GRACE_S, Held, Slot
+from flowshare.agents.standstill import Gate
 from flowshare.agents.times import HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
@@ -67,6 +68,8 @@ class Pool(abc.ABC):
         self.slots = [Slot(index) for index in range(agent.options.concurrency)]
         self.finished: Callable[[Handed], None] = _nobody
         """Set by the feeder; called on the service loop."""
+        self.gate = Gate()
+        """Handlers begin only while it is open; the feeder closes it."""
         self.renew: Callable[[Chunk, int], object] | None = None
         """Set by the feeder; callable from any thread."""
         self.context = contextvars.Context()
@@ -113,6 +116,11 @@ class Pool(abc.ABC):
     def busy(self) -> int:
         """Slots at work."""
         return sum(slot.held is not None for slot in self.slots)
+
+    def working_s(self) -> float:
+        """How long the handlers that are at work have worked, together."""
+        now = self.clock.monotonic()
+        return sum(max(0.0, now - slot.started) for slot in self.slots if slot.held is not None)
 
     @property
     def overdue(self) -> int:

@@ -11,7 +11,7 @@ from flowshare.agents.chunk import Chunk, Unread
 from flowshare.agents.intake import Intake
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.protocol.batches import DecodeError
-from flowshare.protocol.decoding import promise
+from flowshare.protocol.promise import promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from flowshare.agents.stats import AgentStats
     from flowshare.agents.waiting import WaitingRecords
     from flowshare.client.ranges import Fetched
-    from flowshare.protocol.decoding import Promised, RawDecoded, RawRecord
+    from flowshare.protocol.decoding import RawDecoded, RawRecord
+    from flowshare.protocol.promise import Promised
 
 logger = logging.getLogger("flowshare.agents")
 

@@ -37,13 +37,14 @@ class TaskPool(TaskBasedPool):
 
     async def work(self, slot: Slot) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""
-        queue, call, mark, times, last = self.queue, self._call, self.mark, self.times, self._last
+        queue, call, mark, times, last, gate = self.queue, self._call, self.mark, self.times, self._last, self.gate
         monotonic, set_current = self.clock.monotonic, current.set
         timed = self.agent.options.timeout is not None
         began = started = monotonic()
         count = 0
         while not self.stopping:
-            if not queue:
+            if not queue or started > gate.until_s:
+                gate.wanted |= bool(queue)
                 if count:
                     times.add(started - began, count)
                     count = 0

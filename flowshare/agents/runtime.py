@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from flowshare.agents.feeder import Feeder
 from flowshare.agents.pool import make_pool
+from flowshare.agents.rates import HandlerLook
 from flowshare.agents.stats import AgentStats
 from flowshare.backend.capabilities import MEMORY
 
@@ -80,6 +81,7 @@ class AgentRuntime:
     random: source of the jitter of retry delays.
     inline_threads: run `def` handlers on the handler loop instead of in threads (test kit).
     observer: told of every settled record (test kit).
+    member_id: id of its member in the group; None draws one.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class AgentRuntime:
         random: random_module.Random | None = None,
         inline_threads: bool = False,
         observer: Observer | None = None,
+        member_id: str | None = None,
     ) -> None:
         self.agent = agent
         self.stats_counters = AgentStats()
         self._clock = clock
+        self._service_loop = service_loop
         self._handler_loop = handler_loop
         self._pool = make_pool(
             agent,
@@ -122,6 +126,7 @@ class AgentRuntime:
             random=random or random_module.Random(),  # noqa: S311 - jitter, not a secret
             stats=self.stats_counters,
             observer=observer,
+            member_id=member_id,
         )
 
     @property
@@ -169,6 +174,11 @@ class AgentRuntime:
         """Fetch again after `pause`."""
         self._feeder.resume()
 
+    def heartbeat(self) -> None:
+        """Ask the group at once for this member's partitions, as after another member's end; from any thread."""
+        if not self._service_loop.is_closed():
+            self._service_loop.call_soon_threadsafe(self._feeder.heartbeat)
+
     def in_flight(self) -> list[InFlight]:
         """What handlers work on now. A snapshot; safe from any thread."""
         now = self._clock.monotonic()
@@ -199,6 +209,16 @@ class AgentRuntime:
             "overdue": float(self._pool.overdue),
             "paused": float(self._feeder.paused),
         }
+
+    def handler_look(self) -> HandlerLook:
+        """How long handlers have worked since the start, and what came of it (`rates.HandlerCost`)."""
+        return HandlerLook(
+            at_s=self._clock.monotonic(),
+            busy_s=self._pool.times.sum_s + self._pool.working_s(),
+            settled=self.stats_counters.settled,
+            again=self.stats_counters.again,
+            running=self._pool.busy,
+        )
 
     async def drain(self, timeout_s: float) -> bool:
         """Fetch no more, give back what was not begun, let handlers finish for `timeout_s` seconds, acknowledge.

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final, TypeVar
 
+from flowshare.protocol.decoding import load_reader
+
 T = TypeVar("T")
 
 _START_LIMIT_S: Final = 10.0
@@ -56,6 +58,7 @@ class ServiceLoop:
         if not self._threads:
             self._loop = asyncio.get_running_loop()
             return
+        load_reader()  # two threads that import aiokafka at once, for reading and for sending, get a half of it
         up = threading.Event()
         loop = new_loop()
         self._thread = threading.Thread(target=_run, args=(loop, up), name="flowshare-service", daemon=True)

@@ -7,6 +7,7 @@ the broker's URL, which it would garble: where its own transport connects it is 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from faust.types.settings import Settings
 from mode.utils.imports import symbol_by_name
 
 from flowshare.agents.errors import UsageError, refuse_unknown
-from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
+from flowshare.backend.url import SHARES, BadBrokerUrl, BrokerUrl, parse_broker
 
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
 PLACEHOLDER: Final = "kafka://not-known-before-the-start"
@@ -30,7 +31,7 @@ _COMPAT: Final = frozenset(
         "replication_factor",
     }
 )
-_OWN: Final = frozenset({"broker", "share", "monitor", "config_source", "loop", "beacon"})
+_OWN: Final = frozenset({"broker", "share", "fleet", "monitor", "config_source", "loop", "beacon"})
 _IN_THE_URL: Final = ("broker_consumer", "broker_producer", "broker_credentials", "ssl_context")
 _MADE_LATER: Final = (
     "Table",
@@ -44,8 +45,6 @@ _MADE_LATER: Final = (
     "Worker",
 )
 """Classes that Faust only calls, and imports with the settings although share agents need none of them: 30 ms."""
-SHARES: Final = ("auto", "native")
-"""Who may lead the share groups of a Kafka cluster: who can, or its brokers."""
 
 
 def known_options() -> frozenset[str]:
@@ -60,7 +59,7 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     UsageError for a broker URL that cannot be read.
     """
     refuse_unknown(f"App({app_id!r})", options, known_options())
-    left = {name: value for name, value in options.items() if name != "share"}
+    left = {name: value for name, value in options.items() if name not in ("share", "fleet")}
     broker = os.environ.get(BROKER_ENV) or left.pop("broker", None)
     left.pop("broker", None)
     left["broker"] = PLACEHOLDER
@@ -81,6 +80,8 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
         address = parse_broker(str(broker))
     except BadBrokerUrl as error:
         raise UsageError(f"App({app_id!r}): {error}") from None
+    if address.kind == "kafka":
+        address = address.with_defaults(_place_of_groups(app_id, options))
     if address.kind == "embedded":
         left.setdefault("broker_session_timeout", SESSION_TIMEOUT_S)
     return address, left
@@ -93,11 +94,16 @@ def _make(path: str, *arguments: Any, **more: Any) -> Any:
 
 def read_share(app_id: str, given: Any) -> str:
     """Who leads the app's share groups on a Kafka cluster (embedded and memory have no choice). Raises: UsageError."""
-    if given == "workers":
-        raise UsageError(
-            f"App({app_id!r}): share='workers' (the workers lead the share groups, on brokers that have none) is not "
-            "part of this version; write share='auto' and use Kafka 4.2 or newer, or broker='embedded:///path'"
-        )
     if given not in SHARES:
-        raise UsageError(f"App({app_id!r}): share takes 'auto' or 'native', not {given!r}")
+        raise UsageError(f"App({app_id!r}): share takes 'auto', 'native' or 'workers', not {given!r}")
     return str(given)
+
+
+def _place_of_groups(app_id: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """What the app and its environment say of who leads the groups; the broker's URL has the last word."""
+    told = {"share": read_share(app_id, options.get("share", "auto")), "fleet": str(options.get("fleet", app_id))}
+    for name in ("listen", "advertise", "state_dir"):
+        text = os.environ.get(f"FLOWSHARE_{name.upper()}")
+        if text:
+            told[name] = text
+    return told

@@ -11,19 +11,25 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.capabilities import check_asked
 from flowshare.agents.errors import UsageError
 from flowshare.agents.limits import GroupLimits, native_limits
 from flowshare.agents.retry_topic import retry_topic
 from flowshare.agents.send import topic_name
-from flowshare.client.errors import ClientError, ConnectionLost, ServerError
+from flowshare.backend.base import BackendError
+from flowshare.client.admin import MAX_IN_FLIGHT
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
+    from flowshare.clock import Clock
 
-PREPARE_TRIES: Final = 5
+PREPARE_TRIES: Final = 10
+PREPARE_PAUSE_S: Final = 1.0
+"""Between two tries: a worker of a fleet that stands still, or is gone, is replaced within some ten seconds."""
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -35,23 +41,32 @@ DEAD_LETTER_ON: Final = "share.dead.letter.on"
 DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
 
 
-async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, clock: Clock) -> GroupLimits:
     """Make missing topics (if the app allows it) and set the group's settings; what the group gets.
 
-    Done again, as all of it may be, when the connection breaks: another process may be taking over.
-    Raises: UsageError with what to do, ConnectionLost after PREPARE_TRIES.
+    Done again, as all of it may be, when the connection breaks, or who is asked cannot do it now: another process may
+    be taking over.
+    Raises: UsageError (the application asks for what it cannot have), ServerError (refused for another reason),
+    BackendError (nobody could do it, PREPARE_TRIES times).
     """
     for tried in range(1, PREPARE_TRIES + 1):
         try:
             return await _prepare(agent, admin, capabilities)
-        except ConnectionLost as error:
-            if tried == PREPARE_TRIES:
+        except (ConnectionLost, NotConnected, ServerError) as error:
+            if isinstance(error, ServerError) and not error.retriable:
                 raise
-            logger.info("agent=%s is set up again: %s", agent.name, error)
+            if tried == PREPARE_TRIES:
+                raise BackendError(
+                    f"agent {agent.name}: its topics and its group could not be set up: {error}; see whether brokers "
+                    "and workers are well (`flowshare check`), then start it again"
+                ) from error
+            logger.info("agent=%s is set up again, tried %d of %d: %s", agent.name, tried, PREPARE_TRIES, error)
+        await clock.sleep(PREPARE_PAUSE_S)
     raise AssertionError("the last try returns or raises")
 
 
 async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+    check_asked(agent, capabilities)
     if capabilities.own_limits:
         limits = GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
     else:
@@ -90,6 +105,8 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> Non
     try:
         await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
     except ServerError as error:
+        if error.retriable:
+            raise
         raise UsageError(f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}") from error
     logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
 
@@ -118,6 +135,10 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
     }
     if options.lock_duration is not None:
         settings["share.record.lock.duration.ms"] = str(round(options.lock_duration * 1000))
+    if options.max_in_flight is not None:
+        settings[MAX_IN_FLIGHT] = str(options.max_in_flight)
+    if options.priority is not None:
+        settings["share.delivery.priority"] = options.priority
     return settings
 
 
@@ -151,12 +172,16 @@ async def _set_group(
     try:
         await admin.alter_group_configs(agent.group, settings)
     except ServerError as error:
+        if error.retriable:
+            raise
         raise UsageError(f"agent {agent.name}: its group's settings are refused: {error}") from error
     if not dead_letters:
         return
     try:
         await admin.alter_group_configs(agent.group, dead_letter_settings(agent))
     except ServerError as error:
+        if error.retriable:
+            raise
         logger.warning(
             "agent=%s group=%s: the server writes no dead letters for records that the delivery limit archives: %s",
             agent.name,

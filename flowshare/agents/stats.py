@@ -44,6 +44,16 @@ class AgentStats:
     fetches: int = 0
     acknowledgements: int = 0
 
+    @property
+    def again(self) -> int:
+        """Deliveries of records that come again, handled ones only."""
+        return self.released + self.retried + self.cancelled + self.lock_lost + self.ack_unknown
+
+    @property
+    def settled(self) -> int:
+        """Deliveries that were handled, whatever came of it."""
+        return self.accepted + self.rejected + self.dead_lettered + self.deferred + self.again
+
     def counters(self) -> dict[str, float]:
         """All counters by name."""
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}

@@ -36,6 +36,10 @@ def line(agent: ShareAgent) -> str:
         parts.append(f"sink {', '.join(agent.sinks)}")
     if options.rate_limit is not None:
         parts.append(f"at most {options.rate_limit.per_s:g}/s")
+    if options.max_in_flight is not None:
+        parts.append(f"at most {options.max_in_flight} in flight in the group")
+    if options.priority is not None:
+        parts.append("redeliveries and new ones mixed" if options.priority == "mixed" else f"{options.priority} first")
     return " · ".join(parts)
 
 
@@ -86,6 +90,11 @@ def _of_one(agent: ShareAgent) -> list[str]:
         (
             not agent.is_async and options.concurrency > 64,
             f"concurrency {options.concurrency} of a `def` handler is as many threads; an `async def` needs none",
+        ),
+        (
+            options.max_in_flight is not None and options.max_in_flight < options.records_at_once,
+            f"max_in_flight={options.max_in_flight} is for all workers of the group together, and already one of them "
+            f"could work on {options.records_at_once}",
         ),
         (not options.retry.on, "Retry(on=()) retries nothing: every exception goes to the dead letter"),
     ]

@@ -1,14 +1,25 @@
-"""`flowshare worker --procs N`: N worker processes under one that runs no handler.
+"""`flowshare worker --procs N`, `flowshare scale`: worker processes under one that runs no handler.
 
 The supervisor holds the embedded path and leads its share-partitions, so that no handler, whatever it does to its own
 process, can stall the fleet; on other brokers it only supervises. A worker that ends is started again, after a pause
 that doubles while it keeps ending. On SIGTERM or Ctrl-C all workers drain; one that does not is killed. A worker whose
 supervisor is gone drains and ends by itself (`supervised.py`), so that a restarted supervisor finds no strangers.
+
+A place is a worker's number with the task that keeps a process there:
+
+    resize up       → kept       the lowest numbers that are free
+    resize down     kept → leaving    the highest numbers; the worker drains, as at the end, and is not started again
+    its end         leaving → free    (kept: started again)
+    stop            all → leaving
+
+so `resize` holds for places that are kept, and while old ones still drain there may be more processes than that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -31,8 +42,8 @@ PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 SETTLED_S: Final = 10.0
 """A worker that ran this long was started well: its next pause is the first one again."""
-KILL_AFTER_S: Final = 6.0
-"""How long after its drain time a worker is killed; by itself it ends 4 s after it."""
+KILL_AFTER_S: Final = 10.0
+"""How long after its drain time a worker is killed; by itself it ends 9 s after it at the latest."""
 _STOP: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -40,7 +51,8 @@ _STOP: Final = (signal.SIGTERM, signal.SIGINT)
 class SupervisorOptions:
     """How to run a fleet on one machine.
 
-    command: a worker's command line. procs: how many. drain_timeout_s: what each has been told to drain within.
+    command: a worker's command line. procs: how many at the start. drain_timeout_s: what each has been told to drain
+    within.
     """
 
     command: Sequence[str]
@@ -49,9 +61,14 @@ class SupervisorOptions:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def run_supervisor(backend: Backend | None, options: SupervisorOptions) -> int:
+def run_supervisor(
+    backend: Backend | None,
+    options: SupervisorOptions,
+    beside: Callable[[Supervisor], Awaitable[None]] | None = None,
+) -> int:
     """Lead `backend` (None: nothing to lead) and run the workers until SIGTERM, SIGINT or a start that fails.
 
+    beside: what runs as long as the supervisor does, and may resize it.
     Returns the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, and
     the worker's own code when no worker ever got going. Raises: what the backend refuses to start with.
     """
@@ -59,10 +76,10 @@ def run_supervisor(backend: Backend | None, options: SupervisorOptions) -> int:
 
     async def main() -> int:
         if backend is None:
-            return await supervisor.run()
+            return await supervisor.run(beside)
         await backend.start()
         try:
-            return await supervisor.run()
+            return await supervisor.run(beside)
         finally:
             await backend.close()
 
@@ -70,8 +87,16 @@ def run_supervisor(backend: Backend | None, options: SupervisorOptions) -> int:
         return runner.run(main())
 
 
+@dataclass(slots=True)
+class _Place:
+    """A worker's number and what keeps it."""
+
+    task: asyncio.Task[None]
+    leaving: asyncio.Event
+
+
 class Supervisor:
-    """Keeps `procs` workers running until it is told to stop."""
+    """Keeps workers running until it is told to stop: `procs`, or as many as `resize` said last."""
 
     def __init__(self, options: SupervisorOptions, clock: Clock) -> None:
         self._options = options
@@ -83,6 +108,17 @@ class Supervisor:
         self._codes: dict[int, int] = {}
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._ready: dict[int, str] = {}
+        self._places: dict[int, _Place] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def size(self) -> int:
+        """How many workers are kept; those that drain do not count."""
+        return len(self._kept)
+
+    @property
+    def _kept(self) -> list[int]:
+        return sorted(number for number, place in self._places.items() if not place.leaving.is_set())
 
     @property
     def ready(self) -> Mapping[int, str]:
@@ -99,8 +135,26 @@ class Supervisor:
         if self._stop.is_set() and number == signal.SIGINT:
             self._hurry.set()
         self._stop.set()
+        for place in self._places.values():
+            place.leaving.set()
 
-    async def run(self) -> int:
+    def resize(self, count: int) -> None:
+        """Keep `count` workers (at least 1): start some, or have those with the highest numbers drain."""
+        assert count >= 1
+        if self._group is None or self._stop.is_set():
+            return
+        kept = self._kept
+        for number in kept[count:]:
+            logger.info("worker %d drains: %d are enough", number, count)
+            self._places[number].leaving.set()
+        number = 0
+        for _ in range(count - len(kept)):
+            number = next(free for free in itertools.count(number + 1) if free not in self._places)
+            leaving = asyncio.Event()
+            task = self._group.create_task(self._keep(number, leaving), name=f"worker {number}")
+            self._places[number] = _Place(task, leaving)
+
+    async def run(self, beside: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
         """Run to the end; returns the exit code (see `run_supervisor`)."""
         loop = asyncio.get_running_loop()
         for stopping in _STOP:
@@ -109,9 +163,12 @@ class Supervisor:
         try:
             logger.info("supervising %d workers (process %d)", self._options.procs, os.getpid())
             async with asyncio.TaskGroup() as group:
-                for number in range(1, self._options.procs + 1):
-                    group.create_task(self._keep(number), name=f"worker {number}")
+                self._group = group
+                self.resize(self._options.procs)
+                if beside is not None:
+                    group.create_task(self._beside(beside), name="beside the supervisor")
         finally:
+            self._group = None
             for taken in (*_STOP, signal.SIGUSR1):
                 loop.remove_signal_handler(taken)
         return self._verdict()
@@ -127,18 +184,36 @@ class Supervisor:
         logger.info("stopped: all workers drained")
         return 0
 
+    async def _beside(self, beside: Callable[[Supervisor], Awaitable[None]]) -> None:
+        task = asyncio.ensure_future(beside(self))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
     def _pass_on(self, number: signal.Signals) -> None:
         for worker in self._ready:  # before that it would end by the signal
             _signal(self._running[worker], number)
 
-    async def _keep(self, number: int) -> None:
-        """Run one worker, again and again."""
+    async def _keep(self, number: int, leaving: asyncio.Event) -> None:
+        """Run one worker, again and again, until it is to leave."""
+        try:
+            await self._run_again(number, leaving)
+        finally:
+            del self._places[number]
+
+    async def _run_again(self, number: int, leaving: asyncio.Event) -> None:
         pause_s = PAUSE_FIRST_S
-        while not self._stop.is_set():
+        while not leaving.is_set():
             begun = self._clock.monotonic()
-            code = await self._run_once(number)
+            code = await self._run_once(number, leaving)
             lived_s = self._clock.monotonic() - begun
-            if self._stop.is_set():
+            if leaving.is_set():
+                logger.info("worker %d has left after %.1f s (%s)", number, lived_s, _how(code))
                 self._codes[number] = 0 if code == -signal.SIGTERM else code  # that one had not begun yet
                 return
             if lived_s >= SETTLED_S:
@@ -150,11 +225,11 @@ class Supervisor:
                 self.stop()
                 return
             logger.warning("worker %d ended (%s) after %.1f s; again in %.1f s", number, _how(code), lived_s, pause_s)
-            await self._within(self._stop.wait, pause_s)
+            await self._within(leaving.wait, pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    async def _run_once(self, number: int) -> int:
-        """Start one worker and wait for its end, which `stop` brings about; its exit code."""
+    async def _run_once(self, number: int, leaving: asyncio.Event) -> int:
+        """Start one worker and wait for its end, which `leaving` brings about; its exit code."""
         reader, writer = os.pipe()
         environment = {
             **os.environ,
@@ -176,7 +251,7 @@ class Supervisor:
         loop.add_reader(reader, self._hear, number, reader)
         logger.info("worker %d is process %d", number, process.pid)
         ended = asyncio.ensure_future(process.wait())
-        stopped = asyncio.ensure_future(self._stop.wait())
+        stopped = asyncio.ensure_future(leaving.wait())
         try:
             waited: set[asyncio.Future[Any]] = {ended, stopped}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -200,9 +275,9 @@ class Supervisor:
         if not said or number not in self._running:
             return
         self._ready[number] = said.decode(errors="replace").strip()
-        if len(self._ready) == self._options.procs:
+        if self._ready.keys() >= set(self._kept):
             pages = ", ".join(f"{one} http://{address}" for one, address in sorted(self._ready.items()) if address)
-            logger.info("all %d workers are ready; health and metrics: %s", self._options.procs, pages or "none")
+            logger.info("all %d workers are ready; health and metrics: %s", self.size, pages or "none")
 
     async def _drain(self, number: int, process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
         """Let a worker drain; kill it when it does not."""

@@ -94,6 +94,9 @@ class ThreadPool(Pool):
                 if self.stopping:
                     return None
                 while self.queue:
+                    if self.clock.monotonic() > self.gate.until_s:
+                        self.gate.wanted = True
+                        break
                     chunk = self.queue[0]
                     try:
                         slot.held = held = (chunk, chunk.records.pop())

@@ -4,11 +4,9 @@ Two kinds of bad handler, two ways of seeing it:
 
 - it blocks its loop but lets the GIL go (a forgotten `time.sleep`, blocking I/O): the service thread goes on, misses
   the handler loop's heartbeat and logs the stack of the thread that blocks, with what to do about it;
-- it holds the GIL (a catastrophic regex, a huge `json.loads`): no Python code runs in any thread. `faulthandler`'s
-  timer is C code and writes the stacks of all threads to stderr. It is re-armed by both loops, so that it fires only
-  when both stand still.
-
-One a process: faulthandler has one timer.
+- it holds the GIL (a catastrophic regex, a huge `json.loads`): no Python code runs in any thread. A timer of the
+  kernel's has the handler loop's stack written to stderr then (`stack_timer`). It is re-armed by both loops, so that
+  it fires only when both stand still.
 """
 
 from __future__ import annotations
@@ -23,6 +21,8 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from flowshare.agents.stack_timer import StackTimer
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.watchdog")
 
 _INTERVAL_S: Final = 0.25
+_MACHINERY: Final = (
+    "/asyncio/",
+    "/click/",
+    "/flowshare/cli/",
+    "/flowshare/spark/",
+    "/pyspark",
+    "<frozen ",
+    "/bin/flowshare",
+)
+"""Files with what lies between a process's start and its loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +68,7 @@ class Watchdog:
         self.settings = settings or WatchdogSettings()
         self._clock = clock
         self._dump = dump_to_stderr
+        self._stack: StackTimer | None = None
         self._thread_id = 0
         self._beat = clock.monotonic()
         self._look = clock.monotonic()
@@ -70,6 +81,8 @@ class Watchdog:
     def beat_from_here(self) -> None:
         """Start the heartbeat on the running loop: the one that runs the handlers."""
         self._thread_id = threading.get_ident()
+        if self._dump and self._stack is None:
+            self._stack = StackTimer()
         self._heartbeat()
 
     def watch_from_here(self) -> None:
@@ -100,22 +113,22 @@ class Watchdog:
         """End the process in `limit_s` seconds unless `stop` comes first, even when no Python code runs by then."""
         if self._stopped:
             return
-        self._dump = False
         with contextlib.suppress(ValueError, OSError, RuntimeError):
             faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     def stop(self) -> None:
-        """End both timers and disarm faulthandler."""
+        """End all timers."""
         self._stopped = True
         faulthandler.cancel_dump_traceback_later()
+        if self._stack is not None:
+            self._stack.close()
         for loop, timer in tuple(self._timers.values()):
             with contextlib.suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(timer.cancel)
 
     def _arm(self) -> None:
-        if self._dump and not self._stopped:
-            with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr is closed or has no descriptor
-                faulthandler.dump_traceback_later(self.settings.stall_s, file=sys.__stderr__ or sys.stderr)
+        if self._stack is not None and not self._stopped:
+            self._stack.arm(self.settings.stall_s)
 
     def _heartbeat(self) -> None:
         if self._stopped:
@@ -136,9 +149,10 @@ class Watchdog:
             self.stalls += 1
             logger.warning(
                 "every thread of this process stood still for %.1f s: code in a handler held the interpreter lock, "
-                "or the machine was paused; heartbeats and lock renewals waited too. The stack is on stderr above. "
-                "Give such work to a process pool, or bound its input",
+                "or the machine was paused; heartbeats and lock renewals waited too.%s Give such work to a process "
+                "pool, or bound its input",
                 stood_still_s,
+                " The stack is on stderr above." if self._stack is not None and self._stack.works else "",
             )
         elif (stalled := self.stalled_s()) >= self._next_report_s:
             self._report(stalled)
@@ -170,4 +184,4 @@ def _relevant(frame: FrameType) -> list[traceback.FrameSummary]:
 
 
 def _machinery(filename: str) -> bool:
-    return any(part in filename for part in ("/asyncio/", "/click/", "/flowshare/cli/", "<frozen ", "/bin/flowshare"))
+    return any(part in filename for part in _MACHINERY)

@@ -35,16 +35,22 @@ EXIT_FAILED: Final = 1
 EXIT_UNFINISHED: Final = 3
 """Handlers had to be left behind at the drain deadline; their records run again."""
 
+_BLOCKED_S: Final = 0.5
+"""A handler loop that is late by more when the drain has ended is blocked, and the end does not wait for it; by less
+any loop is, at times."""
 _BLOCKED_GRACE_S: Final = 0.25
-"""How long the end waits for a handler loop that was seen blocked."""
-_STOP_GRACE_S: Final = 5.0
-"""How long the end waits for the app's own stop (its `on_drain` functions, timers, web)."""
+"""How long the end waits for a handler loop that is blocked."""
+_STOP_GRACE_S: Final = 8.0
+"""How long the end waits for the app's own stop (its `on_drain` functions, timers, web), for its members to leave and
+for a fleet's slots to find others."""
+_OVER_S: Final = 1.0
+"""How long after that the process ends even when no Python code can run by then."""
 _EXIT_GRACE_S: Final = 0.2
 """How long the interpreter may take to end (threads that never return, atexit functions)."""
 _ORPHAN_LOOK_S: Final = 0.5
 """How often a worker looks whether its supervisor still runs."""
 _LAST_CALL_S: Final = 4.0
-"""How long after the drain deadline the process ends even when no Python code can run."""
+"""How long after the drain deadline the process ends when no Python code can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +82,8 @@ class _Worker:
     def __init__(self, app: App, options: WorkerOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        settings = HostSettings(watchdog=True, patience_s=PATIENCE_S if supervised() else 0.0)
+        supervisor = supervised()
+        settings = HostSettings(watchdog=True, patience_s=PATIENCE_S if supervisor else 0.0, lead=not supervisor)
         self._host = Host(app, clock=clock, settings=settings, parts=options.parts)
         self._signals = Signals(
             on_stop=self._on_stop,
@@ -202,21 +209,16 @@ class _Worker:
         """Drain, then have the handler loop stop the app; end the process when it does not."""
         self._clean = await self._host.drain(self._options.drain_timeout_s)
         self._loop.call_soon_threadsafe(self._stop.set)
-        blocked = self._host.watchdog is not None and self._host.watchdog.stalled_s() > 0
-        if await self._ends_within(_BLOCKED_GRACE_S if blocked else _STOP_GRACE_S):
+        watchdog = self._host.watchdog
+        if watchdog is not None:
+            watchdog.end_after(_STOP_GRACE_S + _OVER_S)  # Python runs, so the rest has its time
+        late_s = 0.0 if watchdog is None else watchdog.stalled_s()
+        if await ends(self._ended, _BLOCKED_GRACE_S if late_s > _BLOCKED_S else _STOP_GRACE_S, self._clock):
             return
-        stack = self._host.watchdog.blocking_stack().rstrip() if self._host.watchdog is not None else ""
+        stack = watchdog.blocking_stack().rstrip() if watchdog is not None else ""
         logger.error("the handler loop does not end; ending without it. It is here:\n%s", stack)
         await self._host.close_service()
         self._exit(EXIT_UNFINISHED)
-
-    async def _ends_within(self, limit_s: float) -> bool:
-        step_s = 0.05
-        for _ in range(max(1, round(limit_s / step_s))):
-            if self._ended.is_set():
-                return True
-            await self._clock.sleep(step_s)
-        return self._ended.is_set()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +234,16 @@ class _Worker:
     def _exit(self, code: int, last_words: str = "") -> None:
         flush_output(last_words)
         self._options.hard_exit(code)
+
+
+async def ends(ended: threading.Event, limit_s: float, clock: Clock) -> bool:
+    """Whether the handler loop ends within so many seconds."""
+    step_s = 0.05
+    for _ in range(round(limit_s / step_s)):
+        if ended.is_set():
+            break
+        await clock.sleep(step_s)
+    return ended.is_set()
 
 
 def flush_output(last_words: str = "", *, limit_s: float = 0.2) -> None:

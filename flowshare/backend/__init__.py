@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
 
 if TYPE_CHECKING:
-    from flowshare.backend.base import Backend
+    from flowshare.backend.base import Asked, Backend
     from flowshare.client.link import Connect
     from flowshare.client.producing import RecordProducer
     from flowshare.clock import Clock
@@ -16,12 +16,19 @@ __all__ = ["BadBrokerUrl", "BrokerUrl", "make_producer", "open_backend", "parse_
 
 
 def open_backend(
-    url: str | BrokerUrl, *, clock: Clock | None = None, listen: bool = True, patience_s: float = 0.0
+    url: str | BrokerUrl,
+    *,
+    clock: Clock | None = None,
+    listen: bool = True,
+    patience_s: float = 0.0,
+    lead: bool = False,
+    asked: Asked | None = None,
 ) -> Backend:
     """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
 
-    listen, patience_s: for a path that processes share, see `EmbeddedBackend`. Only what the backend needs is imported,
-    and that when it starts.
+    listen, patience_s: for a path that processes share, see `EmbeddedBackend`. lead: for a fleet, see
+    `WorkersBackend`. asked: what an app needs, where the place of its groups is to be chosen. Only what the backend
+    needs is imported, and that when it starts.
     """
     broker = parse_broker(url) if isinstance(url, str) else url
     match broker.kind:
@@ -45,10 +52,19 @@ def open_backend(
             from flowshare.backend.memory import MemoryBackend
 
             return MemoryBackend(clock=clock)
-        case "kafka":
+        case "kafka" if broker.share == "workers":
+            from flowshare.backend.fleet import WorkersBackend
+
+            return WorkersBackend(broker, clock=clock, lead=lead)
+        case "kafka" if broker.share == "native":
             from flowshare.backend.native import NativeBackend
 
             return NativeBackend(broker, clock=clock)
+        case "kafka":
+            from flowshare.backend.auto import AutoBackend
+            from flowshare.backend.base import NOTHING_ASKED
+
+            return AutoBackend(broker, clock=clock, lead=lead, asked=asked or NOTHING_ASKED)
 
 
 def make_producer(
@@ -60,11 +76,9 @@ def make_producer(
     client_id: str = "producer",
 ) -> RecordProducer:
     """The producer for a backend; `connect` opens a connection to it."""
-    if backend.kind == "native":
-        from flowshare.backend.native import NativeBackend
-
-        assert isinstance(backend, NativeBackend)
-        return backend.producer(client_id=client_id, linger_s=linger_s)
+    of_kafka = getattr(backend, "producer", None)
+    if of_kafka is not None:
+        return cast("RecordProducer", of_kafka(client_id=client_id, linger_s=linger_s))
     from flowshare.client.producer import Producer
 
     return Producer(connect, clock=clock, linger_s=linger_s, client_id=client_id)

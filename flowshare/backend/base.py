@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from flowshare.client.security import Security
@@ -23,8 +23,11 @@ class Capabilities:
     unrun_release: a record that was never run can go back without costing an attempt. server_dead_letters: what the
     delivery limit archives can be dead-lettered by the server. ranges_only: acquiring without record bytes.
     group_configs: groups have settings. fast_acknowledge: acknowledgements need not wait for a fetch.
+    cheap_acknowledge: each may be sent by itself, because none is a write of a broker's.
     own_limits: any delivery limit and lock duration can be had. window_by_count: finished records behind a slow one do
     not count against the record locks. private_stats: the server tells what is in flight and delayed.
+    pausing: groups can be paused. group_limit: what a whole group has in flight can be limited. fair_locks: where
+    limits are reached, members get equal parts. priority: new records can come before redeliveries.
     `backend.capabilities` has the table.
     """
 
@@ -35,9 +38,14 @@ class Capabilities:
     ranges_only: bool = True
     group_configs: bool = True
     fast_acknowledge: bool = True
+    cheap_acknowledge: bool = True
     own_limits: bool = True
     window_by_count: bool = True
     private_stats: bool = True
+    pausing: bool = True
+    group_limit: bool = True
+    fair_locks: bool = True
+    priority: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +56,22 @@ class KafkaAddress:
     security: Security | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an app asks of whoever leads its groups. groups: group id -> in words what Kafka's brokers lack."""
+
+    groups: Mapping[str, Sequence[str]]
+
+
+NOTHING_ASKED: Final = Asked({})
+
+
 class Backend(Protocol):
     """One opened backend; everything happens on the loop that called `start`."""
 
     @property
     def kind(self) -> str:
-        """Which backend it is: embedded, memory or native."""
+        """Which backend it is: embedded, memory, workers or native."""
         ...
 
     @property

@@ -9,6 +9,7 @@ from flowshare.backend.base import Capabilities
 
 EMBEDDED: Final = Capabilities(durable=True)
 MEMORY: Final = Capabilities(durable=False)
+WORKERS: Final = Capabilities(durable=True, cheap_acknowledge=False)
 NATIVE: Final = Capabilities(
     durable=True,
     delayed_release=False,
@@ -16,11 +17,21 @@ NATIVE: Final = Capabilities(
     server_dead_letters=False,
     ranges_only=False,
     fast_acknowledge=False,
+    cheap_acknowledge=False,
     own_limits=False,
     window_by_count=False,
     private_stats=False,
+    pausing=False,
+    group_limit=False,
+    fair_locks=False,
+    priority=False,
 )
-BY_NAME: Final[Mapping[str, Capabilities]] = {"embedded": EMBEDDED, "memory": MEMORY, "native": NATIVE}
+BY_NAME: Final[Mapping[str, Capabilities]] = {
+    "embedded": EMBEDDED,
+    "memory": MEMORY,
+    "workers": WORKERS,
+    "native": NATIVE,
+}
 
 
 class Row(NamedTuple):
@@ -41,7 +52,7 @@ TABLE: Final = (
     Row(
         "unrun_release",
         "a record that was given back before its handler began has not cost an attempt",
-        "no: it costs one, so little is fetched ahead",
+        "no: it costs one, as a worker's death costs all that it had fetched one; so little is fetched ahead",
     ),
     Row(
         "server_dead_letters",
@@ -54,6 +65,11 @@ TABLE: Final = (
         "fast_acknowledge",
         "an acknowledgement does not wait for a parked fetch",
         "no: it rides on the next fetch, which is parked 10 to 80 ms at most while records are in hand",
+    ),
+    Row(
+        "cheap_acknowledge",
+        "acknowledgements are sent at once; where each request is a write of a broker's, they are gathered for 5 ms",
+        "no",
     ),
     Row(
         "own_limits",
@@ -69,15 +85,35 @@ TABLE: Final = (
     Row(
         "private_stats",
         "`flowshare lag` shows in flight, delayed, oldest age and redeliveries",
-        "no: backlog only",
+        "no: backlog, and the oldest age a little late",
+    ),
+    Row(
+        "pausing",
+        "`flowshare groups pause` and `resume`",
+        "no: stop its workers, or pause the agents in each of them (`agent.pause()`)",
+    ),
+    Row(
+        "group_limit",
+        "`max_in_flight`: how many records a whole group works on at once",
+        "no: `concurrency` times the workers; `max_in_flight` is refused",
+    ),
+    Row(
+        "fair_locks",
+        "where a limit of records in flight is reached, members share it in equal parts",
+        "no: who asks first gets all that is free",
+    ),
+    Row(
+        "priority",
+        "`priority`: new records before redeliveries, or both by turns",
+        "no: redeliveries come first; `priority` is refused",
     ),
 )
 
 
 def render() -> str:
     """The table as Markdown, as docs/backends.md has it."""
-    lines = ["| what | embedded | memory | native (Kafka ≥ 4.2) |", "|---|---|---|---|"]
+    lines = ["| what | embedded | memory | workers (any Kafka) | native (Kafka ≥ 4.2) |", "|---|---|---|---|---|"]
     for row in TABLE:
-        local = " | ".join("yes" if getattr(one, row.field) else "no" for one in (EMBEDDED, MEMORY))
+        local = " | ".join("yes" if getattr(one, row.field) else "no" for one in (EMBEDDED, MEMORY, WORKERS))
         lines.append(f"| {row.what} | {local} | {row.native} |")
     return "\n".join(lines)

@@ -27,6 +27,15 @@ NEEDED: Final = {
 """API -> version that must be there: with the first one of 78 and 79 there is neither record_limit nor renewal."""
 
 
+def missing_apis(cluster: Cluster) -> list[str]:
+    """Names of the APIs that a started cluster lacks for share groups; empty when it has them all."""
+    return [
+        key.name.title().replace("_", "")
+        for key, version in NEEDED.items()
+        if cluster.api_versions.get(key, (0, -1))[1] < version
+    ]
+
+
 class NativeBackend:
     """A Kafka cluster with share groups. `broker`: its URL."""
 
@@ -69,17 +78,12 @@ class NativeBackend:
         self._cluster = cluster
 
     def _check(self, cluster: Cluster) -> None:
-        missing = [
-            key.name.title().replace("_", "")
-            for key, version in NEEDED.items()
-            if cluster.api_versions.get(key, (0, -1))[1] < version
-        ]
+        missing = missing_apis(cluster)
         if missing:
             raise BackendError(
                 f"broker {self._broker} offers no share groups ({', '.join(missing)} of Kafka 4.2 or newer with the "
                 "feature share.version=1): upgrade it, turn the feature on (kafka-features.sh upgrade --feature "
-                'share.version=1), or wait for share="workers", which will need no share groups and is not part of '
-                "this version; embedded:///path works without Kafka"
+                'share.version=1), or let the workers lead the groups: share="workers"'
             )
 
     async def close(self) -> None:

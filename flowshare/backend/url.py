@@ -13,6 +13,10 @@ name, password and files percent-encoded:
 
     kafka://user:password@host:port?security=SASL_SSL&sasl_mechanism=SCRAM-SHA-512&ca_file=/etc/ca.pem
 
+Who leads the share groups of a Kafka cluster (docs/backends.md), and, where the workers do, which fleet of them:
+
+    kafka://host:port?share=workers&fleet=shop&listen=0.0.0.0:9095&advertise=worker-1:9095&state_dir=/var/lib/shop
+
 No text made here shows a password.
 """
 
@@ -22,7 +26,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
@@ -38,8 +42,15 @@ OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "memory": frozenset(),
     "kafka": frozenset(
         {"security", "sasl_mechanism", "ca_file", "certificate_file", "key_file", "password_file", "check_hostname"}
+        | {"share", "fleet", "lead", "listen", "advertise", "slots", "state_dir"}
+        | {"listen_tls_cert", "listen_tls_key", "listen_tls_ca", "listen_tls_client_auth", "listen_insecure"}
+        | {"listen_sasl_users", "listen_acls", "listen_super_users"}
+        | {"fleet_security", "fleet_user", "fleet_password_file", "fleet_sasl_mechanism"}
+        | {"fleet_ca_file", "fleet_certificate_file", "fleet_key_file", "fleet_check_hostname"}
     ),
 }
+SHARES: Final = ("auto", "native", "workers")
+"""Who may lead the share groups of a Kafka cluster: who can, its brokers, or the workers."""
 FORMS: Final = "embedded:///absolute/path, memory:// or kafka://host:port"
 
 
@@ -66,6 +77,15 @@ class BrokerUrl:
         if text.lower() not in ("true", "false"):
             raise BadBrokerUrl(f"broker option {name}={text!r}: write true or false")
         return text.lower() == "true"
+
+    @property
+    def share(self) -> str:
+        """Who leads the share groups of a Kafka cluster, as far as it was said: `auto`, `native` or `workers`."""
+        return self.options.get("share", "auto")
+
+    def with_defaults(self, options: Mapping[str, str]) -> BrokerUrl:
+        """The same URL with these options where it says nothing."""
+        return replace(self, options={**options, **self.options})
 
     @property
     def settings(self) -> dict[str, str]:
@@ -152,6 +172,7 @@ def parse_broker(url: str) -> BrokerUrl:
         _check_settings(shown, broker.settings)
         return broker
     if kind == "kafka":
+        _check_share(shown, options)
         return _kafka(shown, place, options)
     if place not in ("", "/"):
         raise BadBrokerUrl(f"broker {shown!r} names a place, but memory:// keeps nothing; write memory://")
@@ -181,6 +202,13 @@ def _options(kind: Kind, url: str, query: str) -> dict[str, str]:
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known) or 'none'}"
             raise BadBrokerUrl(f"broker {url!r} has the unknown option {name!r}; {hint}")
     return options
+
+
+def _check_share(url: str, options: Mapping[str, str]) -> None:
+    """Raises: BadBrokerUrl."""
+    share = options.get("share", "auto")
+    if share not in SHARES:
+        raise BadBrokerUrl(f"broker {url!r} has share={share!r}; write {', '.join(SHARES[:-1])} or {SHARES[-1]}")
 
 
 def _check_settings(url: str, settings: Mapping[str, str]) -> None:

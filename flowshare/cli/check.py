@@ -65,7 +65,7 @@ def examine(app: App) -> list[Finding]:
         )
     findings += [Finding("warning", text) for text in summary.surprises(agents)]
     findings += _middleware(app)
-    return findings + _broker(app)
+    return findings + _rights(app) + _broker(app)
 
 
 def _streams(app: App) -> list[Finding]:
@@ -87,6 +87,20 @@ def _middleware(app: App) -> list[Finding]:
         except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
             findings.append(Finding("error", explain(error)))
     return findings
+
+
+def _rights(app: App) -> list[Finding]:
+    """What Kafka's brokers have to allow a fleet of workers; what prevents asking is told by `_broker`."""
+    import asyncio
+
+    from flowshare.backend.url import BadBrokerUrl
+    from flowshare.cli.rights import of_fleet
+    from flowshare.client.errors import ClientError
+
+    try:
+        return [Finding(level, text) for level, text in asyncio.run(of_fleet(app))]
+    except (OSError, ClientError, BadBrokerUrl):
+        return []
 
 
 def _broker(app: App) -> list[Finding]:
@@ -132,8 +146,12 @@ def _disk(path: Path) -> list[Finding]:
 
 async def _log(session: Session, app: App) -> list[Finding]:
     topics = {topic.name for topic in await session.admin.list_topics()}
-    groups = {group.group_id for group in await session.admin.list_groups()}
     findings: list[Finding] = []
+    groups: set[str] = set()
+    if session.led:
+        groups = {group.group_id for group in await session.admin.list_groups()}
+    else:
+        findings.append(Finding("ok", "no worker of the fleet runs: where its groups stand is not known now"))
     for agent in app.share_agents.values():
         findings += await _limits(session, agent)
         missing = [name for name in agent.topics if name not in topics]
@@ -145,12 +163,13 @@ async def _log(session: Session, app: App) -> list[Finding]:
 
 async def _limits(session: Session, agent: Any) -> list[Finding]:
     """What the brokers of a cluster do not allow would refuse the start."""
+    from flowshare.agents.capabilities import check_asked
     from flowshare.agents.limits import native_limits
 
-    if session.backend.capabilities.own_limits:
-        return []
     try:
-        await native_limits(agent, session.admin)
+        check_asked(agent, session.backend.capabilities)
+        if not session.backend.capabilities.own_limits:
+            await native_limits(agent, session.admin)
     except UsageError as error:
         return [Finding("error", str(error))]
     return []

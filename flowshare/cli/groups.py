@@ -1,4 +1,4 @@
-"""`flowshare groups`: list, describe, configure, reset and delete share groups."""
+"""`flowshare groups`: list, describe, configure, pause, reset, seed, move and delete share groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flowshare.cli.errors import Failure
+from flowshare.cli.move import move
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.seed import seed
 
 if TYPE_CHECKING:
     from flowshare.cli.session import Session
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
 
 @click.group("groups")
 def groups() -> None:
-    """List, describe, configure, reset and delete share groups."""
+    """List, describe, configure, pause, reset, seed, move and delete share groups."""
+
+
+groups.add_command(seed)
+groups.add_command(move)
 
 
 @groups.command("ls")
@@ -26,12 +32,12 @@ def groups() -> None:
 def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
     """List the share groups."""
     from flowshare.cli.output import show
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
     async def call(session: Session) -> list[dict[str, Any]]:
         return [{"group": one.group_id, "state": one.state} for one in await session.admin.list_groups()]
 
-    rows = sorted(run(broker_url(broker, app_path), call), key=lambda row: str(row["group"]))
+    rows = sorted(run_on_groups(broker_url(broker, app_path), call), key=lambda row: str(row["group"]))
     show(rows, {"group": "group", "state": "state"}, as_json=as_json, empty="there are no share groups")
 
 
@@ -42,15 +48,15 @@ def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
 def describe(group: str, as_json: bool, broker: str | None, app_path: str | None) -> None:
     """Show a group's state, members and position in each share-partition."""
     from flowshare.cli.output import emit_json, show
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
-    facts = run(broker_url(broker, app_path), lambda session: _describe(session, group))
+    facts = run_on_groups(broker_url(broker, app_path), lambda session: _describe(session, group))
     if as_json:
         emit_json(facts)
         return
     click.echo(
         f"group {group}: {facts['state']}, {len(facts['members'])} members, "
-        f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}"
+        f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}{_controls(facts)}"
     )
     show(facts["offsets"], _OFFSETS, as_json=False, empty="the group has no position yet", right=tuple(_OFFSETS)[1:])
 
@@ -62,9 +68,9 @@ def describe(group: str, as_json: bool, broker: str | None, app_path: str | None
 def members(group: str, as_json: bool, broker: str | None, app_path: str | None) -> None:
     """List a group's members and what they are assigned."""
     from flowshare.cli.output import show
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
-    facts = run(broker_url(broker, app_path), lambda session: _describe(session, group))
+    facts = run_on_groups(broker_url(broker, app_path), lambda session: _describe(session, group))
     columns = {
         "member": "member",
         "client": "client",
@@ -76,6 +82,27 @@ def members(group: str, as_json: bool, broker: str | None, app_path: str | None)
     if not as_json:
         rows = [{**row, "assignment": _assignment(row["assignment"])} for row in rows]
     show(rows, columns, as_json=as_json, empty=f"group {group} has no members", right=("epoch",))
+
+
+@groups.command("pause")
+@click.argument("group")
+@broker_options
+def pause(group: str, broker: str | None, app_path: str | None) -> None:
+    """Hand out no more records of a group until it is resumed, restarts included.
+
+    What its members hold they finish as ever.
+    """
+    _pause(group, broker_url(broker, app_path), paused=True)
+    click.echo(f"group {group} is paused; `flowshare groups resume {group}` lets it go on")
+
+
+@groups.command("resume")
+@click.argument("group")
+@broker_options
+def resume(group: str, broker: str | None, app_path: str | None) -> None:
+    """Let a paused group go on."""
+    _pause(group, broker_url(broker, app_path), paused=False)
+    click.echo(f"group {group} goes on")
 
 
 @groups.command("reset-offsets")
@@ -104,7 +131,7 @@ def reset_offsets(
 ) -> None:
     """Move a group's start offsets. The group must be empty: stop its workers first."""
     from flowshare.cli.output import show
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
     if dry_run and execute:
         raise click.UsageError("give --dry-run or --execute, not both")
@@ -114,7 +141,7 @@ def reset_offsets(
         moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
         return [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moved]
 
-    rows = run(broker_url(broker, app_path), call)
+    rows = run_on_groups(broker_url(broker, app_path), call)
     columns = {"topic": "topic", "partition": "partition", "from": "from", "to": "to"}
     show(rows, columns, as_json=as_json, empty="nothing to reset", right=("partition", "from", "to"))
     if not execute and rows:
@@ -127,12 +154,12 @@ def reset_offsets(
 @broker_options
 def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_path: str | None) -> None:
     """Forget an empty group's positions in topics."""
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
     async def call(session: Session) -> None:
         await session.admin.delete_offsets(group, topics)
 
-    run(broker_url(broker, app_path), call)
+    run_on_groups(broker_url(broker, app_path), call)
     click.echo(f"group {group} has no position any more in {', '.join(topics)}")
 
 
@@ -142,7 +169,7 @@ def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_
 @broker_options
 def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> None:
     """Delete an empty group with its positions; its settings stay."""
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
     if not yes:
         click.confirm(f"delete group {group} and its positions?", abort=True)
@@ -150,7 +177,7 @@ def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> N
     async def call(session: Session) -> None:
         await session.admin.delete_group(group)
 
-    run(broker_url(broker, app_path), call)
+    run_on_groups(broker_url(broker, app_path), call)
     click.echo(f"deleted group {group}")
 
 
@@ -162,7 +189,7 @@ def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> N
 def config(group: str, settings: tuple[str, ...], as_json: bool, broker: str | None, app_path: str | None) -> None:
     """Show a group's settings, or set NAME=VALUE; `NAME=` goes back to the default."""
     from flowshare.cli.output import show
-    from flowshare.cli.session import run
+    from flowshare.cli.session import run_on_groups
 
     changes = dict(_setting(text) for text in settings)
 
@@ -174,7 +201,7 @@ def config(group: str, settings: tuple[str, ...], as_json: bool, broker: str | N
             for one in await session.admin.group_configs(group)
         ]
 
-    rows = run(broker_url(broker, app_path), call)
+    rows = run_on_groups(broker_url(broker, app_path), call, create=bool(changes))
     show(rows, {"name": "name", "value": "value", "default": "default"}, as_json=as_json, empty="no settings")
 
 
@@ -189,9 +216,37 @@ _OFFSETS = {
 }
 
 
+def _pause(group: str, url: str, *, paused: bool) -> None:
+    from flowshare.cli.session import run_on_groups
+
+    async def call(session: Session) -> None:
+        if not session.backend.capabilities.pausing:
+            raise Failure(
+                f"Kafka's brokers cannot pause group {group}: stop its workers, or call `agent.pause()` in each of them"
+            )
+        await session.admin.describe_group(group)  # a mistyped name would be taken, as groups can be set up beforehand
+        await (session.admin.pause_group(group) if paused else session.admin.resume_group(group))
+
+    run_on_groups(url, call)
+
+
+def _controls(facts: dict[str, Any]) -> str:
+    """What keeps the group from taking all it could, for the line that describes it."""
+    texts = [", paused"] if facts["paused"] else []
+    if facts["max_in_flight"]:
+        texts.append(f", at most {facts['max_in_flight']} in flight")
+    if facts["priority"] not in (None, "redeliveries"):
+        texts.append(f", priority {facts['priority']}")
+    return "".join(texts)
+
+
 async def _describe(session: Session, group: str) -> dict[str, Any]:
     from flowshare.agents import lag
+    from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
 
+    # Kafka's brokers have none of the settings that are shown here, and may ask for a right of its own to tell.
+    entries = await session.admin.group_configs(group) if session.backend.capabilities.pausing else []
+    configs = {one.name: one.value for one in entries}
     found = await session.admin.describe_group(group)
     offsets = await session.admin.group_offsets(group)
     now_ms = session.clock.now_ms()
@@ -201,6 +256,9 @@ async def _describe(session: Session, group: str) -> dict[str, Any]:
         "group_epoch": found.group_epoch,
         "assignment_epoch": found.assignment_epoch,
         "assignor": found.assignor,
+        "paused": configs.get(PAUSED) == "true",
+        "max_in_flight": int(configs.get(MAX_IN_FLIGHT, "0")) or None,
+        "priority": configs.get("share.delivery.priority"),
         "members": [
             {
                 "member": one.member_id,

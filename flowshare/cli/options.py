@@ -13,6 +13,23 @@ Fun = TypeVar("Fun", bound=Callable[..., Any])
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
 
 
+class _Seconds(click.ParamType):
+    """A time as text, `10`, `10s`, `500ms`, `2m`; the command gets seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from flowshare.agents.scaling import read_seconds
+
+        try:
+            return read_seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+SECONDS: Final = _Seconds()
+
+
 def debug_option(function: Fun) -> Fun:
     """`--debug`, looked at by `flowshare.cli.main`."""
     option = click.option("--debug", is_flag=True, expose_value=False, help="A traceback instead of a one-line error.")

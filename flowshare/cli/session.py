@@ -33,6 +33,11 @@ class Session:
     _producer: RecordProducer | None = None
 
     @property
+    def led(self) -> bool:
+        """Whether somebody leads the groups; False: workers do, and none of them runs."""
+        return bool(getattr(getattr(self.backend, "chosen", self.backend), "led", True))
+
+    @property
     def producer(self) -> RecordProducer:
         """A producer on this log."""
         if self._producer is None:
@@ -55,10 +60,11 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(url: str, *, create: bool = False) -> AsyncIterator[Session]:
+async def open_session(url: str, *, create: bool = False, groups: bool = False) -> AsyncIterator[Session]:
     """Open the log at `url`: an embedded path beside the workers that run on it, or alone when there are none.
 
-    create: make an embedded path that does not exist; without it that is a Failure, as it would be a typing mistake.
+    create: make an embedded path, or a fleet, that does not exist; without it that is a Failure, as it would be a
+    typing mistake. groups: it is about groups: where workers lead them and none runs, this process leads meanwhile.
     Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
     """
     from flowshare.backend import open_backend
@@ -71,6 +77,8 @@ async def open_session(url: str, *, create: bool = False) -> AsyncIterator[Sessi
     clock = LoopClock()
     backend = open_backend(url, clock=clock, listen=False, patience_s=PATIENCE_S)
     await backend.start()
+    if groups:
+        backend = await _led(backend, url, create=create)
     session = Session(backend, ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=clock), clock)
     try:
         yield session
@@ -78,14 +86,39 @@ async def open_session(url: str, *, create: bool = False) -> AsyncIterator[Sessi
         await session.close()
 
 
-def run(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False) -> T:
-    """Open the log, await `function(session)`, close the log."""
+async def _led(backend: Backend, url: str, *, create: bool) -> Backend:
+    """The backend, or one that leads in place of a fleet of which no worker runs. Raises: Failure, BackendError."""
+    if getattr(getattr(backend, "chosen", backend), "led", True):
+        return backend
+    await backend.close()
+    from flowshare.backend import open_backend, parse_broker
+    from flowshare.backend.fleet_options import fleet_of
+    from flowshare.cli.leading import led_here, slots_of
+
+    broker = parse_broker(url)
+    slots = await slots_of(broker)
+    if not slots and not create:
+        raise Failure(
+            f"the fleet {fleet_of(broker)} has no state on {broker} yet; a worker makes it, or name another one"
+        )
+    led = open_backend(led_here(broker, slots), lead=True)
+    await led.start()
+    return led
+
+
+def run(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False, groups: bool = False) -> T:
+    """Open the log as `open_session` does, await `function(session)`, close the log."""
 
     async def call() -> T:
-        async with open_session(url, create=create) as session:
+        async with open_session(url, create=create, groups=groups) as session:
             return await function(session)
 
     return asyncio.run(call())
+
+
+def run_on_groups(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False) -> T:
+    """`run` for what is about groups."""
+    return run(url, function, create=create, groups=True)
 
 
 def embedded_path(url: str) -> Path | None:

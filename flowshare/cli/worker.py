@@ -14,7 +14,11 @@ from flowshare.cli import logs
 from flowshare.cli.options import debug_option
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from flowshare.agents.app import App
+    from flowshare.agents.host import Host
+    from flowshare.agents.supervisor import Supervisor
 
 logger = logging.getLogger("flowshare.worker")
 
@@ -35,6 +39,8 @@ logger = logging.getLogger("flowshare.worker")
     "--procs", type=click.IntRange(1, 256), help="Worker processes, under a supervisor that starts them again."
 )
 @click.option("--reload", is_flag=True, help="Restart, draining first, when a .py file below this folder changes.")
+@click.option("--on", "master", metavar="MASTER", help="Run the workers on Spark: local[2], spark://host:7077, yarn, …")
+@click.option("--workers", metavar="N|MIN:MAX", help="With --on: workers, or from how many to how many as needed.")
 @debug_option
 def worker(
     app_path: str,
@@ -46,20 +52,22 @@ def worker(
     log_format: str,
     procs: int | None,
     reload: bool,
+    master: str | None,
+    workers: str | None,
 ) -> int:
     """Run an app's share agents.
 
     Ctrl-C or SIGTERM: handlers finish for --drain-timeout seconds, what is left is given back. A second Ctrl-C ends
     at once. SIGUSR1 prints what is in flight. Exit code 0: drained; 3: handlers were cut off; 1: a failure.
 
-    One process uses one core; with --procs N the supervisor runs no handler, leads the share-partitions of an
-    embedded path, starts a worker again that ended, and kills one that does not drain.
+    One process uses one core; with --procs N the supervisor runs no handler, leads share-partitions (of an embedded
+    path, or as one of a fleet), starts a worker again that ended, and kills one that does not drain. With --on MASTER
+    the workers run on Spark, each as one long task, and this process looks after them in the same way.
     """
-    if reload and procs is not None:
-        raise click.UsageError("--reload is for one process while you write it; leave --procs out")
+    check_together(procs=procs, reload=reload, master=master, workers=workers)
     if reload:
         return _reloading(drain_timeout)
-    from flowshare.agents.supervised import worker_number
+    from flowshare.agents.supervised import worker_command, worker_number
 
     logs.set_up(log_level, log_format, worker=worker_number())
     from flowshare.agents.garbage import collector_paused
@@ -74,14 +82,40 @@ def worker(
         load_reader()
         keep_loaded()
     introduce(app, concurrency)
+    if master is not None:
+        from flowshare.cli.on_spark import on_spark
+
+        return on_spark(
+            app,
+            app_path,
+            master=master,
+            workers=workers,
+            concurrency=concurrency,
+            drain_timeout=drain_timeout,
+            web_port=web_port,
+            web_bind=web_bind,
+            log_level=log_level,
+            log_format=log_format,
+        )
     if procs is not None:
         if web_port:
             raise click.UsageError("--procs goes with free ports for the health pages only; leave --web-port out")
-        return _supervising(app, procs, drain_timeout)
-    options = WorkerOptions(
-        drain_timeout_s=drain_timeout, parts=(lambda host: WebServer(host, port=web_port or 0, bind=web_bind),)
-    )
-    return run_worker(app, options)
+        return supervise(app, procs, drain_timeout, worker_command(sys.argv[1:]))
+
+    def pages(host: Host) -> WebServer:
+        return WebServer(host, port=web_port or 0, bind=web_bind, drain_timeout_s=drain_timeout)
+
+    return run_worker(app, WorkerOptions(drain_timeout_s=drain_timeout, parts=(pages,)))
+
+
+def check_together(*, procs: int | None, reload: bool, master: str | None, workers: str | None) -> None:
+    """Refuse options that do not go together. Raises: click.UsageError."""
+    if reload and procs is not None:
+        raise click.UsageError("--reload is for one process while you write it; leave --procs out")
+    if master is not None and (reload or procs is not None):
+        raise click.UsageError("--on runs the workers on Spark; leave --procs and --reload out")
+    if workers is not None and master is None:
+        raise click.UsageError("--workers says how many run on Spark (--on MASTER); on this machine write --procs N")
 
 
 def introduce(app: App, concurrency: int | None) -> None:
@@ -102,24 +136,30 @@ def introduce(app: App, concurrency: int | None) -> None:
         logger.warning("%s", text)
 
 
-def _supervising(app: App, procs: int, drain_timeout: float | None) -> int:
-    from flowshare.agents.supervised import worker_command
+def supervise(
+    app: App,
+    procs: int,
+    drain_timeout: float | None,
+    command: Sequence[str],
+    beside: Callable[[Supervisor], Awaitable[None]] | None = None,
+) -> int:
+    """Run workers under a supervisor, and `beside` next to it; the exit code. command: that of a worker."""
+    from flowshare.agents.capabilities import asked_of
     from flowshare.agents.supervisor import SupervisorOptions, run_supervisor
     from flowshare.backend import open_backend
 
     longest = app.drain_timeout_s
     options = SupervisorOptions(
-        command=worker_command(sys.argv[1:]),
+        command=command,
         procs=procs,
         drain_timeout_s=longest if drain_timeout is None else drain_timeout,
     )
-    match app.broker_address.kind:
-        case "memory":
-            raise click.UsageError("memory:// is one process's own; use embedded:///path with --procs")
-        case "embedded":
-            return run_supervisor(open_backend(app.broker_address), options)
-        case _:
-            return run_supervisor(None, options)
+    broker = app.broker_address
+    if broker.kind == "memory":
+        raise click.UsageError("memory:// is one process's own; several need embedded:///path or kafka://")
+    if broker.kind == "kafka" and broker.share == "native":
+        return run_supervisor(None, options, beside)
+    return run_supervisor(open_backend(broker, lead=True, asked=asked_of(app.share_agents.values())), options, beside)
 
 
 def _reloading(drain_timeout: float | None) -> int:

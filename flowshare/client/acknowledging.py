@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import SESSION_GONE, ConnectionLost
-from flowshare.client.fetching import MOVED, Fetcher, Moved, Plan, Riding
+from flowshare.client.fetching import MOVED, Fetcher, Move, Moved, Plan, Riding
 from flowshare.client.ranges import AckResult
 from flowshare.client.session import EPOCH_CLOSE
 from flowshare.client.turns import Acks, Turns, Waiting, is_renewal
@@ -62,6 +62,8 @@ class Acknowledger:
         self._turns = Turns(clock, self._send_taken)
         self._under_way = 0
         self._done = asyncio.Event()
+        self.asked_s = 0.0
+        """When something was last sent while nothing was under way; kept for `send` only."""
 
     async def acknowledge(self, acks: Acks) -> list[AckResult]:
         """Send and tell the outcome of each partition, in order."""
@@ -83,6 +85,26 @@ class Acknowledger:
             self._under_way -= 1
             if not self._under_way:
                 self._done.set()
+
+    async def send(self, acks: Acks) -> list[AckResult]:
+        """One try, at one of flowshare's own servers; NETWORK_EXCEPTION says that the outcome is not known."""
+        connection = self._node.link.current
+        if connection is None:
+            return self.all_failed(acks, ErrorCode.NETWORK_EXCEPTION, GONE)
+        if not self._under_way:
+            self.asked_s = self._clock.monotonic()
+        self._under_way += 1
+        try:
+            return await self._send(acks, connection)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._done.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether some of them have no outcome yet."""
+        return self._under_way > 0
 
     async def _resumed(self) -> Connection | None:
         """The next connection after one that was interrupted, if what was held over that is still this member's."""
@@ -156,7 +178,9 @@ class Acknowledger:
         """One request for all of it, now."""
         session = self._node.session
         if not session.open and not await self._fetcher.open_session(connection):
-            return self.all_failed(acks, ErrorCode.SHARE_SESSION_NOT_FOUND, "no session could be opened")
+            ended = self._node.link.current is not connection
+            code = ErrorCode.NETWORK_EXCEPTION if ended else ErrorCode.SHARE_SESSION_NOT_FOUND
+            return self.all_failed(acks, code, "no session could be opened")
         number = session.number
         sent_s = self._clock.monotonic()
         request = self._request(acks, session.next_epoch())
@@ -164,6 +188,7 @@ class Acknowledger:
             answer = await self._node.link.send_on(connection, request)
         except ConnectionLost as error:
             return self.all_failed(acks, ErrorCode.NETWORK_EXCEPTION, f"outcome unknown: {error}")
+        self._node.heard_s = self._clock.monotonic()
         if answer.error in SESSION_GONE:
             session.reset(number)
         return self._results(acks, answer, sent_s)
@@ -235,7 +260,7 @@ class Acknowledger:
             elif code is ErrorCode.INVALID_RECORD_STATE:
                 self._node.not_ours(tp, batches)
             elif part is not None and code in MOVED:
-                self._on_moved(tp, part.current_leader, answer.node_endpoints)
+                self._on_moved(Move(self._node.node_id, tp, code, part.current_leader, answer.node_endpoints))
             results.append(self._result(tp, batches, code, message, deadline_s))
         return results
 

@@ -15,6 +15,7 @@ from flowshare.client.settings import MIB, LinkSettings
 from flowshare.protocol import messages
 from flowshare.protocol.batches import DecodedRecord, batch_headers, decode_all
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ R = TypeVar("R")
 LATEST: Final = -1
 EARLIEST: Final = -2
 TRIES_MAX: Final = 5
+PAUSED: Final = "share.paused"
+MAX_IN_FLIGHT: Final = "share.max.in.flight"
 
 ResetTarget = Literal["earliest", "latest"] | int | datetime
 """Where to: the log's ends, an offset, or the first record at or after a moment (a datetime with a zone)."""
@@ -35,6 +38,13 @@ class PartitionBounds(NamedTuple):
 
     log_start: int
     high_watermark: int
+
+
+class BatchFacts(NamedTuple):
+    """A record's timestamp, −1 when it has none, and how many bytes a record of its batch takes in the log."""
+
+    timestamp_ms: int
+    record_bytes: float
 
 
 class OffsetReset(NamedTuple):
@@ -129,6 +139,23 @@ class ShareAdmin:
         start = await self._offset(topic, partition, EARLIEST)
         return PartitionBounds(start, await self._offset(topic, partition, LATEST))
 
+    async def log_end(self, topic: str, partition: int) -> int:
+        """Next offset of a partition's log."""
+        return await self._offset(topic, partition, LATEST)
+
+    async def peek(self, topic: str, partition: int, offset: int) -> BatchFacts | None:
+        """Facts on the first record from `offset` on, out of one batch; None when that holds none any more."""
+        answer = await self._fetch(topic, partition, offset, max_bytes=1)
+        if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+            return None
+        check(answer.error, answer.message, f"reading {topic}-{partition}@{offset}")
+        for header in batch_headers(answer.records):
+            batch = answer.records[header.position : header.position + header.size]
+            for record in decode_all(batch):
+                if record.offset >= offset:
+                    return BatchFacts(record.timestamp_ms, header.size / max(1, header.record_count))
+        return None
+
     async def offset_at(self, topic: str, partition: int, moment: datetime) -> int:
         """First offset at or after `moment` (with a zone); the next one to be written when there is none."""
         found = await self._offset(topic, partition, _timestamp_ms(moment))
@@ -152,7 +179,7 @@ class ShareAdmin:
                 offset = log_start
                 continue
             check(answer.error, answer.message, f"reading {topic}-{partition}@{offset}")
-            headers = batch_headers(answer.records)
+            headers = tuple(frames(answer.records, partial_tail=True))
             if not headers:
                 break
             found += [record for record in decode_all(answer.records) if record.offset >= offset]
@@ -206,13 +233,57 @@ class ShareAdmin:
             lag = bounds.high_watermark - after
             moves.append(OffsetReset(part.topic, part.partition, part.start_offset, after, lag))
         if not dry_run and moves:
-            offsets = {(move.topic, move.partition): move.after for move in moves}
-            answer = await self._change(messages.AlterShareGroupOffsetsRequest(group_id=group_id, offsets=offsets))
-            check(answer.error, answer.message, f"moving group {group_id}")
-            for part_result in answer.partitions:
-                where = f"{part_result.topic}-{part_result.partition}"
-                check(part_result.error, part_result.message, f"moving group {group_id} in {where}")
+            await self.place_group(group_id, {(move.topic, move.partition): move.after for move in moves})
         return moves
+
+    async def place_group(
+        self,
+        group_id: str,
+        offsets: Mapping[tuple[str, int], int],
+        finished: Mapping[tuple[str, int], Sequence[tuple[int, int]]] | None = None,
+    ) -> None:
+        """Let a group begin at these offsets, by topic and partition; it is made if need be and must have no members.
+
+        finished: ranges from there on that count as processed, which only flowshare's own servers can take.
+        Raises: ServerError (NON_EMPTY_GROUP, UNKNOWN_TOPIC_OR_PARTITION, …), Unsupported (finished at a Kafka broker).
+        """
+        ranges = {at: tuple(sorted(known)) for at, known in (finished or {}).items() if known}
+        request = messages.AlterShareGroupOffsetsRequest(group_id=group_id, offsets=offsets, finished=ranges)
+        answer = await self._change(request)
+        check(answer.error, answer.message, f"moving group {group_id}")
+        for part in answer.partitions:
+            check(part.error, part.message, f"moving group {group_id} in {part.topic}-{part.partition}")
+
+    async def finished_ranges(self, group_id: str, part: messages.SharePartitionOffsets) -> list[tuple[int, int]]:
+        """What of a share-partition is finished from its start on, as its coordinator has it stored.
+
+        Raises: ServerError (CLUSTER_AUTHORIZATION_FAILED: the right is the brokers' own), Unsupported.
+        """
+        if part.topic_id is None:
+            return []
+        answer = await self._ask(
+            messages.ReadShareGroupStateRequest(
+                group_id=group_id, topic_id=part.topic_id, partition=part.partition, leader_epoch=part.leader_epoch
+            )
+        )
+        check(answer.error, answer.message, f"state of group {group_id} in {part.topic}-{part.partition}")
+        runs = () if answer.state is None else answer.state.runs
+        return [(run.first, run.last) for run in runs if run.state.terminal]
+
+    async def consumer_members(self, group_id: str) -> int:
+        """How many members a consumer group (of the classic protocol) has; 0 when there is none."""
+        answer = await self._ask(messages.DescribeGroupRequest(group_id=group_id))
+        return len(answer.members)
+
+    async def committed_offsets(self, group_id: str) -> list[messages.FetchedOffset]:
+        """What a consumer group has committed, by topic and partition; empty when there is no such group."""
+        answer = await self._ask(messages.OffsetFetchRequest(group_id=group_id))
+        if answer.error is ErrorCode.GROUP_ID_NOT_FOUND:
+            return []
+        check(answer.error, answer.message, f"committed offsets of consumer group {group_id}")
+        for part in answer.partitions:
+            check(part.error, None, f"committed offset of consumer group {group_id} in {part.topic}-{part.partition}")
+        return sorted(answer.partitions, key=lambda part: (part.topic, part.partition))
 
     async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
         """Forget a group's positions in topics; the group must have no members."""
@@ -236,6 +307,17 @@ class ShareAdmin:
     ) -> None:
         """Set (None: unset) settings of a group, which need not exist yet; with `dry_run` they are only checked."""
         await self._alter_configs("group", group_id, configs, dry_run)
+
+    async def pause_group(self, group_id: str) -> None:
+        """Let nobody acquire more of a group's records; what members hold they can settle and renew.
+
+        It holds until `resume_group`, restarts included. Raises: ServerError (Kafka's brokers cannot).
+        """
+        await self.alter_group_configs(group_id, {PAUSED: "true"})
+
+    async def resume_group(self, group_id: str) -> None:
+        """Undo `pause_group`: fetches that wait get records at once. Raises: ServerError (Kafka's brokers cannot)."""
+        await self.alter_group_configs(group_id, {PAUSED: None})
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
@@ -273,9 +355,9 @@ class ShareAdmin:
         check(answer.error, None, f"offsets of {topic}-{partition}")
         return answer.offset
 
-    async def _fetch(self, topic: str, partition: int, offset: int) -> messages.FetchedLog:
-        asked = messages.FetchPartition(topic, partition, offset, 4 * MIB)
-        answer = await self._ask(messages.FetchRequest(partitions=(asked,), max_bytes=4 * MIB))
+    async def _fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int = 4 * MIB) -> messages.FetchedLog:
+        asked = messages.FetchPartition(topic, partition, offset, max_bytes)
+        answer = await self._ask(messages.FetchRequest(partitions=(asked,), max_bytes=max_bytes))
         check(answer.error, answer.message, f"records of {topic}-{partition}")
         (found,) = answer.partitions
         return found

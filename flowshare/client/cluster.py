@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakKeyDictionary
 
+from flowshare.client.connections import LocalConnection
 from flowshare.client.errors import ClientError, NotConnected, ServerError
 from flowshare.client.routing import ClusterConnection
 from flowshare.client.settings import LinkSettings
@@ -19,32 +21,26 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FindCoordinatorRequest, MetadataRequest
 
 if TYPE_CHECKING:
+    from flowshare.client.connections import FreshAddresses, Local, NodeConnection, OpenNode, Who
     from flowshare.client.security import Security
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import TopicPartition
+    from flowshare.protocol.messages import Request, TopicPartition
+    from flowshare.protocol.messages.groups import CoordinatorKind
+
+R = TypeVar("R")
 
 REFRESH_PAUSE_S: Final = 0.1
 """Least time between two looks at the same topics: many partitions may find out at once that they moved."""
 
+TRY_S: Final = 1.0
+"""How long one worker of a fleet may take to be connected to when any will do, and there are others to try."""
+OPEN_S: Final = 5.0
+"""How long a certain worker may take to be connected to."""
+LOOK_S: Final = 2.0
+"""How long one may take to say who leads what."""
+FAILED_MAX: Final = 100
+
 logger = logging.getLogger(__name__)
-
-
-class NodeConnection(Protocol):
-    """A connection to one broker that says what it is."""
-
-    api_versions: Mapping[int, tuple[int, int]]
-    is_flowshare: bool
-
-    async def send(self, request: Any) -> Any:
-        """As `Connection.send`."""
-        ...
-
-    async def close(self) -> None:
-        """As `Connection.close`."""
-
-
-OpenNode = Callable[[str, int, str], Awaitable[NodeConnection]]
-"""(host, port, client id) -> a new connection. Raises OSError when trying again may help, else ClientError."""
 
 
 class Cluster:
@@ -59,16 +55,42 @@ class Cluster:
         settings: LinkSettings | None = None,
         security: Security | None = None,
         open_node: OpenNode | None = None,
+        local: Mapping[int, Local] | None = None,
+        fresh_addresses: FreshAddresses | None = None,
+        worker: int | None = None,
+        who: Who | None = None,
+        outdated: Callable[[], bool] | None = None,
+        own_address: str | None = None,
     ) -> None:
-        """bootstrap: `host:port` of brokers to ask first. open_node: opens connections; None: TCP."""
-        self._bootstrap = [_address(text) for text in bootstrap]
+        """bootstrap: `host:port` of brokers to ask first. open_node: opens connections; None: TCP.
+
+        For fleets: local: servers of this process by their node ids, reached without sockets and asked first; looked
+        at with each opening, so it may change. fresh_addresses: where to bootstrap when nobody known answers. worker:
+        node id of this process's own worker, told to the others. own_address: where others reach it. who: asks a server
+        for its node id. outdated: whether this process's own worker has lost touch, so that others know better who
+        leads and coordinates.
+        """
+        self.set_bootstrap(bootstrap)
+        self._local: Mapping[int, Local] = {} if local is None else local
+        self._fresh_addresses = fresh_addresses
+        self._failed: dict[Address, int] = {}
+        """Addresses of a fleet that gave no answer lately, in the order of their failures: they are tried last."""
+        self._reached: WeakKeyDictionary[NodeConnection, Address] = WeakKeyDictionary()
         self._client_id = client_id
+        self._open_given = open_node
         self._open = open_node or self._open_tcp
         self._security = security
-        self._coordinators: dict[str, int] = {}
+        self._worker = worker
+        self._who = who
+        self._outdated = outdated or _never
+        self._own_address = None if own_address is None else _address(own_address)
+        self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
         self._looked: dict[tuple[str, ...] | None, float] = {}
         self._looking: dict[tuple[str, ...] | None, asyncio.Task[None]] = {}
         self._own: ClusterConnection | None = None
+        self._others: ClusterConnection | None = None
+        self._alone_until_s = 0.0
+        """No other worker was reached lately: until then this process's own is asked, outdated as it may be."""
         self.clock = clock
         self.settings = settings or LinkSettings()
         self.topology = Topology()
@@ -100,61 +122,178 @@ class Cluster:
                 return
 
     async def close(self) -> None:
-        """Close the cluster's own connection; those of others are theirs."""
-        own, self._own = self._own, None
+        """Close the cluster's own connections; those of others are theirs."""
+        own = [one for one in (self._own, self._others) if one is not None]
+        self._own = self._others = None
         looking = list(self._looking.values())
         for task in looking:
             task.cancel()
         await asyncio.gather(*looking, return_exceptions=True)
-        if own is not None:
-            await own.close()
+        for one in own:
+            await one.close()
+
+    def set_bootstrap(self, bootstrap: Sequence[str]) -> None:
+        """Replace the brokers to ask first, as `host:port`; connections that are open stay so."""
+        self._bootstrap = [_address(text) for text in bootstrap]
 
     def connect(self, client_id: str) -> ClusterConnection:
         """A connection to the cluster as a whole; its sockets are opened as they are needed."""
         return ClusterConnection(self, client_id)
 
+    def apart(self, settings: LinkSettings, *, turn: int = 0) -> Cluster:
+        """The same brokers over connections of its own, for one that cannot wait as long as others do.
+
+        turn: which of them is asked first.
+        """
+        found = Cluster(
+            (),
+            clock=self.clock,
+            client_id=self._client_id,
+            settings=settings,
+            security=self._security,
+            open_node=self._open_given,
+        )
+        known = list(dict.fromkeys([*self.topology.nodes.values(), *self._bootstrap]))
+        first = turn % len(known)
+        found._bootstrap = known[first:] + known[:first]
+        return found
+
     # --- reaching nodes -----------------------------------------------------------------------------------------
 
     async def open_node(self, node_id: int, client_id: str) -> NodeConnection:
         """A new connection to one broker. Raises: NotConnected (not known, not reachable), ClientError."""
+        if node_id in self._local:
+            return await self._open_local(node_id, client_id)
         address = self.topology.nodes.get(node_id)
         if address is None:
             await self.look(())
             address = self.topology.nodes.get(node_id)
         if address is None:
             raise NotConnected(f"broker {node_id} is not among the cluster's brokers now")
-        return await self._open_at(address, client_id)
+        if not self.in_fleet:
+            return await self._open_at(address, client_id)
+        try:
+            return await self.clock.wait_for(self._open_worker(node_id, address, client_id), OPEN_S)
+        except TimeoutError:
+            raise NotConnected(f"worker {node_id} cannot be connected to within {OPEN_S:g} s") from None
+
+    async def _open_worker(self, node_id: int, address: Address, client_id: str) -> NodeConnection:
+        """Another worker may be at the address by now, with which the client may have a session already."""
+        connection = await self._open_at(address, client_id)
+        if self._who is None:
+            return connection
+        try:
+            found = await self._who(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        if found == node_id:
+            return connection
+        await connection.close()
+        raise NotConnected(f"worker {node_id} is gone: worker {found} is at {address[0]}:{address[1]}")
 
     async def open_any(self, client_id: str) -> NodeConnection:
         """A new connection to whichever broker can be reached. Raises: NotConnected, ClientError."""
-        addresses = dict.fromkeys([*self.topology.nodes.values(), *self._bootstrap])
-        problem: OSError | None = None
-        for address in addresses:
+        return await self._open_own(client_id) or await self._open_other(client_id, set())
+
+    async def open_other(self, client_id: str) -> NodeConnection:
+        """A new connection to a worker that is not this process's. Raises: NotConnected, ClientError."""
+        tried = {address for node_id, address in self.topology.nodes.items() if node_id in self._local}
+        if self._own_address is not None:
+            tried.add(self._own_address)
+        return await self._open_other(client_id, tried)
+
+    async def _open_own(self, client_id: str) -> NodeConnection | None:
+        """To a server of this process, if there is one to be had. Raises: ClientError."""
+        for node_id in tuple(self._local):
             try:
-                return await self._open_at(address, client_id)
+                return await self._open_local(node_id, client_id)
             except OSError as error:
+                logger.debug("the server of this process is not to be had: %s", error)
+        return None
+
+    async def _open_other(self, client_id: str, tried: set[Address]) -> NodeConnection:
+        """To whichever can be reached of those not tried yet. Raises: NotConnected, ClientError."""
+        try:
+            return await self._open_first(tried, client_id, last_resort=self._fresh_addresses is None)
+        except NotConnected:
+            if self._fresh_addresses is None:
+                raise
+            self.set_bootstrap(await self._fresh_addresses())
+            if tried.issuperset(self._bootstrap):
+                raise
+        return await self._open_first(tried, client_id, last_resort=True)
+
+    async def _open_first(self, tried: set[Address], client_id: str, *, last_resort: bool) -> NodeConnection:
+        """To the first address that answers, of those not tried yet. Raises: NotConnected, ClientError.
+
+        last_resort: nobody else can be tried, so that the last one may take its time.
+        """
+        known = dict.fromkeys([*self.topology.nodes.values(), *self._bootstrap])
+        untried = sorted((one for one in known if one not in tried), key=lambda one: self._failed.get(one, 0))
+        problem: OSError | None = None
+        for address in untried:
+            tried.add(address)
+            opening = self._open_at(address, client_id)
+            try:
+                others = address != untried[-1] or not last_resort
+                return await (self.clock.wait_for(opening, TRY_S) if others and self.in_fleet else opening)
+            except OSError as error:  # TimeoutError is one
+                self._did_not_answer(address)
                 problem = error
-        assert problem is not None
-        raise NotConnected(str(problem)) from problem
+        if problem is None:
+            raise NotConnected("there is no other address to connect to")
+        raise NotConnected(str(problem) or f"none of {len(untried)} workers can be connected to") from problem
+
+    @property
+    def in_fleet(self) -> bool:
+        """Whether the servers are workers, which come and go, so that none of them is waited for for long."""
+        return self.is_flowshare or self._fresh_addresses is not None
+
+    def _did_not_answer(self, address: Address) -> None:
+        if self.in_fleet:
+            self._failed[address] = 1 + max(self._failed.values(), default=0)
+            if len(self._failed) > FAILED_MAX:
+                del self._failed[min(self._failed, key=self._failed.__getitem__)]
 
     async def _open_at(self, address: Address, client_id: str) -> NodeConnection:
         connection = await self._open(address[0], address[1], client_id)
+        self._reached[connection] = address
+        self._look_at(connection)
+        return connection
+
+    async def _open_local(self, node_id: int, client_id: str) -> NodeConnection:
+        connection = LocalConnection(await self._local[node_id](client_id))
+        self._look_at(connection)
+        return connection
+
+    def _look_at(self, connection: NodeConnection) -> None:
         if not self.api_versions:
             self.api_versions = connection.api_versions
             self.is_flowshare = connection.is_flowshare
-        return connection
 
     async def _open_tcp(self, host: str, port: int, client_id: str) -> NodeConnection:
         from flowshare.client.tcp import open_tcp
 
         return await open_tcp(
-            host, port, client_id=client_id, clock=self.clock, settings=self.settings, security=self._security
+            host,
+            port,
+            client_id=client_id,
+            clock=self.clock,
+            settings=self.settings,
+            security=self._security,
+            worker=self._worker,
         )
 
     def _ours(self) -> ClusterConnection:
         if self._own is None:
             self._own = self.connect(self._client_id)
         return self._own
+
+    def _theirs(self) -> ClusterConnection:
+        if self._others is None:
+            self._others = ClusterConnection(self, self._client_id, open_any=self.open_other)
+        return self._others
 
     # --- who leads ----------------------------------------------------------------------------------------------
 
@@ -174,9 +313,40 @@ class Cluster:
         if since_s < REFRESH_PAUSE_S:
             await self.clock.sleep(REFRESH_PAUSE_S - since_s)
         try:
-            await self._ours().send(MetadataRequest(topics=topics))
+            await self._ask(MetadataRequest(topics=topics))
         finally:
             self._looked[topics] = self.clock.monotonic()
+
+    async def _ask(self, request: Request[R]) -> R:
+        """What any broker answers. A worker of a fleet that takes long is not asked again. Raises: NotConnected, …"""
+        if not self.in_fleet:
+            return await self._ours().send(request)
+        if self._outdated() and self.clock.monotonic() >= self._alone_until_s:
+            others = self._theirs()
+            try:
+                await self.clock.wait_for(others.reach(), LOOK_S)
+                return await self._ask_over(others, request)
+            except OSError as error:  # TimeoutError is one
+                logger.info("no other worker says who leads what: %s", error or "none was reached in time")
+                self._alone_until_s = self.clock.monotonic() + LOOK_S
+        return await self._ask_over(self._ours(), request)
+
+    async def _ask_over(self, line: ClusterConnection, request: Request[R]) -> R:
+        address = self._reached.get(await line.reach())
+        try:
+            answer = await self.clock.wait_for(line.send(request), LOOK_S)
+        except TimeoutError:
+            if address is not None:
+                self._did_not_answer(address)
+            if self._own is line:
+                self._own = None
+            if self._others is line:
+                self._others = None
+            await line.close()
+            raise NotConnected(f"no worker answered {type(request).__name__} within {LOOK_S:g} s") from None
+        if address is not None:
+            self._failed.pop(address, None)
+        return answer
 
     async def leader(self, topic: str, partition: int) -> int:
         """Node that leads a partition, NOBODY when it has none now. Raises: as `look`."""
@@ -201,28 +371,28 @@ class Cluster:
 
     # --- who coordinates ----------------------------------------------------------------------------------------
 
-    async def coordinator(self, group_id: str) -> int:
-        """Node that coordinates a group; NOBODY: there is none at the moment.
+    async def coordinator(self, key: str, kind: CoordinatorKind = "group") -> int:
+        """Node that coordinates a group, or a transactional id; NOBODY: there is none at the moment.
 
         Raises: ServerError (not allowed), NotConnected, ConnectionLost.
         """
-        known = self._coordinators.get(group_id)
+        known = self._coordinators.get((kind, key))
         if known is not None:
             return known
-        answer = await self._ours().send(FindCoordinatorRequest(group_id=group_id))
+        answer = await self._ask(FindCoordinatorRequest(key=key, kind=kind))
         if answer.error is ErrorCode.NONE:
             self.topology.nodes[answer.node_id] = answer.host, answer.port
-            self._coordinators[group_id] = answer.node_id
+            self._coordinators[kind, key] = answer.node_id
             return answer.node_id
-        error = ServerError(answer.error, answer.message, about=f"finding the coordinator of group {group_id}")
+        error = ServerError(answer.error, answer.message, about=f"finding the coordinator of {kind} {key}")
         if not error.retriable:
             raise error
         logger.info("%s", error)
         return NOBODY
 
-    def forget_coordinator(self, group_id: str) -> None:
+    def forget_coordinator(self, key: str, kind: CoordinatorKind = "group") -> None:
         """It turned out to be another one."""
-        self._coordinators.pop(group_id, None)
+        self._coordinators.pop((kind, key), None)
 
 
 def _address(text: str) -> Address:
@@ -230,3 +400,8 @@ def _address(text: str) -> Address:
     if not host:
         return text.strip("[]"), 9092
     return host.strip("[]"), int(port)
+
+
+def _never() -> bool:
+    """Of who has nothing that could be out of date."""
+    return False

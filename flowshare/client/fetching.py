@@ -58,8 +58,21 @@ UNKNOWN: Final = frozenset(
 """Errors that hint at an assignment which is out of date."""
 PAUSE_LEAST_S: Final = 0.05
 
-Moved = Callable[[TopicPartition, tuple[int, int], Mapping[int, tuple[str, int]]], object]
-"""Told of a partition that is led elsewhere: (partition, (leader, leader epoch), addresses of nodes)."""
+
+class Move(NamedTuple):
+    """A node (`said_by`) says of a partition that it is not the one to ask, and who may be.
+
+    leader: node and leader epoch, −1 and −1 when it names nobody. endpoints: addresses of nodes.
+    """
+
+    said_by: int
+    tp: TopicPartition
+    error: ErrorCode
+    leader: tuple[int, int]
+    endpoints: Mapping[int, tuple[str, int]]
+
+
+Moved = Callable[[Move], object]
 Riding = dict[TopicPartition, "Sequence[AckBatch]"]
 
 logger = logging.getLogger(__name__)
@@ -171,27 +184,21 @@ class Fetcher:
     def _take(self, answer: ShareFetchResponse, number: int, generation: int) -> list[Fetched]:
         """What the answer brought; its errors become `trouble`, a new session, or the next call's exception."""
         self.trouble = None
+        self._node.heard_s = now_s = self._clock.monotonic()
         if answer.error is not ErrorCode.NONE:
             self._fetch_refused(answer.error, answer.message, number)
             return []
         if answer.lock_timeout_ms > 0:
             self.lock_timeout_ms = answer.lock_timeout_ms
-        deadline_s = self._clock.monotonic() + self.lock_timeout_ms / 1000
+        deadline_s = now_s + self.lock_timeout_ms / 1000
         fetched: list[Fetched] = []
         for part in answer.partitions:
             if part.acquired:
-                self._node.acquired(TopicPartition(part.topic_id, part.partition), part.acquired, deadline_s)
-                fetched.append(
-                    Fetched(
-                        self._membership.topic_name(part.topic_id),
-                        part.topic_id,
-                        part.partition,
-                        part.records,
-                        part.acquired,
-                        deadline_s,
-                        generation,
-                    )
-                )
+                tp = TopicPartition(part.topic_id, part.partition)
+                held_under = self._node.acquired(tp, part.acquired, deadline_s, generation)
+                if held_under is not None:
+                    name = self._membership.topic_name(part.topic_id)
+                    fetched.append(Fetched(name, *tp, part.records, part.acquired, deadline_s, held_under))
             if part.error is not ErrorCode.NONE:
                 self._partition_refused(part, answer)
         return fetched
@@ -220,4 +227,4 @@ class Fetcher:
             self._membership.refresh()
         if part.error in MOVED or part.error in UNKNOWN:
             at = TopicPartition(part.topic_id, part.partition)
-            self._on_moved(at, part.current_leader, answer.node_endpoints)
+            self._on_moved(Move(self._node.node_id, at, part.error, part.current_leader, answer.node_endpoints))

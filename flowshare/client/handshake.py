@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import flowshare
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.wire.base import code
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.kafka import OWN_SOFTWARE, ApiKey, entity, read_response, write_request
+from flowshare.protocol.kafka import ApiKey, entity, read_response, write_request
+from flowshare.protocol.software import OWN_SOFTWARE, version
 
 if TYPE_CHECKING:
     from flowshare.client.pipeline import Pipeline
@@ -21,6 +22,13 @@ API_VERSIONS_HIGHEST: Final = 4
 NAMED_FROM: Final = 3
 """The version from which ApiVersions says who asks."""
 _ERROR: Final = struct.Struct(">ih")
+
+
+class Names(NamedTuple):
+    """Who asks. worker: node id of the fleet's worker whose process this is; None: none's."""
+
+    client_id: str
+    worker: int | None = None
 
 
 class SaslExchange:
@@ -63,27 +71,30 @@ class SaslExchange:
         )
 
 
-async def api_versions(pipeline: Pipeline, client_id: str) -> Versions:
+async def api_versions(pipeline: Pipeline, names: Names) -> Versions:
     """What the broker offers. Raises: ClientError, ConnectionError."""
-    error, versions = await _ask_versions(pipeline, client_id, API_VERSIONS_HIGHEST)
+    error, versions = await _ask_versions(pipeline, names, API_VERSIONS_HIGHEST)
     if error is ErrorCode.UNSUPPORTED_VERSION:
         # A broker that does not know our version answers in version 0 and says which versions it does know.
         known = versions.get(ApiKey.API_VERSIONS, (0, 0))[1]
-        error, versions = await _ask_versions(pipeline, client_id, max(0, min(known, API_VERSIONS_HIGHEST)))
+        error, versions = await _ask_versions(pipeline, names, max(0, min(known, API_VERSIONS_HIGHEST)))
     if error is not ErrorCode.NONE:
         raise ClientError(f"{pipeline.about} does not say which APIs it has: {error.name}; is it a Kafka broker?")
     return versions
 
 
-async def _ask_versions(pipeline: Pipeline, client_id: str, version: int) -> tuple[ErrorCode, Versions]:
-    named = {"client_software_name": OWN_SOFTWARE, "client_software_version": flowshare.__version__}
-    request = entity("api_versions", version, "request")(**(named if version >= NAMED_FROM else {}))
+async def _ask_versions(pipeline: Pipeline, names: Names, asked: int) -> tuple[ErrorCode, Versions]:
+    named = {
+        "client_software_name": OWN_SOFTWARE,
+        "client_software_version": version(flowshare.__version__, names.worker),
+    }
+    request = entity("api_versions", asked, "request")(**(named if asked >= NAMED_FROM else {}))
 
     def read(frame: bytes) -> tuple[ErrorCode, Versions]:
         _, error = _ERROR.unpack_from(frame)
         unknown = error == ErrorCode.UNSUPPORTED_VERSION
-        _, answer = read_response("api_versions", 0 if unknown else version, frame)
+        _, answer = read_response("api_versions", 0 if unknown else asked, frame)
         offered = {int(one.api_key): (int(one.min_version), int(one.max_version)) for one in answer.api_keys}
         return code(error), offered
 
-    return await pipeline.call(lambda number: write_request(number, client_id, request), read, name="ApiVersions")
+    return await pipeline.call(lambda number: write_request(number, names.client_id, request), read, name="ApiVersions")

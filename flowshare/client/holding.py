@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from flowshare.protocol.messages import TopicPartition
 
@@ -61,6 +61,18 @@ class Ranges:
         firsts[low:high] = [one for one, _ in kept]
         lasts[low:high] = [one for _, one in kept]
 
+    def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Hold no more what is in none of `ranges`."""
+        if not self:
+            return
+        at, end = self._firsts[0], self._lasts[-1]
+        for first, last in sorted(ranges):
+            if at < first:
+                self.remove(at, first - 1)
+            at = max(at, last + 1)
+        if at <= end:
+            self.remove(at, end)
+
     def all(self) -> tuple[tuple[int, int], ...]:
         """All ranges, ascending."""
         return tuple(zip(self._firsts, self._lasts, strict=True))
@@ -87,9 +99,30 @@ class Holding:
             if not held:
                 del self._partitions[tp]
 
+    def keep(self, tp: TopicPartition, ranges: Iterable[tuple[int, int]]) -> None:
+        """The leader says that no more than this is still in hand."""
+        held = self._partitions.get(tp)
+        if held is not None:
+            held.keep(ranges)
+            if not held:
+                del self._partitions[tp]
+
+    def drop(self, tp: TopicPartition) -> None:
+        """All of a partition's is given to others."""
+        self._partitions.pop(tp, None)
+
     def clear(self) -> None:
         """All of it is given to others."""
         self._partitions.clear()
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Whether anything of a partition is in hand."""
+        return tp in self._partitions
+
+    def of(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
+        """What is in hand of one partition."""
+        held = self._partitions.get(tp)
+        return () if held is None else held.all()
 
     def all(self) -> Mapping[TopicPartition, tuple[tuple[int, int], ...]]:
         """What is in hand."""

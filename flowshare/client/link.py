@@ -11,7 +11,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.client.errors import Closed, ConnectionLost, NotConnected
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Connect = Callable[[], Awaitable["Connection"]]
 """Opens a new connection, in process or a socket. Raises OSError (ConnectionError is one) when it cannot."""
+REMINDER: Final = 16
+"""Failures in a row after which an outage is told of again."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,22 @@ class Link:
         if opening is not None:
             opening.cancel()
 
+    async def give_up(self, connection: Connection, reason: str) -> None:
+        """End a connection that is of no use any more; who waits for an answer over it gets ConnectionLost."""
+        await self._drop(connection, reason)
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """A connection has ended by itself; harmless when it is not this link's any more."""
+        if self.current is not connection:
+            return
+        self.current = None
+        self.generation += 1
+        self._failures += 1
+        self.trouble = reason
+        logger.log(self._level(), "%s lost its connection: %s", self._name, reason)
+        if self._on_lost is not None:
+            self._on_lost()
+
     async def close(self) -> None:
         """Close the connection and stop opening a new one."""
         self._closed = True
@@ -137,7 +155,7 @@ class Link:
                 except OSError as error:
                     self._failures += 1
                     self.trouble = str(error) or type(error).__name__
-                    logger.warning("%s cannot connect, try %d: %s", self._name, self._failures, self.trouble)
+                    logger.log(self._level(), "%s cannot connect, try %d: %s", self._name, self._failures, self.trouble)
                     continue
                 self.current = connection
                 self.trouble = None
@@ -145,6 +163,12 @@ class Link:
         finally:
             if self._opening is asyncio.current_task():
                 self._opening = None
+
+    def _level(self) -> int:
+        """How loud a failure is told: an outage once, and again each time that it has lasted twice as many tries."""
+        failures = self._failures
+        again = failures >= REMINDER and failures.bit_count() == 1
+        return logging.WARNING if failures == 1 or again else logging.DEBUG
 
     async def _prepare(self, connection: Connection, on_open: Callable[[Connection], Awaitable[None]]) -> None:
         """Let the owner of the link have the connection first. Raises: OSError."""
@@ -158,13 +182,7 @@ class Link:
         """Forget a connection that failed, once, and make sure that it is closed."""
         if self.current is not connection:
             return
-        self.current = None
-        self.generation += 1
-        self._failures += 1
-        self.trouble = reason
-        logger.warning("%s lost its connection: %s", self._name, reason)
-        if self._on_lost is not None:
-            self._on_lost()
+        self.lost(connection, reason)
         try:
             await connection.close()
         except OSError as error:

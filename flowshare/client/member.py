@@ -5,7 +5,8 @@ connection of its own (`client.nodes`); heartbeats go to the group's coordinator
 
 When a connection ends, the server gives what this member held over it to others. An acknowledgement whose outcome is
 not known is reported as an error and never sent again: the record may have been given to somebody in between. When
-the leader of an embedded path ends and another process takes over, members keep what they hold (`client.node`).
+the leader of an embedded path ends and another process takes over, members keep what they hold (`client.node`); so do
+members of a fleet when a partition's leader is another one (`client.fleet`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.arrivals import Arrivals
 from flowshare.client.errors import Closed, IllegalState
 from flowshare.client.fetching import Plan
+from flowshare.client.fleet import FleetNodes, in_fleet
 from flowshare.client.link import Connect, Link
 from flowshare.client.membership import Membership
 from flowshare.client.node import Generations
-from flowshare.client.nodes import Nodes
+from flowshare.client.nodes import Late, Nodes
 from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.settings import MIB, MemberSettings
 from flowshare.protocol.messages import AckBatch, TopicPartition
@@ -84,17 +86,20 @@ class ShareMember:
             clock=clock,
             settings=self._settings,
             on_assignment=self._assigned,
+            on_given_up=lambda: self._nodes.given_up(),
         )
         self._arrivals = arrivals or Arrivals()
-        self._nodes = Nodes(
+        self._make_nodes: Callable[[type[Nodes]], Nodes] = lambda kind: kind(
             self._link,
             self._membership,
             clock=clock,
             settings=self._settings.link,
             name=name,
-            generations=generations or Generations(),
+            generations=self._generations,
             arrivals=self._arrivals,
         )
+        self._generations = generations or Generations()
+        self._nodes = self._make_nodes(Nodes)
         self._unassigned: asyncio.Task[None] | None = None
         """Waits for the first partition, in place of a fetch."""
         self._closing = False
@@ -157,11 +162,41 @@ class ShareMember:
         """
         self._check_open()
         await self._membership.join()
-        self._nodes.route(await self._link.connection())
+        connection = await self._link.connection()
+        if in_fleet(connection) and not isinstance(self._nodes, FleetNodes):
+            self._nodes = self._make_nodes(FleetNodes)
+        self._nodes.route(connection)
+
+    async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], *, limit_s: float = 10.0) -> None:
+        """Take the place of an earlier process with this member id, which held these ranges (first, last: inclusive).
+
+        Call it when partitions are assigned, before the first fetch. What of `held` is still the member's can be
+        acknowledged and renewed with `generation=None`; where flowshare leads, what else that process held goes back
+        at once, without costing an attempt (on Kafka's brokers when its locks lapse).
+        Raises: NotConnected, ConnectionLost, Closed.
+        """
+        self._check_open()
+        await self._nodes.adopt(held, limit_s)
+
+    async def confirm(self) -> None:
+        """Wait until the group has answered a heartbeat that was sent from now on: then it has not given this member
+        up, or has taken it back; in a fleet, what it held before is known as lost then (`holds`).
+
+        Raises: Closed, ServerError (the group refuses the member).
+        """
+        self._check_open()
+        await self._membership.confirm()
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Replace the subscribed topics; the group is told at once."""
         self._membership.subscribe(topics)
+
+    def unsubscribe(self) -> None:
+        """Leave all partitions to other members, but stay one: what is held stays held, and is acknowledged as ever.
+
+        For a member that stops and finishes its work first: else nobody would fetch meanwhile what only it has.
+        """
+        self._membership.subscribe(())
 
     async def leave(self) -> None:
         """Leave the group but stay usable: `start` joins again. What is held may still be acknowledged."""
@@ -185,10 +220,10 @@ class ShareMember:
         without records. What a cancelled or woken call was about to get is returned by the next call.
         Raises: ServerError (refused), Closed, IllegalState (two fetches at once).
         """
+        self._check_open()
         if self._arrivals.awaited:
             raise IllegalState("one fetch of a member at a time; wait for the other call")
         if self._arrivals.take_wake():
-            self._check_open()
             return []
         if not self._arrivals.ready:
             self.ask(Plan(records_max, batch_size or max(1, records_max), max_wait_s, bytes_max, mode))
@@ -247,7 +282,11 @@ class ShareMember:
     # --- acknowledging ------------------------------------------------------------------------------------------
 
     async def acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
     ) -> list[AckResult]:
         """Send acknowledgements now, in one request; one result a partition, in order.
 
@@ -255,8 +294,12 @@ class ShareMember:
         Never raises for what the server or the connection does. With `generation` (of the `Fetched`) of a connection
         that ended nothing is sent and all fail; a partition that another broker leads by now fails alone. RENEW among
         the types makes the request a renewal (KIP-1222).
+
+        In a fleet a partition's leader may be another one meanwhile: what it did not answer is sent to the next one
+        while that may know it as this member's. `on_late` is told such outcomes, which then are not in the list;
+        without it they are waited for. Renewals never wait: LEADER_NOT_AVAILABLE, and what is held stays held.
         """
-        return await self._nodes.acknowledge(acks, generation)
+        return await self._nodes.acknowledge(acks, generation, on_late)
 
     async def renew(
         self, ranges: Mapping[TopicPartition, Iterable[tuple[int, int]]], *, generation: int | None = None

@@ -47,6 +47,10 @@ initialise the partitions first and tell the assignment with a later heartbeat, 
 logger = logging.getLogger(__name__)
 
 
+def _nobody() -> None:
+    """For what nobody asked to be told."""
+
+
 class Membership:
     """Keeps one member in its group; `assignment` holds the partitions it may fetch from now."""
 
@@ -60,11 +64,14 @@ class Membership:
         clock: Clock,
         settings: MemberSettings,
         on_assignment: Callable[[], None],
+        on_given_up: Callable[[], object] = _nobody,
     ) -> None:
+        """on_given_up: called when the group says that it has this member no more, before it joins again."""
         self._link = link
         self._clock = clock
         self._settings = settings
         self._on_assignment = on_assignment
+        self._on_given_up = on_given_up
         self.group_id = group_id
         self.member_id = member_id
         self.epoch = EPOCH_JOIN
@@ -78,6 +85,10 @@ class Membership:
         self._interval_s = 5.0
         self._quick_until_s = 0.0
         self._failures = 0
+        self._sent = 0
+        self._answered = 0
+        """The number of the last heartbeat that was answered well; `_sent`: of the last one sent."""
+        self._heard = asyncio.Event()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -107,13 +118,26 @@ class Membership:
         self._task = asyncio.create_task(self._run(), name=f"heartbeat {self.group_id}/{self.member_id}")
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Replace the topics; told to the group at once."""
+        """Replace the topics; told to the group at once, or with the next try of a heartbeat."""
         self.topics = tuple(sorted(set(topics)))
         self._wake.set()
 
     def refresh(self) -> None:
-        """Send a heartbeat now: something hints that the assignment is out of date."""
+        """Send a heartbeat now, unless one is being tried again: something hints that the assignment is out of date."""
         self._wake.set()
+
+    async def confirm(self) -> None:
+        """Wait until a heartbeat that is sent from now on was answered well.
+
+        Raises: what the group refuses the member with; Closed when it has left.
+        """
+        sent = self._sent
+        self._wake.set()
+        while self._answered <= sent:
+            if self._task is None:
+                raise self.failed or Closed(f"member {self.member_id} has left {self.group_id}")
+            self._heard.clear()
+            await self._heard.wait()
 
     async def leave(self) -> None:
         """Stop the heartbeats and tell the group; never raises what the group or the connection says."""
@@ -131,6 +155,7 @@ class Membership:
     async def stop(self) -> None:
         """Stop the heartbeats without a word to the group."""
         task, self._task = self._task, None
+        self._heard.set()
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -139,6 +164,12 @@ class Membership:
         try:
             while True:
                 await self._wait(self._next_s())
+                if self.epoch == EPOCH_JOIN and not self.topics:  # given up, and without a topic nobody can join
+                    self._task = None
+                    self._heard.set()
+                    self._assigned = frozenset()
+                    self._publish()
+                    return
                 await self._beat()
         except Closed:
             pass
@@ -151,6 +182,7 @@ class Membership:
     def _fail(self, error: ClientError) -> None:
         self.failed = error
         self._task = None
+        self._heard.set()
         self.epoch = EPOCH_JOIN
         self._announced = None
         self._assigned = frozenset()
@@ -160,12 +192,15 @@ class Membership:
     def _next_s(self) -> float:
         if self._failures:
             return self._link.pause_s(self._failures)
-        if not self._assigned and self._clock.monotonic() < self._quick_until_s:
+        if self.topics and not self._assigned and self._clock.monotonic() < self._quick_until_s:
             return min(self._interval_s, QUICK_S)
         nameless = len(self.assignment) != len(self._assigned)
         return min(self._interval_s, NAME_RETRY_S) if nameless else self._interval_s
 
     async def _wait(self, delay_s: float) -> None:
+        if self._failures:
+            await self._clock.sleep(delay_s)  # however often a connection is made and lost meanwhile
+            return
         try:
             await self._clock.wait_for(self._wake.wait(), delay_s)
         except TimeoutError:
@@ -185,6 +220,7 @@ class Membership:
     async def _beat(self) -> bool:
         """One heartbeat and its answer; False when it is to be tried again. Raises: ServerError, NotConnected."""
         request = self._request(self.epoch)
+        self._sent = number = self._sent + 1
         try:
             answer = await self._link.send(request)
         except (NotConnected, ConnectionLost) as error:
@@ -205,6 +241,8 @@ class Membership:
             self._assigned = frozenset(answer.assignment)
         await self._name_topics()
         self._publish()
+        self._answered = number
+        self._heard.set()
         return True
 
     def _refused(self, answer: ShareGroupHeartbeatResponse) -> None:
@@ -213,6 +251,7 @@ class Membership:
             logger.info("%s/%s joins again: %s", self.group_id, self.member_id, answer.error.name)
             self.epoch = EPOCH_JOIN
             self._announced = None
+            self._on_given_up()
             self._later(answer.error.name)
         elif answer.error in LATER:
             self._later(f"{answer.error.name} {answer.message or ''}".strip())

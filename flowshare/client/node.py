@@ -11,6 +11,7 @@ from flowshare.client.session import FetchSession
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from flowshare.client.custody import Custody
     from flowshare.client.link import Link
     from flowshare.clock import Clock
     from flowshare.protocol.messages import AckBatch, TopicPartition
@@ -54,6 +55,8 @@ class Node:
         self.holding = Holding()
         self.may_resume = False
         self.interrupted = False
+        self.heard_s = 0.0
+        """When its last answer came."""
 
     def lost(self) -> None:
         """The connection ended: its session is gone, and what was acquired over it is given to others.
@@ -90,13 +93,19 @@ class Node:
 
     # --- what is in hand, for brokers where acknowledgements wait for the fetch ---------------------------------
 
-    def acquired(self, tp: TopicPartition, ranges: Iterable[AcquiredRange], deadline_s: float) -> None:
-        """Records came into hand."""
+    def acquired(
+        self, tp: TopicPartition, ranges: Iterable[AcquiredRange], deadline_s: float, generation: int
+    ) -> int | None:
+        """Records came into hand, asked for over the connection of this number: the number under which they are held.
+
+        None: they are given to others by now (in a fleet, `FleetNode`).
+        """
         for first, last, _ in ranges:
             self._held += last - first + 1
             self.holding.acquired(tp, first, last)
         self._held_until_s = max(self._held_until_s, deadline_s)
         self._quiet = 0
+        return generation
 
     def acknowledged(
         self, tp: TopicPartition, batches: Iterable[AckBatch], *, renewal: bool, deadline_s: float
@@ -125,3 +134,24 @@ class Node:
         wait_s = min(BUSY_WAIT_MOST_S, BUSY_WAIT_LEAST_S * 2.0 ** min(self._quiet, 10))
         self._quiet = 0 if with_acks else self._quiet + 1
         return min(asked_s, wait_s)
+
+
+class FleetNode(Node):
+    """One worker. What is held belongs to the member, not to the connection."""
+
+    def __init__(self, node_id: int, generations: Generations, clock: Clock, custody: Custody) -> None:
+        super().__init__(node_id, generations, clock)
+        self._custody = custody
+        self.holding = custody.holding
+
+    def lost(self) -> None:
+        """The connection ended: its session is gone; what is held is asked for again."""
+        self.session.reset()
+        self._custody.cut_off(self.node_id, self._clock.monotonic())
+
+    def acquired(
+        self, tp: TopicPartition, ranges: Iterable[AcquiredRange], deadline_s: float, generation: int
+    ) -> int | None:
+        """As `Node.acquired`; None when a leader that followed was told of what is held without this."""
+        del deadline_s, generation
+        return self._custody.took(self.node_id, tp, ranges)

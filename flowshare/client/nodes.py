@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.acknowledging import GONE, Acknowledger
-from flowshare.client.fetching import Fetcher, Moved, Plan
+from flowshare.client.acknowledging import GONE
+from flowshare.client.fetching import Move, Plan
 from flowshare.client.link import Link
 from flowshare.client.node import LOCAL, Generations, Node
+from flowshare.client.node_client import NodeClient
 from flowshare.client.routing import ClusterConnection
 from flowshare.client.topology import NOBODY
 from flowshare.protocol.errors import ErrorCode
@@ -32,69 +33,10 @@ ELSEWHERE: Final = "the partition is led by another broker by now; the records a
 LOOK_S_MAX: Final = 5.0
 """Longest pause between two looks for the leader of a partition that has none."""
 
+Late = Callable[["AckResult"], object]
+"""Told of an outcome that came late."""
+
 logger = logging.getLogger(__name__)
-
-
-class NodeClient:
-    """What speaks to one node. One task does all its fetches: a task for each would cost a lone record 50 µs."""
-
-    __slots__ = ("_arrivals", "_asked", "_fetching", "_idle", "_plan", "acknowledger", "fetcher", "node")
-
-    def __init__(self, node: Node, membership: Membership, clock: Clock, on_moved: Moved, arrivals: Arrivals) -> None:
-        """arrivals: where what is fetched goes."""
-        self.node = node
-        self.fetcher = Fetcher(node, membership, clock=clock, on_moved=on_moved)
-        self.acknowledger = Acknowledger(node, membership, self.fetcher, clock=clock, on_moved=on_moved)
-        self._arrivals = arrivals
-        self._plan: Plan | None = None
-        self._asked: asyncio.Future[None] | None = None
-        self._idle = asyncio.Event()
-        self._fetching: asyncio.Task[None] | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a fetch is under way."""
-        return self._plan is not None
-
-    def ask(self, plan: Plan) -> None:
-        """Fetch; the request leaves with the loop's next turn."""
-        self._plan = plan
-        if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch(), name=f"fetch from node {self.node.node_id}")
-        elif self._asked is not None and not self._asked.done():
-            self._asked.set_result(None)
-
-    async def wait_idle(self) -> None:
-        """Wait until no fetch is under way."""
-        while self.busy:
-            self._idle.clear()
-            await self._idle.wait()
-
-    async def stop(self) -> None:
-        """End the task, and with it the fetch under way."""
-        fetching, self._fetching = self._fetching, None
-        if fetching is not None:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
-        self._answered()
-
-    async def _fetch(self) -> None:
-        while True:
-            while self._plan is None:
-                self._asked = asyncio.get_running_loop().create_future()
-                await self._asked
-            try:
-                fetched = await self.acknowledger.fetch(self._plan)
-            except Exception as error:  # noqa: BLE001 - whoever takes what was fetched is told
-                self._answered()
-                self._arrivals.fail(error)
-            else:
-                self._answered()
-                self._arrivals.put(fetched)
-
-    def _answered(self) -> None:
-        self._plan = None
-        self._idle.set()
 
 
 class Nodes:
@@ -123,6 +65,7 @@ class Nodes:
         self._looking: asyncio.Task[None] | None = None
         self._stale: set[TopicPartition] = set()
         self._changed = asyncio.Event()
+        self._closed = False
         self.changes = 0
         """How often something that was held may have been lost: connections that ended, partitions that moved."""
         self._clients: dict[int, NodeClient] = {}
@@ -162,6 +105,22 @@ class Nodes:
             node.give_up()
             self.changes += 1
 
+    async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], limit_s: float) -> None:
+        """Take the place of an earlier process of this member, which held this: a server of flowshare's own keeps it
+        for the member, and gives what else that process held to others, as if it had not been delivered.
+
+        Kafka's brokers are told nothing: what their locks still hold is acknowledged as ever. Raises: NotConnected,
+        ConnectionLost.
+        """
+        del limit_s  # there is one server, which answers
+        if self._cluster is not None:
+            return
+        node = self._clients[LOCAL].node
+        for tp, runs in held.items():
+            for first, last in runs:
+                node.holding.acquired(tp, first, last)
+        await self._resume(node, await node.link.connection())
+
     async def _resume(self, node: Node, connection: Connection) -> bool:
         """Whether the server, another one than before, still has what we hold as ours."""
         held = node.holding.all()
@@ -172,8 +131,14 @@ class Nodes:
         answer = await self._clock.wait_for(connection.send(request), self._settings.request_timeout_s)
         return bool(answer.partitions)
 
+    def given_up(self) -> None:
+        """The group has this member no more. Kafka's brokers leave it what it holds for the locks' time; of one server
+        by itself, what is not held any more is heard with the next acknowledgement or renewal."""
+
     def assign(self) -> None:
         """The assignment, or who leads what, is another one: every node gets what it leads."""
+        if self._closed:  # a broker may still be lost while `close` waits for another
+            return
         wanted = self._membership.assignment
         cluster = self._cluster
         leaders = {tp: LOCAL if cluster is None else cluster.leader_of(tp) for tp in wanted}
@@ -200,9 +165,12 @@ class Nodes:
             return
 
     def _add(self, node_id: int, link: Link) -> None:
-        node = Node(node_id, self._generations, self._clock)
+        node = self._new_node(node_id)
         node.link = link
         self._clients[node_id] = NodeClient(node, self._membership, self._clock, self._moved, self._arrivals)
+
+    def _new_node(self, node_id: int) -> Node:
+        return Node(node_id, self._generations, self._clock)
 
     def _link_to(self, node_id: int) -> Link:
         cluster = self._cluster
@@ -210,18 +178,21 @@ class Nodes:
 
         async def connect() -> Connection:
             try:
-                return await cluster.open_node(node_id, self._client_id)
+                connection = await cluster.open_node(node_id, self._client_id)
             except OSError:
                 self._doubt(node_id)
                 raise
+            connection.on_closed(lambda reason: link.lost(connection, reason))
+            return connection
 
-        return Link(
+        link = Link(
             connect,
             clock=self._clock,
             settings=self._settings,
-            name=f"{self._name} at broker {node_id}",
+            name=f"{self._name} at {'worker' if cluster.is_flowshare else 'broker'} {node_id}",
             on_lost=lambda: self._node_lost(node_id),
         )
+        return link
 
     def _node_lost(self, node_id: int) -> None:
         self._lost(self._clients[node_id].node)
@@ -237,13 +208,13 @@ class Nodes:
         node.lost()
         self.changes += not node.interrupted
 
-    def _moved(self, tp: TopicPartition, leader: tuple[int, int], endpoints: Mapping[int, tuple[str, int]]) -> None:
+    def _moved(self, move: Move) -> None:
         """A broker says that it does not lead a partition."""
         cluster = self._cluster
         if cluster is None:
             return
-        if not cluster.moved(tp, leader, endpoints):
-            self._stale.add(tp)
+        if not cluster.moved(move.tp, move.leader, move.endpoints):
+            self._stale.add(move.tp)
         self.assign()
 
     async def _look(self) -> None:
@@ -326,9 +297,16 @@ class Nodes:
             await client.wait_idle()
 
     async def acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], generation: int | None
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        generation: int | None,
+        on_late: Late | None = None,
     ) -> list[AckResult]:
-        """Send to the nodes over which the records came; outcomes in the order of the partitions."""
+        """Send to the nodes over which the records came; outcomes in the order of the partitions.
+
+        on_late: of use in a fleet only (`client.fleet`).
+        """
+        del on_late
         by_client: dict[int, dict[TopicPartition, Sequence[AckBatch]]] = {}
         for tp, batches in acks.items():
             by_client.setdefault(self._holder(tp, generation), {})[tp] = batches
@@ -383,6 +361,7 @@ class Nodes:
 
     async def close(self) -> None:
         """End everything; the member's own link is the member's."""
+        self._closed = True
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)

@@ -62,6 +62,7 @@ class Pipeline(asyncio.Protocol):
         self._watch_at_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.get_running_loop().create_future()
+        self._heard: list[Callable[[str], object]] = []
         self.ended: str | None = None
         """Why the connection is over; None while it is not."""
 
@@ -94,6 +95,10 @@ class Pipeline(asyncio.Protocol):
         """Wait until the connection is over."""
         await asyncio.shield(self._gone)
 
+    def on_ended(self, listener: Callable[[str], object]) -> None:
+        """Call `listener` with the reason as soon as the connection is over."""
+        self._heard.append(listener)
+
     def end(self, reason: str) -> None:
         """End the connection for a reason that all callers are told."""
         if self.ended is not None:
@@ -112,6 +117,8 @@ class Pipeline(asyncio.Protocol):
             self._gone.set_result(None)
         else:
             self._transport.abort()
+        for listener in self._heard:
+            listener(text)
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
 

@@ -1,26 +1,29 @@
 """`ClusterConnection`: a `Connection` to a whole cluster. Each request goes where it belongs.
 
-To the group's coordinator, the partition's leader, a certain broker, all of them, or any. A broker that says it is the
-wrong one (NOT_COORDINATOR, NOT_LEADER_OR_FOLLOWER) did nothing, so the request goes to the right one; what may have
-been carried out is never sent twice. ShareFetch and ShareAcknowledge belong to a session with one broker and do not
-come this way (`client.nodes`).
+To the coordinator of the group or of the transactional id, the partition's leader, the controller, a certain broker,
+all of them, or any. A broker that says it is the wrong one (NOT_COORDINATOR, NOT_LEADER_OR_FOLLOWER, …) did nothing,
+so the request goes to the right one; what may have been carried out is never sent twice. ShareFetch and
+ShareAcknowledge belong to a session with one broker and do not come this way (`client.nodes`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowshare.client.errors import NotConnected
+from flowshare.client.errors import ConnectionLost, NotConnected
 from flowshare.client.topology import NOBODY
 from flowshare.protocol import messages
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.client.cluster import Cluster, NodeConnection
+    from flowshare.client.cluster import Cluster
+    from flowshare.client.connections import NodeConnection
     from flowshare.protocol.messages import Request
+    from flowshare.protocol.messages.groups import CoordinatorKind
 
 R = TypeVar("R")
 Find = Callable[[], Awaitable[int]]
@@ -32,11 +35,40 @@ WRONG_COORDINATOR: Final = frozenset(
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
+NOT_YET: Final = WRONG_COORDINATOR | {ErrorCode.CONCURRENT_TRANSACTIONS}
+"""A coordinator of transactions that did nothing: it is another one, or still writes what was asked before."""
 WRONG_LEADER: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.LEADER_NOT_AVAILABLE}
 )
+WRONG_CONTROLLER: Final = frozenset({ErrorCode.NOT_CONTROLLER})
+OF_GROUPS: Final = frozenset(
+    {
+        "AlterShareGroupOffsetsRequest",
+        "DeleteShareGroupOffsetsRequest",
+        "DescribeGroupRequest",
+        "DescribeShareGroupOffsetsRequest",
+        "HeartbeatRequest",
+        "JoinGroupRequest",
+        "LeaveGroupRequest",
+        "OffsetFetchRequest",
+        "ShareGroupHeartbeatRequest",
+        "SyncGroupRequest",
+    }
+)
+"""Requests for the coordinator of their group, by name: a family of messages is loaded when it is first used."""
+OF_PARTITIONS: Final = frozenset(
+    {"DeleteRecordsRequest", "ListOffsetsRequest", "OffsetForLeaderEpochRequest", "ProduceRequest"}
+)
+"""Requests for the leader of their partition."""
 CREATED_S_MAX: Final = 5.0
 """How long a new topic is waited for."""
+JOIN_S: Final = 10.0
+"""How long the worker of a fleet that coordinates a group may take to answer a member that joins."""
+BEAT_S: Final = 2.0
+"""The same for a heartbeat that says nothing new: a worker that stands still keeps its connections, and its successor
+expects its members for seconds only."""
+FLEET_PAUSE_S: Final = 0.5
+"""Longest pause between two looks for the next coordinator in a fleet, which expects its members for seconds only."""
 RETRY_S_MAX: Final = 10.0
 """How long the right broker is looked for; within the time that the caller gives the request."""
 
@@ -44,12 +76,35 @@ RETRY_S_MAX: Final = 10.0
 class ClusterConnection:
     """One client's connections to the brokers of a cluster, opened as they are needed."""
 
-    def __init__(self, cluster: Cluster, client_id: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        client_id: str,
+        *,
+        open_any: Callable[[str], Awaitable[NodeConnection]] | None = None,
+    ) -> None:
+        """open_any: opens, for a client id, the connection for what any broker answers; None: the cluster's own way."""
         self.cluster = cluster
         self.client_id = client_id
+        self._open_any = open_any or cluster.open_any
         self._nodes: dict[int, NodeConnection] = {}
         self._opening: dict[int, asyncio.Lock] = {}
         self._closed = False
+        self._on_lost: Callable[[], object] | None = None
+
+    def on_lost(self, listener: Callable[[], object]) -> None:
+        """Call `listener` when a broker ends a connection that was open to it; not when this end does."""
+        self._on_lost = listener
+        for node, connection in self._nodes.items():
+            self._listen(node, connection, listener)
+
+    def _listen(self, node: int, connection: NodeConnection, listener: Callable[[], object]) -> None:
+        def ended(_: str) -> None:
+            if self._nodes.get(node) is connection:
+                del self._nodes[node]
+                listener()
+
+        connection.on_closed(ended)
 
     async def send(self, request: Request[R]) -> R:
         """Answer of the broker that this request belongs to.
@@ -57,6 +112,10 @@ class ClusterConnection:
         Raises: NotConnected (never sent), ConnectionError, ServerError, ClientError.
         """
         return cast("R", await self._send(request))
+
+    async def reach(self) -> NodeConnection:
+        """The connection to a broker that any will do for, opened if need be. Raises: NotConnected, ClientError."""
+        return await self._node(next(iter(self._nodes), NOBODY))
 
     async def close(self) -> None:
         """Close all of them."""
@@ -68,29 +127,34 @@ class ClusterConnection:
     # --- where to -----------------------------------------------------------------------------------------------
 
     async def _send(self, request: Any) -> Any:
-        cluster = self.cluster
+        kind = type(request).__name__
+        if kind in OF_GROUPS:
+            return await self._to_coordinator(request, request.group_id)
+        if kind in OF_PARTITIONS:
+            return await self._to_leader(request, request.topic, request.partition)
+        if kind == "InitProducerIdRequest" and request.transactional_id is not None:
+            return await self._to_coordinator(request, request.transactional_id, "transaction")
+        if kind == "ReadShareGroupStateRequest":
+            return await self._to_coordinator(request, _state_key(request), "share")
+        return await self._elsewhere(request)
+
+    async def _elsewhere(self, request: Any) -> Any:
+        """To what is not one group's, one transactional id's or one partition's."""
         match request:
             case messages.MetadataRequest():
                 answer = await self._to_any(request)
-                cluster.topology.apply(answer)
+                self.cluster.topology.apply(answer)
                 return answer
             case messages.ShareGroupDescribeRequest() | messages.DeleteGroupsRequest():
                 return await self._to_each_group(request)
             case messages.CreateTopicRequest():
                 return await self._create(request)
+            case messages.DeleteTopicRequest() | messages.CreatePartitionsRequest():
+                return await self._to_controller(request)
             case messages.FetchRequest():
                 return await self._to_leaders(request)
             case messages.ListGroupsRequest():
                 return await self._to_all(request)
-            case (
-                messages.ShareGroupHeartbeatRequest()
-                | messages.DescribeShareGroupOffsetsRequest()
-                | messages.AlterShareGroupOffsetsRequest()
-                | messages.DeleteShareGroupOffsetsRequest()
-            ):
-                return await self._to_coordinator(request, request.group_id)
-            case messages.ProduceRequest() | messages.ListOffsetsRequest() | messages.DeleteRecordsRequest():
-                return await self._to_leader(request, request.topic, request.partition)
             case (
                 messages.DescribeConfigsRequest(resource_type="broker")
                 | messages.IncrementalAlterConfigsRequest(resource_type="broker")
@@ -101,14 +165,19 @@ class ClusterConnection:
             case _:
                 return await self._to_any(request)
 
-    async def _to_coordinator(self, request: Any, group_id: str) -> Any:
+    async def _to_coordinator(self, request: Any, key: str, kind: CoordinatorKind = "group") -> Any:
         async def find() -> int:
-            return await self.cluster.coordinator(group_id)
+            return await self.cluster.coordinator(key, kind)
 
         async def wrong() -> None:
-            self.cluster.forget_coordinator(group_id)
+            self.cluster.forget_coordinator(key, kind)
 
-        return await self._until_right(request, find, wrong, WRONG_COORDINATOR, f"coordinator of group {group_id}")
+        signs = WRONG_COORDINATOR if kind == "group" else NOT_YET
+        try:
+            return await self._until_right(request, find, wrong, signs, f"coordinator of {kind} {key}")
+        except OSError:
+            await wrong()  # the next request asks who it is: one that is not reached may be another one by now
+            raise
 
     async def _to_leader(self, request: Any, topic: str, partition: int) -> Any:
         async def find() -> int:
@@ -120,6 +189,20 @@ class ClusterConnection:
         if await find() == NOBODY and not self.cluster.topology.knows(topic):
             return await self._to_any(request)  # there is no such topic: any broker says so
         return await self._until_right(request, find, wrong, WRONG_LEADER, f"leader of {topic}-{partition}")
+
+    async def _to_controller(self, request: Any) -> Any:
+        """Brokers of a cluster with ZooKeeper refuse what only their controller may do; others pass it on."""
+        cluster = self.cluster
+
+        async def find() -> int:
+            return cluster.topology.controller
+
+        async def wrong() -> None:
+            await cluster.look_for(())
+
+        if await find() == NOBODY:
+            return await self._to_any(request)
+        return await self._until_right(request, find, wrong, WRONG_CONTROLLER, "controller")
 
     async def _until_right(
         self,
@@ -133,6 +216,7 @@ class ClusterConnection:
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout_s / 2)
         pause_s, answer, problem = settings.backoff_min_s, None, "nobody is"
+        pause_s_max = min(settings.backoff_max_s, FLEET_PAUSE_S) if self.cluster.in_fleet else settings.backoff_max_s
         while True:
             node = await find()
             if node != NOBODY:
@@ -147,7 +231,7 @@ class ClusterConnection:
             if clock.monotonic() + pause_s >= deadline_s:
                 break
             await clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.backoff_max_s)
+            pause_s = min(2 * pause_s, pause_s_max)
             await wrong()
         if answer is not None:
             return answer
@@ -156,7 +240,7 @@ class ClusterConnection:
     async def _create(self, request: messages.CreateTopicRequest) -> Any:
         """Answered when the topic can be used: brokers learn of it a moment after it was made."""
         clock = self.cluster.clock
-        answer = await self._to_any(request)
+        answer = await self._to_controller(request)
         deadline_s = clock.monotonic() + CREATED_S_MAX
         while answer.error is ErrorCode.NONE and clock.monotonic() < deadline_s:
             found = await self._send(messages.MetadataRequest(topics=(request.name,)))
@@ -177,29 +261,59 @@ class ClusterConnection:
     async def _to_leaders(self, request: messages.FetchRequest) -> messages.FetchResponse:
         """One request a leader, at the same time; the answers in the order of the question.
 
-        A partition without a leader has one to itself: each of them may come to be led by another broker.
+        Partitions whose leader is another one, is not reached or is not known are asked for again, by themselves.
         """
-        by_leader: dict[int | tuple[str, int], list[Any]] = {}
-        for part in request.partitions:
-            leader = await self.cluster.leader(part.topic, part.partition)
-            by_leader.setdefault((part.topic, part.partition) if leader == NOBODY else leader, []).append(part)
-        answers = await asyncio.gather(
-            *(
-                self._to_leader(replace(request, partitions=tuple(parts)), parts[0].topic, parts[0].partition)
-                for parts in by_leader.values()
-            ),
-            return_exceptions=True,  # none is left under way
-        )
-        found: dict[tuple[str, int], Any] = {}
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer.error is not ErrorCode.NONE:
-                return cast("messages.FetchResponse", answer)
-            found.update({(log.topic, log.partition): log for log in answer.partitions})
+        clock, settings = self.cluster.clock, self.cluster.settings
+        deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout_s / 2)
+        pause_s, asked, found = settings.backoff_min_s, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
+        while True:
+            answers, problem = await self._ask_leaders(replace(request, partitions=asked))
+            for answer in answers:
+                if answer.error is not ErrorCode.NONE:
+                    return answer
+                found.update({(log.topic, log.partition): log for log in answer.partitions})
+            asked = tuple(part for part in asked if _wrong_leader(found.get((part.topic, part.partition))))
+            if not asked or clock.monotonic() + pause_s >= deadline_s:
+                break
+            await clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, settings.backoff_max_s)
+            await self.cluster.look_for(sorted({part.topic for part in asked}))
+        if problem is not None and len(found) < len(request.partitions):
+            raise problem
         return messages.FetchResponse(
             partitions=tuple(found[part.topic, part.partition] for part in request.partitions)
         )
+
+    async def _ask_leaders(
+        self, request: messages.FetchRequest
+    ) -> tuple[list[messages.FetchResponse], NotConnected | None]:
+        """One try: what was answered, and why not all was, if nobody is to be asked for the rest at the moment."""
+        problem: NotConnected | None = None
+        by_leader: dict[int, list[messages.FetchPartition]] = {}
+        for part in request.partitions:
+            leader = await self.cluster.leader(part.topic, part.partition)
+            if leader == NOBODY and self.cluster.topology.knows(part.topic):
+                problem = NotConnected(f"leader of {part.topic}-{part.partition}: nobody is")
+            else:  # of a topic that there is not any broker says so
+                by_leader.setdefault(leader, []).append(part)
+        told = await asyncio.gather(
+            *(
+                self._to_any(replace(request, partitions=tuple(parts)))
+                if leader == NOBODY
+                else self._to_node(replace(request, partitions=tuple(parts)), leader)
+                for leader, parts in by_leader.items()
+            ),
+            return_exceptions=True,  # none is left under way
+        )
+        answers: list[messages.FetchResponse] = []
+        for one in told:
+            if isinstance(one, NotConnected):
+                problem = one
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                answers.append(one)
+        return answers, problem
 
     async def _to_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
         await self.cluster.look(())  # a broker that was taken away for good would be asked for ever
@@ -231,22 +345,34 @@ class ClusterConnection:
             if known is not None:
                 return known
             cluster = self.cluster
-            opening = cluster.open_any(self.client_id) if node == NOBODY else cluster.open_node(node, self.client_id)
+            opening = self._open_any(self.client_id) if node == NOBODY else cluster.open_node(node, self.client_id)
             connection = await opening
             if self._closed:
                 await connection.close()
                 raise NotConnected("the connection to the cluster is closed")
             self._nodes[node] = connection
+            if self._on_lost is not None:
+                self._listen(node, connection, self._on_lost)
             return connection
 
     async def _over(self, node: int, connection: NodeConnection, request: Any) -> Any:
         try:
+            if type(request).__name__ == "ShareGroupHeartbeatRequest" and self.cluster.in_fleet:
+                return await self._beat(connection, request)
             return await connection.send(request)
         except OSError:
             if self._nodes.get(node) is connection:
                 del self._nodes[node]
             await connection.close()
             raise
+
+    async def _beat(self, connection: NodeConnection, request: Any) -> Any:
+        """A heartbeat may be sent again, and has to be answered well within the session. Raises: ConnectionLost."""
+        limit_s = BEAT_S if request.subscribed_topics is None else JOIN_S
+        try:
+            return await self.cluster.clock.wait_for(connection.send(request), limit_s)
+        except TimeoutError:
+            raise ConnectionLost(f"the coordinator of {request.group_id} did not answer within {limit_s:g} s") from None
 
 
 def _errors(answer: Any) -> set[ErrorCode]:
@@ -255,3 +381,14 @@ def _errors(answer: Any) -> set[ErrorCode]:
     for parts in (getattr(answer, "groups", ()), getattr(answer, "partitions", ())):
         found.update(part.error for part in parts[:1])
     return found
+
+
+def _wrong_leader(log: messages.FetchedLog | None) -> bool:
+    """Whether nobody, or somebody else, answered for a partition."""
+    return log is None or log.error in WRONG_LEADER
+
+
+def _state_key(request: messages.ReadShareGroupStateRequest) -> str:
+    """By which Kafka finds who keeps the state of a share-partition."""
+    topic_id = base64.urlsafe_b64encode(request.topic_id.bytes).decode().rstrip("=")
+    return f"{request.group_id}:{topic_id}:{request.partition}"

@@ -9,22 +9,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported
-from flowshare.client.handshake import SaslExchange, Versions, api_versions
+from flowshare.client.handshake import Names, SaslExchange, Versions, api_versions
 from flowshare.client.pipeline import Pipeline
 from flowshare.client.wire import Codec, codec_of
 from flowshare.client.wire.base import code
 from flowshare.protocol.kafka import ApiKey, read_response
 from flowshare.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
     DescribeShareGroupOffsetsResponse,
     HeldRanges,
+    PartitionResult,
     ShareResumeRequest,
     ShareResumeResponse,
+    TopicPartition,
 )
-from flowshare.protocol.private import SHARE_OFFSETS, SHARE_RESUME, decode_answer, encode_call
+from flowshare.protocol.private import SHARE_OFFSETS, SHARE_PLACE, SHARE_RESUME, decode_answer, encode_call
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowshare.client.security import Security
     from flowshare.client.settings import LinkSettings
@@ -69,6 +73,8 @@ class TcpConnection:
         """
         if isinstance(request, ShareResumeRequest):
             return cast("R", await self._resume(request))
+        if isinstance(request, AlterShareGroupOffsetsRequest) and request.finished:
+            return cast("R", await self._place(request))
         codec = codec_of(request)
         version = self._version(codec, request)
         answer: Any = await self._pipeline.call(
@@ -100,6 +106,10 @@ class TcpConnection:
         """Close; requests under way fail at once, and the server releases what this connection's sessions hold."""
         await self._pipeline.close()
 
+    def on_closed(self, listener: Callable[[str], object]) -> None:
+        """Call `listener` with the reason when the connection ends, from whichever end."""
+        self._pipeline.on_ended(listener)
+
     async def wait_closed(self) -> None:
         """Wait until the connection is over, from whichever end."""
         await self._pipeline.wait_ended()
@@ -114,7 +124,7 @@ class TcpConnection:
         return replace(answer, partitions=tuple(_merged(part, known) for part in answer.partitions))
 
     async def _resume(self, request: ShareResumeRequest) -> ShareResumeResponse:
-        told = [[part.topic_id.hex, part.partition, part.ranges] for part in request.partitions]
+        told = [[part.topic_id.hex, part.partition, part.ranges, part.lapsed] for part in request.partitions]
         try:
             answer = await self.call(
                 SHARE_RESUME, group_id=request.group_id, member_id=request.member_id, partitions=told
@@ -125,6 +135,25 @@ class TcpConnection:
             partitions=tuple(
                 HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
                 for topic_id, partition, ranges in answer["partitions"]
+            ),
+            elsewhere=tuple(
+                TopicPartition(uuid.UUID(topic_id), partition) for topic_id, partition in answer.get("elsewhere", ())
+            ),
+        )
+
+    async def _place(self, request: AlterShareGroupOffsetsRequest) -> AlterShareGroupOffsetsResponse:
+        told = [
+            [topic, partition, offset, request.finished.get((topic, partition), ())]
+            for (topic, partition), offset in request.offsets.items()
+        ]
+        try:
+            answer = await self.call(SHARE_PLACE, group_id=request.group_id, partitions=told)
+        except ServerError as error:
+            return AlterShareGroupOffsetsResponse(error=error.code, message=str(error))
+        return AlterShareGroupOffsetsResponse(
+            partitions=tuple(
+                PartitionResult(topic=topic, partition=partition, error=code(error), message=message)
+                for topic, partition, error, message in answer["partitions"]
             )
         )
 
@@ -158,15 +187,23 @@ class TcpConnection:
 
 
 async def open_tcp(
-    host: str, port: int, *, client_id: str, clock: Clock, settings: LinkSettings, security: Security | None = None
+    host: str,
+    port: int,
+    *,
+    client_id: str,
+    clock: Clock,
+    settings: LinkSettings,
+    security: Security | None = None,
+    worker: int | None = None,
 ) -> TcpConnection:
     """Connect, agree on versions, authenticate; all within connect_timeout_s.
 
+    worker: node id of the fleet's worker whose process this is, told to the other end.
     Raises: NotConnected (an OSError: trying again may help), ClientError (it will not: the wrong password, something
     that is no Kafka broker).
     """
     about = f"{host}:{port}"
-    opening = _open(host, port, about, client_id, clock, settings, security)
+    opening = _open(host, port, about, clock, settings, security, Names(client_id, worker))
     try:
         return await clock.wait_for(opening, settings.connect_timeout_s)
     except TimeoutError:
@@ -177,23 +214,23 @@ async def _open(
     host: str,
     port: int,
     about: str,
-    client_id: str,
     clock: Clock,
     settings: LinkSettings,
     security: Security | None,
+    names: Names,
 ) -> TcpConnection:
     context = None
     if security is not None and security.tls:
         context = await asyncio.to_thread(security.ssl_context)  # reads all CAs: tens of milliseconds
     pipeline = await _connect(host, port, about, clock, settings, context)
     try:
-        versions = await api_versions(pipeline, client_id)
+        versions = await api_versions(pipeline, names)
         if security is not None:
-            await security.authenticate(SaslExchange(pipeline, client_id, versions))
+            await security.authenticate(SaslExchange(pipeline, names.client_id, versions))
     except BaseException as error:
         pipeline.end(str(error) or "the connection was given up")
         raise
-    return TcpConnection(pipeline, versions, client_id)
+    return TcpConnection(pipeline, versions, names.client_id)
 
 
 async def _connect(
@@ -230,6 +267,6 @@ def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequenc
 
 def _read(codec: Codec, request: Any, version: int, frame: bytes) -> Any:
     if codec.read is not None:
-        return codec.read(frame)
+        return codec.read(frame, request)
     assert codec.decode is not None, "a codec reads in one way or the other"
     return codec.decode(read_response(codec.name, version, frame)[1], request)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping
 
-    from flowshare.protocol.messages import MetadataResponse, TopicPartition
+    from flowshare.protocol.messages import MetadataResponse, TopicMetadata, TopicPartition
 
 Address = tuple[str, int]
 NOBODY: Final = -1
@@ -18,27 +18,46 @@ NOBODY: Final = -1
 
 
 class Topology:
-    """Filled from metadata, corrected by what brokers say when they are asked for a partition they do not lead."""
+    """Filled from metadata, corrected by what brokers say when they are asked for a partition they do not lead.
+
+    Leaders come with leader epochs, which never fall: of two answers the one with the lower epoch is older news, from
+    whatever broker and in whatever order they come. An answer without epochs is newer than everything before it.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[int, Address] = {}
+        self.controller = NOBODY
+        """Node that topics are made and deleted by; NOBODY: any."""
         self._ids: dict[uuid.UUID, str] = {}
         self._leaders: dict[str, list[int]] = {}
-        self._hinted: dict[tuple[str, int], int] = {}
-        """Leader epoch of each partition whose leader a broker named last."""
+        self._epochs: dict[str, list[int]] = {}
+        """Leader epoch of each partition, −1 when it is not known."""
 
     def apply(self, answer: MetadataResponse) -> None:
-        """Take over what a broker knows: newer than every hint so far."""
+        """Take over what a broker knows, but for what is known better."""
+        before = self.nodes
         if answer.nodes:
             self.nodes = dict(answer.nodes)
+            self.controller = answer.controller if answer.controller in self.nodes else NOBODY
         for topic in answer.topics:
             if topic.error is not ErrorCode.NONE or topic.topic_id is None:
                 self._forget(topic.name, topic.topic_id)
                 continue
+            if topic.topic_id not in self._ids:
+                self._epochs.pop(topic.name, None)  # made anew: its epochs begin anew
             self._ids[topic.topic_id] = topic.name
-            self._leaders[topic.name] = list(topic.leaders)
-            for partition in range(topic.partitions):
-                self._hinted.pop((topic.name, partition), None)
+            self._take(topic, before)
+
+    def _take(self, topic: TopicMetadata, before: Mapping[int, Address]) -> None:
+        leaders = list(topic.leaders)
+        epochs = [*topic.leader_epochs, *[-1] * (len(leaders) - len(topic.leader_epochs))]
+        known = zip(self._leaders.get(topic.name, ()), self._epochs.get(topic.name, ()), strict=False)
+        for partition, (leader, epoch) in enumerate(known):
+            if partition < len(leaders) and 0 <= epochs[partition] < epoch:
+                leaders[partition], epochs[partition] = leader, epoch
+                if leader in before:
+                    self.nodes.setdefault(leader, before[leader])
+        self._leaders[topic.name], self._epochs[topic.name] = leaders, epochs
 
     def knows(self, topic: str) -> bool:
         """Whether the topic's leaders are known."""
@@ -66,16 +85,17 @@ class Topology:
         leaders = self._leaders.get(name or "", [])
         if name is None or node < 0 or node not in self.nodes or not 0 <= tp.partition < len(leaders):
             return False
-        if epoch < self._hinted.get((name, tp.partition), -1):
+        epochs = self._epochs[name]
+        if epoch < epochs[tp.partition]:
             return False
-        self._hinted[name, tp.partition] = epoch
+        epochs[tp.partition] = epoch
         changed = leaders[tp.partition] != node
         leaders[tp.partition] = node
         return changed
 
     def _forget(self, name: str, topic_id: uuid.UUID | None) -> None:
-        self._leaders.pop(name, None)
-        if topic_id is not None:
-            old = self._ids.pop(topic_id, None)
-            if old is not None:
-                self._leaders.pop(old, None)
+        old = None if topic_id is None else self._ids.pop(topic_id, None)
+        for gone in (name, old):
+            if gone is not None:
+                self._leaders.pop(gone, None)
+                self._epochs.pop(gone, None)

@@ -2,13 +2,15 @@
 
 Steps: produce the rows into a topic with one partition; start a worker process; `kill -9` it half-way; start it again;
 wait until its backlog is empty; stop it with SIGTERM; read the sink and the dead letters and compare them with the
-raw table. The worker is the ordinary command of flowshare, watched through its `/lag` page.
+raw table. The worker is the ordinary command of flowshare, watched through its `/lag` page. Then a pipeline on Spark
+sums the results up (flights_report.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -30,7 +32,10 @@ from flowshare.backend.workers import running_workers
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.producer import Message, Producer
 from flowshare.clock import LoopClock
+from flowshare.dev.failure import DevFailure
 from flowshare.dev.flights_data import ROWS, DataMissing, Figures, expected, rows
+from flowshare.dev.flights_report import PICTURE, PipelineFailed, report
+from flowshare.dev.java import java
 
 APP: Final = "flowshare.dev.flights_app:app"
 TOPIC, SINK, DEAD_LETTERS = "flights", "flights.delays", "flights.classify.dlq"
@@ -278,11 +283,43 @@ def run(path: Path, limit: int) -> int:
     return 0 if good else 1
 
 
+def check_spark() -> None:
+    """See that the second half can run before the first begins. Raises: DemoFailed."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise DemoFailed("its second half runs on Spark: pip install 'flowshare[spark]', or leave it out: --no-spark")
+    try:
+        java()
+    except DevFailure as error:
+        raise DemoFailed(f"its second half runs on Spark, and {error}; or leave it out: --no-spark") from error
+
+
+def both_halves(folder: Path, limit: int, *, spark: bool, keep: bool) -> int:
+    """The agents' half and, unless it is left out, the pipeline's; the exit code. Raises: DemoFailed, DataMissing."""
+    if spark:
+        check_spark()
+    code = run(folder / "broker", limit)
+    if code or not spark:
+        return code
+    try:
+        good = report(folder / "broker", folder, limit, say)
+    except PipelineFailed as error:
+        raise DemoFailed(str(error)) from error
+    picture = folder / PICTURE
+    if not keep:
+        picture = Path(tempfile.gettempdir()) / f"flowshare-demo-{PICTURE}"
+        shutil.move(folder / PICTURE, picture)
+    say(f"plot: {picture}")
+    say("\nthe pipeline's table is the raw table's" if good else "\nthe pipeline's table differs")
+    return 0 if good else 1
+
+
 def main(argv: list[str]) -> int:
-    """Run the demo. Options: --rows N (default all 336,776), --data DIR (default: a temporary one, removed)."""
+    """Run the demo. Options: --rows N (default all 336,776), --data DIR (default: a temporary one, removed),
+    --no-spark (the agents' half alone)."""
     parser = argparse.ArgumentParser(prog="flowshare demo", description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS, help="how many flights (default: all)")
     parser.add_argument("--data", type=Path, help="where to keep the broker's data (default: removed at the end)")
+    parser.add_argument("--no-spark", action="store_true", help="leave the pipeline out, which needs Spark and Java")
     options = parser.parse_args(argv)
     if not 1000 <= options.rows <= ROWS:
         parser.error(f"--rows takes 1000 to {ROWS}")
@@ -291,7 +328,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"{folder} holds an earlier demo; remove it or name another directory")
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        code = run(folder / "broker", options.rows)
+        code = both_halves(folder, options.rows, spark=not options.no_spark, keep=options.data is not None)
     except (DemoFailed, DataMissing) as error:
         sys.stderr.write(f"flowshare demo: {error}\n")
         return 1

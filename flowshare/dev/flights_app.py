@@ -1,18 +1,24 @@
-"""The demo's application: one agent that classifies each flight's delay. Run it with
+"""The demo's application: an agent that classifies each flight's delay, and a pipeline that sums its results up. Run
 
 flowshare worker flowshare.dev.flights_app:app
+flowshare pipeline flowshare.dev.flights_app:app --once
 
-It is an ordinary application; `flowshare demo` (flights.py) produces the flights, kills its worker and counts.
+It is an ordinary application; `flowshare demo` (flights.py) produces the flights, kills the worker and counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import flowshare as fs
 from flowshare.dev.flights_data import classify_row, is_flaky
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+OUT = os.environ.get("FLOWSHARE_FLIGHTS_OUT", "/tmp/flowshare-flights-out")  # noqa: S108 - a demo's default
 
 
 class Flight(TypedDict):
@@ -67,3 +73,36 @@ async def classify(flight: Flight, delivery: fs.Delivery) -> Delay:
         "kind": kind,
         "attempt": delivery.attempt,
     }
+
+
+@app.share_pipeline(
+    delays,
+    sink=fs.Folder(f"{OUT}/by_hour"),
+    checkpoint=f"{OUT}/checkpoint",
+    output_mode="complete",
+    source={"records_per_trigger": 200_000},
+    conf={"spark.sql.shuffle.partitions": "2"},
+)
+def by_hour(delays: DataFrame) -> DataFrame:
+    """Per carrier and hour: flights, mean and 90th percentile of the delay, share of late departures.
+
+    A result can be there twice (at least once), so flights are collected by id before they are counted.
+    """
+    delays.createOrReplaceTempView("delays")
+    return delays.sparkSession.sql(
+        """
+        WITH flown AS (
+          SELECT value.carrier AS carrier, to_timestamp(value.time_hour) AS hour,
+                 collect_set(struct(value.id AS id, value.dep_delay AS delay, value.kind AS kind)) AS flights
+          FROM delays GROUP BY value.carrier, to_timestamp(value.time_hour)
+        ), sorted AS (
+          SELECT *, array_sort(transform(flights, flight -> flight.delay)) AS minutes FROM flown
+        )
+        SELECT carrier, hour, size(flights) AS flights,
+               aggregate(minutes, 0L, (total, one) -> total + one) AS total_delay,
+               aggregate(minutes, 0L, (total, one) -> total + one) / size(minutes) AS mean_delay,
+               element_at(minutes, CAST(ceil(0.9 * size(minutes)) AS INT)) AS p90_delay,
+               size(filter(flights, flight -> flight.kind IN ('late', 'very late'))) / size(flights) AS late_share
+        FROM sorted
+        """
+    )

@@ -12,7 +12,7 @@ from typing import Final
 from flowshare.dev.failure import DevFailure
 
 JAVA_MIN: Final = 17
-"""Kafka 4's brokers and tools need it (KIP-1013)."""
+"""Kafka 4's brokers and tools need it (KIP-1013), and so does Spark 4."""
 
 _PACKAGES: Final = {
     "java": "openjdk-17-jre-headless (Debian, Ubuntu), java-21-openjdk-headless (Fedora), openjdk (Homebrew)",
@@ -32,7 +32,7 @@ def java() -> Path:
     version = _version(found)
     if version < JAVA_MIN:
         raise DevFailure(
-            f"{found} is Java {version}, and Kafka needs {JAVA_MIN} or newer: install {_PACKAGES['java']}, "
+            f"{found} is Java {version}, and Kafka and Spark need {JAVA_MIN} or newer: install {_PACKAGES['java']}, "
             "or set JAVA_HOME"
         )
     return found

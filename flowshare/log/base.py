@@ -69,6 +69,17 @@ class StorageDamaged(LogError):
     """What is stored contradicts itself; nothing was changed by opening it."""
 
 
+class NotLed(LogError):
+    """What is asked for is led elsewhere, or by nobody at the moment; nothing was written.
+
+    leader: node and leader epoch of who leads it, if that is known.
+    """
+
+    def __init__(self, message: str, leader: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
 class StorageHeld(LogError):
     """Another process holds the path; the text names it."""
 
@@ -113,12 +124,15 @@ class ReadResult:
     """Whole record batches from the one that holds the asked offset on; empty at the log's end.
 
     aborted: batches among them that belong to aborted transactions; filled in for readers of committed records only.
+    leader_epoch: of a log that may lose its end with a leader: under which leader the last of the batches was written,
+        or one behind it; −1: not known, or there is none.
     """
 
     records: bytes
     batches: tuple[LogBatch, ...]
     offsets: LogOffsets
     aborted: tuple[LogBatch, ...] = ()
+    leader_epoch: int = -1
 
 
 AppendListener = Callable[[str, int], None]
@@ -191,7 +205,11 @@ class Log(Protocol):
         ...
 
     def offsets(self, topic: str, partition: int) -> LogOffsets:
-        """Bounds of the partition. Raises: UnknownTopic."""
+        """Bounds of the partition as they are known here. Raises: UnknownTopic."""
+        ...
+
+    async def bounds(self, topic: str, partition: int) -> LogOffsets:
+        """Bounds of the partition, asked of wherever it lies. Raises: UnknownTopic, StorageError."""
         ...
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:

@@ -173,6 +173,10 @@ class MemoryStorage:
         """Bounds of the partition. Raises: UnknownTopic."""
         return self._partition(topic, partition).offsets()
 
+    async def bounds(self, topic: str, partition: int) -> LogOffsets:
+        """As `offsets`: they lie here."""
+        return self.offsets(topic, partition)
+
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic."""
         log = self._partition(topic, partition)

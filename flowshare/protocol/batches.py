@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 MAX_TIMESTAMP_AT: Final = 35
-NO_BASE_SEQUENCE: Final = -1
+NO_PRODUCER: Final = (-1, -1, -1)
+"""Id, epoch and sequence of a batch that no idempotent producer wrote."""
 _offset = struct.Struct(">q")
 _epoch = struct.Struct(">i")
 _attributes = struct.Struct(">h")
@@ -109,12 +110,15 @@ class BatchBuilder:
 
     __slots__ = ("_append", "_builder", "count", "size_max")
 
-    def __init__(self, *, size_max: int = 1_000_000, compression: str = "none") -> None:
+    def __init__(
+        self, *, size_max: int = 1_000_000, compression: str = "none", producer: tuple[int, int, int] = NO_PRODUCER
+    ) -> None:
+        """producer: id, epoch and sequence of the first record of an idempotent producer."""
         if compression not in CODECS:
             raise ValueError(f"compression {compression!r} is none of {', '.join(CODECS)}")
         self.size_max = size_max
         self.count = 0
-        self._builder = _builder()(2, CODECS.index(compression), False, -1, -1, NO_BASE_SEQUENCE, size_max)
+        self._builder = _builder()(2, CODECS.index(compression), False, *producer, size_max)
         self._append = self._builder.append
 
     @property

@@ -16,6 +16,7 @@ I64_MAX: Final = 2**63 - 1
 VARINT_BITS_MAX: Final = 63
 TAG_BYTES_MIN: Final = 2
 """A tagged field has a tag and a length at least."""
+_HEAD: Final = struct.Struct(">hhih")
 
 
 class Reader:
@@ -63,10 +64,15 @@ class Reader:
             shift += 7
         raise DecodeError(f"the varint at {self.position} does not end")
 
-    def count(self, size_min: int) -> int:
-        """How many entries of at least `size_min` bytes an array has. More than can be there are refused."""
+    def count(self, size_min: int, *, nullable: bool = False) -> int:
+        """How many entries of at least `size_min` bytes an array has. More than can be there are refused.
+
+        nullable: a null array has none; else it is refused.
+        """
         count = self.varint() - 1
         if count < 0:
+            if nullable:
+                return 0
             raise DecodeError(f"the array at {self.position} is null")
         if count * size_min > self.end - self.position:
             raise DecodeError(f"{count} entries are announced at {self.position}, there is no room for them")
@@ -132,6 +138,12 @@ def tagged(fields: dict[int, bytes]) -> bytes:
     return varint(len(fields)) + b"".join(
         varint(tag) + varint(len(fields[tag])) + fields[tag] for tag in sorted(fields)
     )
+
+
+def head(key: int, version: int, correlation_id: int, client_id: str) -> bytes:
+    """What a request begins with: its header (version 2), without tagged fields."""
+    name = client_id.encode()
+    return _HEAD.pack(key, version, correlation_id, len(name)) + name + b"\0"
 
 
 def framed(pieces: list[bytes]) -> bytes:

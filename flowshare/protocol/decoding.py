@@ -109,20 +109,7 @@ class RawDecoded:
         return [raw for raws, _ in self.runs for raw in raws]
 
 
-class Promised(NamedTuple):
-    """Records that are not read yet: offsets `first` to `last`, all of them. `read` raises DecodeError.
-
-    batch_records: offsets of the longest batch.
-    """
-
-    first: int
-    last: int
-    delivery_count: int
-    batch_records: int
-    read: Callable[[], list[RawRecord]]
-
-
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """Records of one batch and their offsets, rising."""
 
     records: list[RawRecord]
@@ -137,17 +124,17 @@ class LastBatch:
     def __init__(self) -> None:
         self._first = -1
         self._raw: bytes = b""
-        self._batch = _Batch([], [])
+        self._batch = Batch([], [])
 
-    def read(self, padded: bytes, header: BatchHeader, size_max: int, *, final: bool) -> _Batch:
+    def read(self, padded: bytes, header: BatchHeader, size_max: int, *, final: bool) -> Batch:
         """The batch, read now or before; the same bytes are the same batch. Raises: DecodeError."""
         known = header.base_offset == self._first
         if not known and not final:
-            return _read_batch(padded, header, size_max)
+            return read_batch(padded, header, size_max)
         raw = padded[header.position : header.position + header.size]
         if known and raw == self._raw:
             return self._batch
-        batch = _read_batch(padded, header, size_max)
+        batch = read_batch(padded, header, size_max)
         if final and header.size <= KEPT_BYTES_MAX:
             self._first, self._raw, self._batch = header.base_offset, raw, batch
         return batch
@@ -205,7 +192,7 @@ def decode_raw(
         _add_runs(decoded.gaps, ranges, ranges[0].first, batches[0].base_offset - 1)
     padded = records + PADDING
 
-    def read(header: BatchHeader, final: bool) -> _Batch:
+    def read(header: BatchHeader, final: bool) -> Batch:
         return last.read(padded, header, size_max, final=final)
 
     begin, settled = 0, -1
@@ -222,38 +209,6 @@ def decode_raw(
     return decoded
 
 
-def promise(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> Promised | None:
-    """The acquired records, to be read later and maybe by another thread; None when that takes a closer look.
-
-    Only where the headers say that the batches hold what was acquired and nothing else, all of it delivered equally
-    often. Raises: DecodeError when the bytes are no sequence of batches at all.
-    """
-    batches = tuple(frames(records, partial_tail=True))
-    ranges = sorted(acquired)
-    if not batches or not ranges:
-        return None
-    first = end = batches[0].base_offset
-    for header in batches:
-        span = header.last_offset - header.base_offset + 1
-        if header.base_offset != end or header.record_count != span or header.is_control:
-            return None
-        end += span
-    at = first
-    for run in ranges:
-        if run.first != at or run.delivery_count != ranges[0].delivery_count:
-            return None
-        at = run.last + 1
-    if at != end:
-        return None
-
-    def read() -> list[RawRecord]:
-        padded = records + PADDING
-        return [record for header in batches for record in _read_batch(padded, header, size_max).records]
-
-    longest = max(header.record_count for header in batches)
-    return Promised(first, end - 1, ranges[0].delivery_count, longest, read)
-
-
 def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecord]:
     """Every record of whole batches, control batches left out, with delivery count 0.
 
@@ -261,7 +216,7 @@ def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecor
     """
     padded, found = records + PADDING, list[DecodedRecord]()
     for header in frames(records, partial_tail=True):
-        found += whole(_read_batch(padded, header, size_max).records, 0)
+        found += whole(read_batch(padded, header, size_max).records, 0)
     return found
 
 
@@ -269,7 +224,7 @@ def read_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[RawRecord]:
     """As `decode_all`, the records as the reader made them."""
     padded, found = records + PADDING, list[RawRecord]()
     for header in frames(records, partial_tail=True):
-        found += _read_batch(padded, header, size_max).records
+        found += read_batch(padded, header, size_max).records
     return found
 
 
@@ -295,7 +250,7 @@ def _check_order(batches: Sequence[BatchHeader]) -> None:
 
 def _decode_batch(
     decoded: RawDecoded,
-    read: Callable[[BatchHeader, bool], _Batch],
+    read: Callable[[BatchHeader, bool], Batch],
     header: BatchHeader,
     ranges: Sequence[AcquiredRange],
     extent_last: int,
@@ -320,7 +275,7 @@ def _decode_batch(
     return extent_last
 
 
-def _take(decoded: RawDecoded, batch: _Batch, first: int, last: int, delivery_count: int) -> None:
+def _take(decoded: RawDecoded, batch: Batch, first: int, last: int, delivery_count: int) -> None:
     low, high = bisect.bisect_left(batch.offsets, first), bisect.bisect_right(batch.offsets, last)
     records = batch.records if high - low == len(batch.records) else batch.records[low:high]
     if records:
@@ -358,7 +313,7 @@ def read_plain(view: memoryview, header: BatchHeader) -> list[RawRecord]:
     return _read_plain(view, header).records
 
 
-def _read_plain(view: memoryview, header: BatchHeader) -> _Batch:
+def _read_plain(view: memoryview, header: BatchHeader) -> Batch:
     reader, errors = _reader()
     try:
         records = list(cast("Iterable[RawRecord]", reader(view)))
@@ -366,12 +321,13 @@ def _read_plain(view: memoryview, header: BatchHeader) -> _Batch:
         raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
     offsets = list(map(_offset, records))
     _check_offsets(header, offsets)
-    return _Batch(records, offsets)
+    return Batch(records, offsets)
 
 
-def _read_batch(padded: bytes, header: BatchHeader, size_max: int) -> _Batch:
+def read_batch(padded: bytes, header: BatchHeader, size_max: int) -> Batch:
+    """A batch's records, none of a control batch; `padded` has `PADDING` behind its batches. Raises: DecodeError."""
     view = plain(padded, header, size_max)
-    return _Batch([], []) if header.is_control else _read_plain(view, header)
+    return Batch([], []) if header.is_control else _read_plain(view, header)
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:

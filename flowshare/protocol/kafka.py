@@ -16,10 +16,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from flowshare.protocol.walk import MalformedMessage, skip_tags, tidy
 
-OWN_SOFTWARE: Final = "flowshare"
-"""Client software name that flowshare's own client gives (ApiVersions v3, KIP-511); its servers answer it as soon as
-they can, others in the order of the requests."""
-
 REQUEST_PARTS_MAX: Final = 50_000
 """Elements of all arrays of a request, and its tagged fields, together: kio makes an object of each, some µs and
 hundreds of bytes, and a Produce request could have millions. What is answered has no such bound: it is our own, or of

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from flowshare.protocol.compact import framed
+from flowshare.protocol.compact import framed, head
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 
@@ -24,21 +24,20 @@ redeliveries, oldest_ms], …]}: the fields of DescribeShareGroupOffsets that on
 
 SHARE_RESUME: Final = "share_resume"
 """{"group_id", "member_id", "partitions": [[topic id, partition, [[first, last], …]], …]} -> {"partitions": the same
-with what is still the member's}: ShareResume."""
+with what is still the member's, "elsewhere": [[topic id, partition], …] that it does not lead}: ShareResume."""
 
-_REQUEST: Final = struct.Struct(">hhih")
+SHARE_PLACE: Final = "share_place"
+"""{"group_id", "partitions": [[topic, partition, offset, [[first, last], …]], …]} -> {"partitions": [[topic, partition,
+error, message], …]}: AlterShareGroupOffsets with what is finished from the offset on."""
+
 _RESPONSE: Final = struct.Struct(">iB")
-_NO_TAGS: Final = b"\0"
 
 Body = Mapping[str, Any]
 
 
 def encode_call(correlation_id: int, client_id: str, body: Body) -> bytes:
     """The frame of a call, its length included."""
-    name = client_id.encode()
-    return framed(
-        [_REQUEST.pack(ApiKey.FLOWSHARE, VERSION, correlation_id, len(name)), name, _NO_TAGS, orjson.dumps(body)]
-    )
+    return framed([head(ApiKey.FLOWSHARE, VERSION, correlation_id, client_id), orjson.dumps(body)])
 
 
 def decode_call(frame: bytes, position: int, version: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from flowshare.protocol.compact import I32, I64_MAX, Reader, count, framed, tagged, text, varint
+from flowshare.protocol.compact import I32, I64_MAX, Reader, count, framed, head, tagged, text, varint
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
@@ -38,7 +38,6 @@ UNRUN_TAG: Final = 10_001
 """Tagged field of an AcknowledgementBatch, empty: what is released was never run and costs no attempt."""
 V2: Final = 2
 
-_START: Final = struct.Struct(">hhih")
 _LIMITS: Final = struct.Struct(">iiiiii")
 _LIMITS_V2: Final = struct.Struct(">iiiiiibB")
 _EPOCH_V2: Final = struct.Struct(">iB")
@@ -186,9 +185,12 @@ def _read_batch(reader: Reader) -> AckBatch:
 
 
 def _delay(field: bytes) -> int:
-    delay_ms = Reader(field, 0).varint()
+    try:
+        delay_ms = Reader(field, 0).varint()
+    except DecodeError as error:
+        raise DecodeError(f"the delay of a release cannot be read: {error}") from None
     if delay_ms > I64_MAX:
-        raise DecodeError(f"a delay of {delay_ms} ms is more than an int64 holds")
+        raise DecodeError(f"the delay of a release cannot be read: {delay_ms} ms is more than an int64 holds")
     return delay_ms
 
 
@@ -206,7 +208,7 @@ def encode_fetch(correlation_id: int, client_id: str, request: ShareFetchRequest
         request.batch_size,
     )
     pieces = [
-        _header(ApiKey.SHARE_FETCH, version, correlation_id, client_id),
+        head(ApiKey.SHARE_FETCH, version, correlation_id, client_id),
         text(request.group_id),
         text(request.member_id),
         _LIMITS_V2.pack(*numbers, request.acquire_mode, request.is_renew_ack)
@@ -226,7 +228,7 @@ def encode_fetch(correlation_id: int, client_id: str, request: ShareFetchRequest
 def encode_acknowledge(correlation_id: int, client_id: str, request: ShareAcknowledgeRequest, version: int) -> bytes:
     """The frame of a ShareAcknowledge request, its length included. Raises: struct.error, ValueError (out of range)."""
     pieces = [
-        _header(ApiKey.SHARE_ACKNOWLEDGE, version, correlation_id, client_id),
+        head(ApiKey.SHARE_ACKNOWLEDGE, version, correlation_id, client_id),
         text(request.group_id),
         text(request.member_id),
         _EPOCH_V2.pack(request.session_epoch, request.is_renew_ack)
@@ -236,11 +238,6 @@ def encode_acknowledge(correlation_id: int, client_id: str, request: ShareAcknow
     _write_topics(pieces, request.partitions)
     pieces.append(_NO_TAGS)
     return framed(pieces)
-
-
-def _header(key: ApiKey, version: int, correlation_id: int, client_id: str) -> bytes:
-    name = client_id.encode()
-    return _START.pack(key, version, correlation_id, len(name)) + name + _NO_TAGS
 
 
 def _write_topics(pieces: list[bytes], partitions: Sequence[SharePartitionRequest]) -> None:

@@ -31,12 +31,15 @@ class InProcess:
         self.host = host
         self.own = False
         """Whether flowshare's own client is at the other end: then its end means that its process is gone."""
+        self.worker: int | None = None
+        """Node id of the fleet's worker whose process is at the other end; None: none is, or it does not say."""
         self.closed = False
         self.may_read: Callable[[str], bool] | None = None
         """Whether the peer may read a topic, by its name; None: all topics."""
         self._handlers = handlers
         self._on_close = on_close
         self._waiters: set[Waiter] = set()
+        self._heard: list[Callable[[str], object]] = []
 
     async def send(self, request: Request[R]) -> R:
         """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
@@ -59,7 +62,13 @@ class InProcess:
         self.closed = True
         for waiter in tuple(self._waiters):
             waiter.end(Ended.CONNECTION)
+        for listener in self._heard:
+            listener("the connection was closed")
         await self._on_close(self)
+
+    def on_closed(self, listener: Callable[[str], object]) -> None:
+        """Call `listener` with the reason when the connection ends, from whichever end."""
+        self._heard.append(listener)
 
     def watch(self, waiter: Waiter) -> None:
         """End `waiter` when the connection closes."""

@@ -16,31 +16,33 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flowshare.log.base import LogError
+from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.alarm import Alarm
 from flowshare.server.damage import group_id_of
 from flowshare.server.failures import Refused
+from flowshare.server.first_states import FirstStates
+from flowshare.server.returns import SOON_MS, Returns
 from flowshare.server.state import GROUP_ID_BYTES_MAX
-from flowshare.share.errors import FencedMemberEpoch, GroupIdNotFound, StateCorrupt
+from flowshare.share.errors import FencedMemberEpoch, GroupIdNotFound, ShareError, StateCorrupt
 from flowshare.share.group import ShareGroup, check_heartbeat
 from flowshare.share.retention import IdleGroup, expired, next_expiry_ms
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.protocol.messages import ShareGroupHeartbeatRequest
     from flowshare.server.connection import InProcess
     from flowshare.server.damage import Damage
-    from flowshare.server.initializer import Initializer
-    from flowshare.server.partitions import Partitions
+    from flowshare.server.duties import Duties
+    from flowshare.server.leaders import Leaders
     from flowshare.server.state import Write
     from flowshare.server.topic_index import TopicIndex
     from flowshare.share.config import GroupConfig
-    from flowshare.share.group import Heartbeat, ToInitialize
+    from flowshare.share.group import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,10 @@ IN_PROCESS: Final = "in-process"
 GROUPS_MAX: Final = 10_000
 """Groups that may exist."""
 RETRY_MS: Final = 1_000
+LATE_MS: Final = 500
+"""Who looks later than that after its members has not heard of them either."""
+NOTE_MS: Final = 1_000
+"""How long a group is not written after members have jumped to its epoch: that is written once for many of them."""
 
 
 class Coordinator:
@@ -60,32 +66,42 @@ class Coordinator:
         *,
         storage: Storage,
         topics: TopicIndex,
-        partitions: Partitions,
-        initializer: Initializer,
+        leaders: Leaders,
+        duties: Duties,
         clock: Clock,
         config_of: Callable[[str], GroupConfig],
         damage: Damage,
         return_grace_ms: int,
         is_other_group: Callable[[str], bool] = lambda _: False,
+        members_resume: bool = False,
     ) -> None:
+        """members_resume: in a fleet a member may hear of another coordinator by its next heartbeat only."""
         self._storage = storage
         self._topics = topics
-        self._partitions = partitions
-        self._initializer = initializer
+        self._leaders = leaders
+        self._duties = duties
         self._clock = clock
         self._config_of = config_of
         self._damage = damage
-        self._return_grace_ms = return_grace_ms
         self._is_other_group = is_other_group
-        self._beating: dict[InProcess, set[tuple[str, str]]] = {}
+        self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
         self._alarm = Alarm(clock)
         self._unwritten: set[str] = set()
+        self._noted: dict[str, int] = {}
+        """Groups whose members have jumped to another epoch, and when that is to be written."""
+        self._first_states = FirstStates(leaders, self.write, clock)
         self._task: asyncio.Task[None] | None = None
         self.groups: dict[str, ShareGroup] = {}
 
     async def start(self) -> None:
         """Read all groups and begin to watch their members' timeouts. Raises: LogError."""
-        for key, value in await self._storage.scan(PREFIX):
+        self.take_up(await self._storage.scan(PREFIX))
+        await self._forget_deleted_topics()
+        self._task = asyncio.get_running_loop().create_task(self._watch(), name="share groups")
+
+    def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Coordinate the groups of these entries of the store; their members are expected to come back soon."""
+        for key, value in entries:
             group_id = group_id_of(key, PREFIX)
             if group_id is None or group_id in self._damage:
                 continue
@@ -98,13 +114,23 @@ class Coordinator:
                 continue
             self.groups[group_id] = group
             self._remove_dead(group)
-            if self._return_grace_ms:
-                group.expect_by(tuple(group.members), self._clock.now_ms() + self._return_grace_ms)
-        await self._forget_deleted_topics()
-        self._task = asyncio.get_running_loop().create_task(self._watch(), name="share groups")
+            for member_id in tuple(group.members) if self._returns.grace_ms else ():
+                self._returns.expect(group, member_id)
+            self._expect_soon(group, self._duties.worker_gone)
+        self._alarm.ring()
+
+    def lay_down(self, group_ids: Iterable[str]) -> None:
+        """Coordinate these groups no more; nothing is written."""
+        for group_id in group_ids:
+            self.groups.pop(group_id, None)
+            self._unwritten.discard(group_id)
+            self._noted.pop(group_id, None)
+            self._returns.forget(group_id)
+            self._damage.forget(group_id)
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and what is begun."""
+        await self._first_states.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -112,23 +138,37 @@ class Coordinator:
     def living(self, group_id: str) -> Container[str]:
         """Members of the group that keep what they had acquired before this server was started."""
         group = self.groups.get(group_id)
-        return group.members if group is not None and self._return_grace_ms else ()
+        return group.members if group is not None and self._returns.grace_ms else ()
 
     def lost(self, connection: InProcess) -> None:
         """A connection is closed: members of flowshare's own that sent heartbeats over it are to come back soon."""
-        due_ms = self._clock.now_ms() + self._return_grace_ms
-        for group_id, member_id in self._beating.pop(connection, ()):
+        for group_id, member_id in self._returns.ended(connection):
             group = self.groups.get(group_id)
-            if group is not None and self._return_grace_ms and connection.own:
-                group.expect_by((member_id,), due_ms)
-                self._expect(due_ms)
+            if group is not None:
+                self._expect(self._returns.expect(group, member_id))
 
-    def interval_ms(self, group_id: str) -> int:
-        """How often the group's members are to send heartbeats."""
-        return self._config_of(group_id).heartbeat_interval_ms
+    def interval_ms(self, group_id: str, *, own: bool = False) -> int:
+        """How often a member of the group is to send heartbeats; own: flowshare's own client.
+
+        More often than configured while members may be given up. And in a fleet flowshare's own, as often as one
+        coordinator can well take from a group: the partitions of one that leaves wait for the others' heartbeats.
+        """
+        group = self.groups.get(group_id)
+        return self._returns.interval_ms(group_id, 0 if group is None else len(group.members), own=own)
+
+    def workers_left(self, left: Container[int]) -> None:
+        """Workers have left the fleet, by their node ids: the members in their processes live only if they say so."""
+        for group in self.groups.values():
+            self._expect_soon(group, left.__contains__)
+        self._alarm.ring()
+
+    def _expect_soon(self, group: ShareGroup, gone: Callable[[int], bool]) -> None:
+        for member_id in group.at_workers(gone):
+            self._returns.expect_soon(group, member_id)
 
     def find(self, group_id: str) -> ShareGroup:
-        """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored of it cannot be read)."""
+        """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored cannot be read), Refused (not here)."""
+        self._duties.check_coordinator(group_id)
         self._damage.check(group_id)
         group = self.groups.get(group_id)
         if group is None:
@@ -138,9 +178,10 @@ class Coordinator:
     def ensure(self, group_id: str) -> ShareGroup:
         """The group, made if there is none; write it then.
 
-        Raises: Refused (a bad id, or too many groups), StateCorrupt (what is stored of it cannot be read),
+        Raises: Refused (a bad id, too many groups, not here), StateCorrupt (what is stored of it cannot be read),
         GroupIdNotFound (a consumer group has this id)
         """
+        self._duties.check_coordinator(group_id)
         self._damage.check(group_id)
         group = self.groups.get(group_id)
         if group is None:
@@ -160,6 +201,10 @@ class Coordinator:
         """
         group_id, member_id, epoch = request.group_id, request.member_id, request.member_epoch
         check_heartbeat(group_id, member_id, epoch, request.rack_id, request.subscribed_topics)
+        if epoch == 0 and group_id not in self.groups:
+            await self._duties.admit(group_id)
+        if request.subscribed_topics:
+            await self._duties.know(request.subscribed_topics)
         group = self.ensure(group_id) if epoch == 0 else self.find(group_id)
         try:
             beat = group.heartbeat(
@@ -171,33 +216,35 @@ class Coordinator:
                 client_host=connection.host,
                 topics=self._topics,
                 now_ms=self._clock.now_ms(),
+                worker=connection.worker,
             )
         except FencedMemberEpoch:
-            self._partitions.release_member(group_id, member_id)
+            self._leaders.release_member(group_id, member_id)
             raise
-        self._beats_over(connection, group_id, member_id, left=beat.left)
+        self._returns.beat(connection, (group_id, member_id), left=beat.left)
         if beat.left:
-            self._partitions.release_member(group_id, member_id)
+            self._leaders.release_member(group_id, member_id)
             self._alarm.ring()  # the group may be empty now, and expire
         else:
             self._expect(self._clock.now_ms() + group.config.session_timeout_ms)
         if beat.changed or group_id in self._unwritten:
-            await self._write_states(group, beat.to_initialize)
+            self._unwritten.add(group_id)
+            await self._first_states.give(group, beat.to_initialize)
+        elif beat.jumped:
+            self._expect(self._noted.setdefault(group_id, self._clock.now_ms() + NOTE_MS))
         return beat
 
-    def _beats_over(self, connection: InProcess, group_id: str, member_id: str, *, left: bool) -> None:
-        """Remember over which connections members send their heartbeats."""
-        key = (group_id, member_id)
-        if left:
-            self._beating.get(connection, set[tuple[str, str]]()).discard(key)
-        elif not connection.closed:
-            self._beating.setdefault(connection, set()).add(key)
-
     async def write(self, group: ShareGroup, more: Sequence[Write] = ()) -> None:
-        """Write a group as it is now, together with `more`. Raises: LogError."""
+        """Write a group as it is now, together with `more`. Raises: LogError (NotLed: it is this one's no more)."""
+        if self.groups.get(group.group_id) is not group:
+            raise NotLed(f"group {group.group_id} was given to another worker, or deleted, meanwhile; ask again")
         self._unwritten.add(group.group_id)
-        await self._storage.write([*more, (PREFIX + group.group_id.encode(), group.encode())])
+        self._noted.pop(group.group_id, None)
+        await self._storage.write([*more, (PREFIX + group.group_id.encode(), self._encoded(group))])
         self._unwritten.discard(group.group_id)
+
+    def _encoded(self, group: ShareGroup) -> bytes:
+        return group.encode(self._first_states.unwritten(group))
 
     async def delete(self, group_id: str) -> None:
         """Delete an empty group with the state of its share-partitions; its settings stay.
@@ -209,11 +256,7 @@ class Coordinator:
             return
         group = self.find(group_id)
         group.require_empty()
-        await self._partitions.settled(self._partitions.known(group_id))
-        keys = self._partitions.known(group_id)
-        with self._partitions.held(keys):
-            await self._partitions.drop(keys)
-            writes = await self._initializer.deletions(keys)
+        async with self._leaders.replacing(dict.fromkeys(self._leaders.known(group))) as writes:
             group.require_empty()
             self.groups.pop(group_id, None)  # first: who joins from now on makes a new group
             self._unwritten.discard(group_id)
@@ -222,31 +265,34 @@ class Coordinator:
             except LogError:
                 self.groups.setdefault(group_id, group)
                 raise
-            await self._partitions.forget(keys)
+
+    async def _delete_idle(self, group_id: str) -> None:
+        """Delete a group that has expired; what does not succeed now is tried again soon."""
+        try:
+            await self.delete(group_id)
+        except (LogError, ShareError, Refused) as error:
+            logger.warning("an idle group could not be deleted, tried again soon: %s group=%s", error, group_id)
 
     async def _delete_damaged(self, group_id: str) -> None:
         """Delete all that is stored of a group that cannot be read. Raises: LogError."""
-        keys = self._partitions.known(group_id)
-        writes = await self._initializer.deletions(keys)
-        writes += [(key, None) for key in (PREFIX + group_id.encode(), *self._damage.keys(group_id))]
-        await self._storage.write(writes)
-        await self._partitions.forget(keys)
+        keys = self._leaders.known(ShareGroup(group_id, config=self._config_of(group_id)))
+        async with self._leaders.replacing(dict.fromkeys(keys)) as writes:
+            own = [(key, None) for key in (PREFIX + group_id.encode(), *self._damage.keys(group_id))]
+            await self._storage.write([*writes, *own])
         self._damage.forget(group_id)
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic in all groups, and the state of its share-partitions. Raises: LogError."""
-        keys = self._partitions.of_topic(topic_id)
-        await self._partitions.forget(keys)
-        writes = await self._initializer.deletions(keys)
         changed = [group for group in self.groups.values() if group.topic_deleted(topic_id)]
         self._unwritten.update(group.group_id for group in changed)
-        writes.extend((PREFIX + group.group_id.encode(), group.encode()) for group in changed)
-        if writes:
-            await self._storage.write(writes)
+        own = [(PREFIX + group.group_id.encode(), self._encoded(group)) for group in changed]
+        async with self._leaders.deleting(topic_id) as writes:
+            if writes or own:
+                await self._storage.write([*writes, *own])
 
     async def _forget_deleted_topics(self) -> None:
         """Finish what a crash between deleting a topic and telling the groups left undone."""
-        for topic_id in self._partitions.topic_ids():
+        for topic_id in self._leaders.topic_ids():
             if self._topics.by_id(topic_id) is None:
                 try:
                     await self.topic_deleted(topic_id)
@@ -259,7 +305,7 @@ class Coordinator:
         if group is not None:
             group.config = self._config_of(group_id)
             self._alarm.ring()  # when members time out, or the group expires, may have changed
-        self._partitions.configure(group_id)
+        self._leaders.configure(group_id)
 
     def states(self) -> Mapping[str, int]:
         """Number of groups by state."""
@@ -267,18 +313,6 @@ class Coordinator:
         for group in self.groups.values():
             found[group.state] += 1
         return found
-
-    async def _write_states(self, group: ShareGroup, items: Sequence[ToInitialize]) -> None:
-        """Give new share-partitions their first state and write the group, all in one write."""
-        self._unwritten.add(group.group_id)
-        try:
-            async with self._initializer.first_states(group, items) as writes:
-                await self.write(group, writes)
-        except LogError as error:
-            group.initialize_failed(items)
-            raise Refused(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group.group_id} could not be written: {error}"
-            ) from error
 
     def _remove_dead(self, group: ShareGroup) -> None:
         dead = [member.member_id for member in group.members.values() if member.client_host == IN_PROCESS]
@@ -304,15 +338,18 @@ class Coordinator:
             self._alarm.ring()
 
     async def _watch(self) -> None:
+        late_ms = 0
         while True:
             try:
-                await self._expire()
+                await self._expire(late_ms)
             except LogError as error:
                 logger.error("groups could not be written, tried again soon: %s", error)  # noqa: TRY400  the text says it
             except Exception:
                 logger.exception("watching the groups' members failed, going on")
                 await self._clock.sleep(RETRY_MS / 1000)
-            await self._alarm.sleep_until(self._next_ms())
+            due_ms = self._next_ms()
+            await self._alarm.sleep_until(due_ms)
+            late_ms = 0 if due_ms is None else self._clock.now_ms() - due_ms
 
     def _next_ms(self) -> int | None:
         deadlines = [due for group in self.groups.values() if (due := group.next_deadline_ms()) is not None]
@@ -320,6 +357,7 @@ class Coordinator:
         if expiry_ms is not None:
             # Not at once even if it is due: members that never joined may still read, or the store refuse.
             deadlines.append(max(expiry_ms, self._clock.now_ms() + RETRY_MS))
+        deadlines += self._noted.values()
         if self._unwritten:
             deadlines.append(self._clock.now_ms() + RETRY_MS)
         return min(deadlines, default=None)
@@ -331,22 +369,37 @@ class Coordinator:
             if group.config.retention_ms is not None
         ]
 
-    async def _expire(self) -> None:
+    def _hears(self, group_id: str) -> bool:
+        """Whether heartbeats of a group are answered here at the moment."""
+        try:
+            self._duties.check_coordinator(group_id)
+        except Refused:
+            return False
+        return True
+
+    async def _expire(self, late_ms: int = 0) -> None:
+        """late_ms: for so long this process stood still: heartbeats may wait to be read."""
         now_ms = self._clock.now_ms()
         for group in tuple(self.groups.values()):
+            if late_ms > LATE_MS or not self._hears(group.group_id):
+                group.put_off(now_ms, SOON_MS)
             gone = group.expire(now_ms)
             for member_id in gone:
                 logger.warning(
                     "member timed out, its records are released group=%s member=%s", group.group_id, member_id
                 )
-                self._partitions.release_member(group.group_id, member_id, died=True)
+                self._leaders.release_member(group.group_id, member_id, died=True)
             if gone:
                 self._unwritten.add(group.group_id)
         for group_id in expired(self._expiring(), now_ms):
-            if not all(owner.idle for owner in self._partitions.owners(group_id)):
+            if not self._leaders.idle(group_id):
                 continue
             logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
-            await self.delete(group_id)
+            await self._delete_idle(group_id)
+        due = {group_id for group_id, due_ms in self._noted.items() if due_ms <= now_ms}
+        for group_id in due:
+            del self._noted[group_id]
+        self._unwritten |= due
         for group_id in tuple(self._unwritten):
             if group_id in self.groups:
                 await self.write(self.groups[group_id])

@@ -45,6 +45,8 @@ CHUNK_RECORDS: Final = 500
 """Dead letters written at once."""
 BATCH_BYTES: Final = 512 << 10
 """Largest batch of dead letters, unless the topic takes less (max.message.bytes)."""
+BATCH_BYTES_LEAST: Final = 1 << 10
+"""A topic that takes less takes no dead letters."""
 READ_BYTES: Final = 1 << 20
 HEADER_PREFIX: Final = "__dlq.errors."
 
@@ -121,10 +123,19 @@ class DeadLetters:
             raise InvalidTopic(f"group {owner.key.group_id} names no dead-letter topic any more")
         topic = await self._ensure(name)
         originals = await self._originals(owner, chunk) if owner.config.dead_letter_copy_record else {}
-        taken = TopicSettings.of(topic.configs).max_message_bytes
-        letters = [self._fitting(owner, given, originals.get(given.offset), taken) for given in _given(chunk)]
-        for batch in _batches(letters, min(BATCH_BYTES, taken)):
-            await self._storage.append(name, owner.key.partition % topic.partitions, batch)
+        taken = min(BATCH_BYTES, TopicSettings.of(topic.configs).max_message_bytes)
+        left = list(_given(chunk))
+        while left:
+            letters = [self._fitting(owner, given, originals.get(given.offset), taken) for given in left]
+            try:
+                for count, batch in _batches(letters, taken):
+                    await self._storage.append(name, owner.key.partition % topic.partitions, batch)
+                    left = left[count:]
+            except RecordsTooLarge:
+                # Kafka does not tell with a topic what it takes: half of that is tried, then half of the half.
+                if taken < BATCH_BYTES_LEAST:
+                    raise
+                taken //= 2
 
     async def _ensure(self, name: str) -> Topic:
         topic = self._storage.topics().get(name)
@@ -200,15 +211,16 @@ def _size(letter: Letter) -> int:
     return builder.size
 
 
-def _batches(letters: list[Letter], size_max: int) -> Iterator[bytes]:
+def _batches(letters: list[Letter], size_max: int) -> Iterator[tuple[int, bytes]]:
+    """Batches with the number of letters in each."""
     builder = BatchBuilder(size_max=size_max)
     for key, value, headers, timestamp_ms in letters:
         if not builder.add(key, value, headers, timestamp_ms=timestamp_ms):
-            yield builder.build()
+            yield builder.count, builder.build()
             builder = BatchBuilder(size_max=size_max)
             builder.add(key, value, headers, timestamp_ms=timestamp_ms)
     if builder.count:
-        yield builder.build()
+        yield builder.count, builder.build()
 
 
 def _where(owner: Owner, chunk: Archiving) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -36,7 +36,11 @@ class GroupConfigs:
 
     async def start(self) -> None:
         """Read what is stored. Raises: LogError."""
-        for key, value in await self._storage.scan(PREFIX):
+        self.take_up(await self._storage.scan(PREFIX))
+
+    def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Know the settings in these entries of the store."""
+        for key, value in entries:
             group_id = group_id_of(key, PREFIX)
             if group_id is None:
                 continue
@@ -46,6 +50,11 @@ class GroupConfigs:
                 self._damage.add(group_id, key, f"its settings: {error}")
             else:
                 self._keep(group_id, stored)
+
+    def lay_down(self, group_ids: Iterable[str]) -> None:
+        """Forget the settings of these groups; what is stored stays."""
+        for group_id in group_ids:
+            self._keep(group_id, {})
 
     def check(self, group_id: str) -> None:
         """Whether the group's settings are known. Raises: StateCorrupt (what is stored of it cannot be read)."""

@@ -23,6 +23,7 @@ from flowshare.server.failures import EXPECTED, failure
 from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
+    from flowshare.clock import Clock
     from flowshare.server.classic import ClassicGroups
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.coordinator import Coordinator
@@ -33,9 +34,13 @@ if TYPE_CHECKING:
 class GroupApis:
     """Answers the group APIs."""
 
-    def __init__(self, *, coordinator: Coordinator, classic: ClassicGroups, topics: TopicIndex) -> None:
+    def __init__(
+        self, *, coordinator: Coordinator, topics: TopicIndex, clock: Clock, classic: ClassicGroups | None = None
+    ) -> None:
+        """classic: the consumer groups, None where there are none."""
         self._coordinator = coordinator
         self._classic = classic
+        self._clock = clock
         self._topics = topics
 
     def handlers(self) -> Handlers:
@@ -60,22 +65,21 @@ class GroupApis:
         return ShareGroupHeartbeatResponse(
             member_id=request.member_id,
             member_epoch=beat.member_epoch,
-            heartbeat_interval_ms=self._coordinator.interval_ms(request.group_id),
+            heartbeat_interval_ms=self._coordinator.interval_ms(request.group_id, own=connection.own),
             assignment=None if assignment is None else tuple(TopicPartition(*key) for key in assignment),
         )
 
     async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> ShareGroupDescribeResponse:
         """Groups with their members; one that does not exist is Dead."""
-        return ShareGroupDescribeResponse(
-            groups=await Turns(self._classic.clock).each(self._describe, request.group_ids)
-        )
+        return ShareGroupDescribeResponse(groups=await Turns(self._clock).each(self._describe, request.group_ids))
 
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
         """Groups of all kinds by state and type; no filter means all."""
         states = {state.lower() for state in request.states}
         types = {kind.lower() for kind in request.types}
         share = (ListedGroup(group_id=group.group_id, state=group.state) for group in self._coordinator.groups.values())
-        groups = sorted((*share, *self._classic.listed()), key=lambda group: group.group_id)
+        classic = () if self._classic is None else self._classic.listed()
+        groups = sorted((*share, *classic), key=lambda group: group.group_id)
         return ListGroupsResponse(
             groups=tuple(
                 group
@@ -86,13 +90,15 @@ class GroupApis:
 
     async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:
         """Delete empty groups with their offsets or the state of their share-partitions; their settings stay."""
-        turns = Turns(self._classic.clock)
+        turns = Turns(self._clock)
         results: list[GroupResult] = []
         for group_id in dict.fromkeys(request.group_ids):
             await turns.take()
             try:
-                kind = self._classic if group_id in self._classic else self._coordinator
-                await kind.delete(group_id)
+                if self._classic is not None and group_id in self._classic:
+                    await self._classic.delete(group_id)
+                else:
+                    await self._coordinator.delete(group_id)
             except EXPECTED as error:
                 code, message = failure(error)
                 results.append(GroupResult(group_id=group_id, error=code, message=message))

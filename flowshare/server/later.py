@@ -12,10 +12,7 @@ if TYPE_CHECKING:
     from flowshare.log.base import Storage
     from flowshare.server.classic import ClassicGroups
     from flowshare.server.connection import Handler, Handlers
-    from flowshare.server.coordinator import Coordinator
-    from flowshare.server.initializer import Initializer
-    from flowshare.server.partitions import Partitions
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.share_service import ShareService
     from flowshare.server.transactions import Transactions
 
 
@@ -54,10 +51,7 @@ class Later:
 
     storage: Storage
     clock: Clock
-    topics: TopicIndex
-    partitions: Partitions
-    coordinator: Coordinator
-    initializer: Initializer
+    share: ShareService
     classic: ClassicGroups
     transactions: Transactions
 
@@ -87,10 +81,9 @@ class Later:
         return (
             ShareOffsetApis(
                 log=self.storage,
-                topics=self.topics,
-                partitions=self.partitions,
-                coordinator=self.coordinator,
-                initializer=self.initializer,
+                topics=self.share.topics,
+                leaders=self.share.leaders,
+                coordinator=self.share.coordinator,
                 clock=self.clock,
             ),
         )
@@ -103,7 +96,7 @@ class Later:
     def _state(self) -> Iterable[Family]:
         from flowshare.server.share_state import ShareStateApis
 
-        return (ShareStateApis(store=self.storage, topics=self.topics, partitions=self.partitions),)
+        return (ShareStateApis(store=self.storage, topics=self.share.topics, partitions=self.share.partitions),)
 
     def _transactions(self) -> Iterable[Family]:
         from flowshare.server.transaction_apis import TransactionApis

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flowshare.clock import Clock, TimerHandle
+    from flowshare.server.connection import InProcess
     from flowshare.server.edge.base import Api, Authorizer
     from flowshare.server.listener_socket import ListenerSocket
     from flowshare.server.route import Route
@@ -47,12 +48,20 @@ class ListenerError(Exception):
     """The listener cannot start; the text says what to do."""
 
 
+class Connecting(Protocol):
+    """What sockets are connected to."""
+
+    def connect(self, *, client_id: str, host: str) -> InProcess:
+        """A new connection within the process."""
+        ...
+
+
 class Listener:
     """Serves a `Server` to sockets. `start` and `close` on the server's loop; the server is the caller's to close."""
 
     def __init__(
         self,
-        server: Server,
+        server: Server | Connecting,
         *,
         node: Node | None = None,
         clock: Clock,
@@ -98,7 +107,9 @@ class Listener:
         apis = self._apis
         if apis is None:
             from flowshare.server.edge.table import families, table
+            from flowshare.server.server import Server
 
+            assert isinstance(self.server, Server), "whoever serves something else says which APIs"
             apis = table(families(self.server, clock=self.clock, sasl=self.sasl, authorizer=self._given_authorizer))
         return {key: Route.of(api) for key, api in apis.items()}
 

@@ -12,7 +12,8 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from flowshare.protocol.kafka import OWN_SOFTWARE, ApiKey, RequestStart, request_start
+from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
+from flowshare.protocol.software import OWN_SOFTWARE
 from flowshare.server.edge.api_versions import refusal
 from flowshare.server.edge.base import Call, Peer
 from flowshare.server.frames import FrameError, Frames

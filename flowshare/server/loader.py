@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from flowshare.server.log_guard import cut, kept
 from flowshare.server.state import Journal, ShareKey, Stored, Write, initial_writes, read_state
 from flowshare.share.partition import SharePartition
 from flowshare.share.types import PartitionState
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
+    from flowshare.server.log_guard import CuttableLog
+    from flowshare.server.stats import Stats
     from flowshare.share.config import GroupConfig
 
 UNRESOLVED = -1
@@ -34,10 +37,14 @@ class Loaded(NamedTuple):
 class Loader:
     """Reads and initialises share-partition state."""
 
-    def __init__(self, storage: Storage, clock: Clock, *, updates_max: int) -> None:
+    def __init__(
+        self, storage: Storage, clock: Clock, *, updates_max: int, stats: Stats, kafka: CuttableLog | None = None
+    ) -> None:
         self._storage = storage
         self._clock = clock
         self._updates_max = updates_max
+        self._stats = stats
+        self._kafka = kafka
 
     async def load(
         self, key: ShareKey, topic: Topic, config: GroupConfig, *, living: Callable[[], Container[str]]
@@ -45,6 +52,7 @@ class Loader:
         """Load a share-partition; one without state, or with an unresolved start, is initialised first.
 
         living: asked when the state is read: the members that keep what they had acquired.
+        What the log has lost with one of Kafka's leaders is forgotten.
 
         Raises: StateCorrupt, LogError
         """
@@ -53,17 +61,30 @@ class Loader:
             epoch = 0 if stored is None else stored.state.state_epoch
             stored = Stored(await self.first_state(topic, key.partition, config, state_epoch=epoch), 0, 0)
             await self._storage.write(initial_writes(key, stored.state))
+        end, log_epoch = await self._kept(topic, key.partition, stored.state)
         partition = SharePartition(
             start_offset=stored.state.start_offset,
             limits=config.limits(),
             runs=stored.state.runs,
             living=living(),
             now_ms=self._clock.now_ms(),
+            log_epoch=stored.state.log_epoch,
         )
+        journal = Journal(key, stored, updates_max=self._updates_max)
+        where = f"group={key.group_id} topic={topic.name} partition={key.partition}"
+        if cut(partition, end, log_epoch, stats=self._stats, where=where) is not None:
+            journal.snapshot_due = True  # nothing less tells it; until it is written, the next one finds it out again
         log_start = self._storage.offsets(topic.name, key.partition).log_start
         if log_start > partition.start_offset:
             partition.move_log_start(log_start)
-        return Loaded(partition, Journal(key, stored, updates_max=self._updates_max))
+        return Loaded(partition, journal)
+
+    async def _kept(self, topic: Topic, partition: int, state: PartitionState) -> tuple[int, int]:
+        """Up to where what was acquired is in the log still, and under which leader epoch. Raises: LogError."""
+        end = max(state.start_offset, state.runs[-1].last + 1 if state.runs else 0)
+        if self._kafka is None or state.log_epoch < 0:
+            return end, state.log_epoch
+        return await kept(self._kafka, topic.name, partition, end=end, epoch=state.log_epoch)
 
     async def first_state(
         self, topic: Topic, partition: int, config: GroupConfig, *, state_epoch: int, from_start: bool = False
@@ -86,7 +107,7 @@ class Loader:
         return initial_writes(key, state)
 
     async def _start(self, topic: Topic, partition: int, config: GroupConfig, *, from_start: bool) -> int:
-        bounds = self._storage.offsets(topic.name, partition)
+        bounds = await self._storage.bounds(topic.name, partition)
         if from_start or config.auto_offset_reset == "earliest":
             return bounds.log_start
         duration_ms = config.reset_duration_ms

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from flowshare.log.base import LogError, OffsetOutOfRange, StorageError
+from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
 from flowshare.server.alarm import Alarm
+from flowshare.server.log_guard import LogGuard, cut
 from flowshare.server.log_view import overlapping
 from flowshare.server.parking import Line
+from flowshare.server.taking import NOTHING, Taken
 from flowshare.server.writing import QUEUE_MAX, StateWriter
 from flowshare.share.errors import ShareError, UnknownTopicOrPartition
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
@@ -27,13 +29,16 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import ReadResult, StateStore
+    from flowshare.server.log_guard import CuttableLog
     from flowshare.server.log_view import PartitionLog
     from flowshare.server.parking import Waiter
+    from flowshare.server.quotas import Quota
     from flowshare.server.state import Journal, ShareKey
     from flowshare.server.stats import Stats
+    from flowshare.server.taking import Want
     from flowshare.share.config import GroupConfig
     from flowshare.share.partition import SharePartition
-    from flowshare.share.types import AcquiredRange, AcquireMode, PartitionUpdate
+    from flowshare.share.types import AcquiredRange, PartitionUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -41,29 +46,6 @@ READ_TRIES: Final = 8
 """How often a fetch reads again because another fetch moved on the cursor while it read."""
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
-
-
-class Want(NamedTuple):
-    """What a fetch wants of one share-partition. `waiter.ended` stops it from acquiring any more."""
-
-    member_id: str
-    mode: AcquireMode
-    records_max: int
-    batch_size: int
-    bytes_max: int
-    with_records: bool
-    waiter: Waiter
-
-
-class Taken(NamedTuple):
-    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError."""
-
-    ranges: tuple[AcquiredRange, ...] = ()
-    records: bytes = b""
-    durable: asyncio.Future[None] | None = None
-
-
-NOTHING: Final = Taken()
 
 
 class Owner:
@@ -82,12 +64,15 @@ class Owner:
         config: GroupConfig,
         durable_acquire: bool,
         on_archiving: Callable[[Owner], None],
+        kafka: CuttableLog | None = None,
     ) -> None:
         self.key = key
         self.partition = partition
         self.log = log
         self.config = config
+        self.quota: Quota | None = None
         self.closed = False
+        self._laid_down = False
         self.lock_timeouts = 0
         self.redeliveries = 0
         self.leader_epoch = journal.leader_epoch
@@ -100,6 +85,7 @@ class Owner:
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
         self._writer = StateWriter(partition, journal=journal, store=store, clock=clock, stats=stats, where=self._where)
         self._task: asyncio.Task[None] | None = None
+        self.guard = LogGuard(kafka, log=log, partition=partition, clock=clock, on_cut=self._cut, on_sure=self.nudge)
 
     def start(self) -> None:
         """Begin to write and to keep deadlines."""
@@ -110,8 +96,14 @@ class Owner:
     def stop(self) -> None:
         """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
         self.closed = True
+        self.guard.close()
         self._line.wake_all()
         self._alarm.ring()
+
+    def lay_down(self) -> None:
+        """Another server leads the share-partition from now on; those who come or wait are told so."""
+        self._laid_down = True
+        self.stop()
 
     async def close(self) -> None:
         """`stop`, and wait until everything is written."""
@@ -153,23 +145,31 @@ class Owner:
         for _ in range(READ_TRIES):
             if not self.has_work():
                 return NOTHING
-            offset = self.partition.next_fetch_offset()
+            records_max = self.partition.may_acquire(want.member_id, want.records_max, self._clock.now_ms())
+            if records_max <= 0:
+                return self._turned_away()
+            end = self._end()
+            offset = self.partition.next_fetch_offset(end)
             try:
                 read = await self.log.read(
                     offset,
-                    records_max=want.records_max,
+                    records_max=records_max,
                     bytes_max=want.bytes_max,
                     committed=self._committed,
                 )
             except OffsetOutOfRange:
                 if not self.follow_log_start():
+                    self.guard.out_of_range()
                     return NOTHING
                 continue
             self._check_open()
-            if want.waiter.abandoned:
+            if want.waiter.abandoned or not self.guard.trusts(read.leader_epoch):
                 return NOTHING
-            if offset == self.partition.next_fetch_offset():
-                return self._acquire(want, offset, read)
+            if offset != self.partition.next_fetch_offset(end):
+                continue
+            taken = self._acquire(want, offset, read)
+            if taken.ranges or offset == self.partition.next_fetch_offset(end):
+                return taken
         return NOTHING
 
     async def fetchable_bytes(self, enough: int) -> int:
@@ -178,7 +178,7 @@ class Owner:
         Raises: UnknownTopicId
         """
         partition = self.partition
-        offset = partition.next_fetch_offset()
+        offset = partition.next_fetch_offset(self._end())
         if offset < partition.end_offset:
             return enough
         try:
@@ -208,10 +208,10 @@ class Owner:
         self._keep(self.partition.move_log_start(log_start))
         return True
 
-    def hand_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
-        """Take back what a member acquired but will never see, without costing an attempt."""
-        unrun = bytes([AcknowledgeType.RELEASE])
-        batches = [AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True) for taken in ranges]
+    def hand_back(self, member_id: str, ranges: Sequence[AcquiredRange], *, unrun: bool = True) -> None:
+        """Take back what a member acquired but will not end; unrun: it never saw it, so that it costs no attempt."""
+        release = bytes([AcknowledgeType.RELEASE])
+        batches = [AcknowledgeBatch(taken.first, taken.last, release, unrun=unrun) for taken in ranges]
         if not self.closed:
             with contextlib.suppress(ShareError, LogError):  # lapsed meanwhile, or given back with its session
                 self.acknowledge(member_id, batches)
@@ -243,33 +243,55 @@ class Owner:
 
     def has_work(self) -> bool:
         """Whether a fetch would find something to acquire now, as far as can be told without reading."""
-        partition = self.partition
-        if self.closed or self._writer.full or not partition.can_acquire():
-            return False
-        bounds = self.log.bounds()
-        end = bounds.last_stable if self._committed else bounds.high_watermark
-        return partition.next_fetch_offset() < end
+        may = self.guard.sure and not self._writer.full
+        return may and self.partition.can_acquire() and self._has_records()
 
-    def park(self, waiter: Waiter) -> None:
-        """Wake `waiter` when there may be something for it."""
-        self._line.park(waiter)
+    def ready(self, member_id: str, records_max: int) -> bool:
+        """`has_work`; a member that only limits keep from `records_max` records has its turn from now on."""
+        if self.has_work():
+            return True
+        if self._has_records():
+            self.partition.may_acquire(member_id, records_max, self._clock.now_ms())
+            self._turned_away()
+        else:
+            self.partition.allowance.dry(member_id)
+        return False
 
-    def leave(self, waiter: Waiter) -> None:
+    def park(self, waiter: Waiter, member_id: str) -> None:
+        """Wake a member's `waiter` when there may be something for it."""
+        self._line.park(waiter, member_id)
+
+    def leave(self, waiter: Waiter, member_id: str) -> None:
         """Wake it no more."""
         self._line.leave(waiter)
+        self.partition.allowance.leave(member_id, self._clock.now_ms())
 
     def nudge(self) -> None:
-        """Wake the longest waiting fetch if there is something for it."""
+        """Something may have become free: wake the fetch that is to be served first if there is something for it."""
+        self.look()
+        if self.quota is not None:
+            self.quota.pass_on()
+
+    def look(self) -> None:
+        """`nudge`, for this share-partition alone."""
         if len(self._line) == 0:
             return
         try:
             work = self.has_work()
+            records = work or self._has_records()
         except (ShareError, LogError):
-            work = True  # the fetch will meet the error and answer with it
+            work = records = True  # the fetch will meet the error and answer with it
+        if not records:
+            self.partition.allowance.dry()
+        elif not work and self.quota is not None:
+            self.quota.hold_up(self)
         if not work:
             return
+        place = self.partition.first_served(self._clock.now_ms())
         if self.partition.choosy:
             self._line.wake_some(CHOOSY_WAKES)
+        elif place is not None:
+            self._line.wake_by(place)
         else:
             self._line.wake_first()
 
@@ -287,7 +309,28 @@ class Owner:
     def _committed(self) -> bool:
         return self.config.isolation_level == "read_committed"
 
+    def _end(self) -> int:
+        """The offset after the last record that members may get."""
+        bounds = self.log.bounds()
+        return bounds.last_stable if self._committed else bounds.high_watermark
+
+    def _has_records(self) -> bool:
+        if self.closed:
+            return False
+        end = self._end()
+        return self.partition.next_fetch_offset(end) < end
+
+    def _turned_away(self) -> Taken:
+        """Limits leave nothing for a member now: look again when the group, or who is before it, may have left some."""
+        if self.quota is not None:
+            self.quota.hold_up(self)
+        if self.partition.allowance.again_ms is not None:
+            self._alarm.ring()
+        return NOTHING
+
     def _check_open(self) -> None:
+        if self._laid_down:
+            raise NotLed(f"share-partition {self.key} is led elsewhere by now")
         if self.closed:
             raise UnknownTopicOrPartition(f"share-partition {self.key} is not loaded")
 
@@ -300,6 +343,7 @@ class Owner:
             fetch_offset=offset,
             batches=read.batches,
             aborted=read.aborted,
+            log_epoch=read.leader_epoch,
             now_ms=self._clock.now_ms(),
         )
         ranges = acquisition.ranges
@@ -310,11 +354,20 @@ class Owner:
                 self._stats.redeliveries += count
                 self.redeliveries += count
         durable = None
-        if acquisition.update is not None and self._durable_acquire:
-            durable = self._writer.add(acquisition.update)
+        update = acquisition.update
+        if update is not None and (self._durable_acquire or update.log_epoch >= 0):
+            durable = self._writer.add(update)
         self._alarm.ring()  # there is something to write, or a new deadline
         records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
         return Taken(ranges, records, durable if ranges else None)
+
+    def _cut(self, end: int, epoch: int) -> None:
+        if self.closed:
+            return
+        update = cut(self.partition, end, epoch, stats=self._stats, where=self._where)
+        if update is not None:
+            self._writer.cut(end, update)
+            self._alarm.ring()
 
     def _keep(self, update: PartitionUpdate | None) -> None:
         if update is not None:

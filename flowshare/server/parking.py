@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowshare.clock import Clock
 
 
@@ -64,19 +66,19 @@ class Waiter:
 
 
 class Line:
-    """The fetches that wait at one share-partition, longest waiting first."""
+    """The fetches that wait at one share-partition, longest waiting first, each with its member."""
 
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: dict[Waiter, None] = {}
+        self._waiters: dict[Waiter, str] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def park(self, waiter: Waiter) -> None:
+    def park(self, waiter: Waiter, member_id: str) -> None:
         """Stand in line, keeping the place of one who already does."""
-        self._waiters.setdefault(waiter)
+        self._waiters.setdefault(waiter, member_id)
 
     def leave(self, waiter: Waiter) -> None:
         """Stand in line no more; harmless for one who does not."""
@@ -88,6 +90,13 @@ class Line:
             del self._waiters[waiter]
             waiter.wake()
             return
+
+    def wake_by(self, place: Callable[[str], Any]) -> None:
+        """Wake the one whose member has the lowest place, among equals the one that has waited longest."""
+        if self._waiters:
+            waiter = min(self._waiters, key=lambda waiting: place(self._waiters[waiting]))
+            del self._waiters[waiter]
+            waiter.wake()
 
     def wake_some(self, count: int) -> None:
         """Wake the `count` that have waited longest; they leave the line."""

@@ -11,24 +11,27 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flowshare.log.base import LogError
-from flowshare.server.failures import failure
+from flowshare.log.base import LogError, NotLed
+from flowshare.server.failures import Refused, failure
 from flowshare.server.log_view import PartitionLog
 from flowshare.server.owner import Owner
+from flowshare.server.quotas import Quotas
 from flowshare.server.state import PREFIX, ShareKey, key_of
 from flowshare.share.errors import ShareError, StateCorrupt, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Container, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from flowshare.clock import Clock
-    from flowshare.log.base import Storage
+    from flowshare.log.base import Storage, Topic
     from flowshare.server.damage import Damage
+    from flowshare.server.duties import Duties
     from flowshare.server.loader import Loader
+    from flowshare.server.log_guard import CuttableLog
+    from flowshare.server.quotas import Quota
     from flowshare.server.stats import Stats
     from flowshare.server.topic_index import TopicIndex
-    from flowshare.share.config import GroupConfig
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +42,8 @@ RETRY_S: Final = 1.0
 class Partitions:
     """The registry.
 
-    config_of: a group's config as it acts now. living: a group's members that keep what they hold when a
-    share-partition is loaded.
+    duties: which share-partitions are this server's, and what it has to know of their groups.
+    kafka: the log, if it is one that may lose its end.
     """
 
     def __init__(
@@ -51,38 +54,55 @@ class Partitions:
         loader: Loader,
         clock: Clock,
         stats: Stats,
-        config_of: Callable[[str], GroupConfig],
+        duties: Duties,
         durable_acquire: bool,
         on_archiving: Callable[[Owner], None],
         damage: Damage,
-        living: Callable[[str], Container[str]],
+        kafka: CuttableLog | None = None,
     ) -> None:
         self._storage = storage
         self._topics = topics
         self._loader = loader
         self._clock = clock
         self._stats = stats
-        self._config_of = config_of
+        self._duties = duties
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
         self._damage = damage
-        self._living = living
         self._owners: dict[ShareKey, Owner] = {}
         self._by_log: dict[tuple[str, int], list[Owner]] = {}
-        self._by_group: dict[str, set[ShareKey]] = {}
+        self._by_group: dict[str, dict[ShareKey, None]] = {}
         self._loading: dict[ShareKey, asyncio.Task[Owner]] = {}
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
+        self._quotas = Quotas()
         self._closed = False
+        self._kafka = kafka
         storage.on_append(self._appended)
+        if kafka is not None:
+            kafka.on_cut(self._cut)
 
     async def start(self) -> None:
         """Learn which share-partitions have state. Raises: LogError."""
-        for name, _ in await self._storage.scan(PREFIX):
+        self.take_up(name for name, _ in await self._storage.scan(PREFIX))
+
+    def take_up(self, names: Iterable[bytes]) -> None:
+        """Know the share-partitions of these entries of the store: they are this server's now."""
+        for name in names:
             try:
                 self.know(key_of(name))
             except StateCorrupt:
                 logger.exception("an entry of the state store is left out")
+
+    async def lay_down(self, slot: Callable[[ShareKey], bool]) -> None:
+        """Let go of share-partitions that are this server's no more; what is queued is written first."""
+        known = (key for keys in self._by_group.values() for key in keys)
+        mine = {key for key in (*known, *self._loading, *self._owners) if slot(key)}
+        for key in mine:
+            owner = self._owners.get(key)
+            if owner is not None:
+                owner.lay_down()
+        await self.forget(mine)
 
     async def close(self) -> None:
         """Write what is queued and stop all owners."""
@@ -120,6 +140,10 @@ class Partitions:
         # Shielded: others wait for the same load, and whoever asked first may go away.
         return await asyncio.shield(task)
 
+    def check_led(self, key: ShareKey) -> None:
+        """Raises: NotLed, when another server leads the share-partition."""
+        self._duties.check_leader(key)
+
     def served(self, key: ShareKey) -> bool:
         """Whether a share-partition is loaded or being loaded."""
         return key in self._loading or self.get(key) is not None
@@ -147,7 +171,7 @@ class Partitions:
 
     def know(self, key: ShareKey) -> None:
         """Remember that a share-partition has state."""
-        self._by_group.setdefault(key.group_id, set()).add(key)
+        self._by_group.setdefault(key.group_id, {})[key] = None
 
     def knows(self, key: ShareKey) -> bool:
         """Whether a share-partition has state."""
@@ -159,8 +183,18 @@ class Partitions:
 
     def owners(self, group_id: str | None = None) -> list[Owner]:
         """Loaded share-partitions, of one group or of all."""
-        found = self._owners.values()
-        return [owner for owner in found if not owner.closed and group_id in (None, owner.key.group_id)]
+        if group_id is None:
+            return [owner for owner in self._owners.values() if not owner.closed]
+        keys = self._by_group.get(group_id, ())  # whoever is loaded is known
+        return [owner for key in keys if (owner := self.get(key)) is not None]
+
+    def groups(self) -> tuple[str, ...]:
+        """Groups that have state here."""
+        return tuple(self._by_group)
+
+    def quota(self, group_id: str) -> Quota | None:
+        """The group's limit of records in flight here; None: it has none, or nothing of it is loaded."""
+        return self._quotas.of(group_id)
 
     def release_member(
         self,
@@ -179,8 +213,11 @@ class Partitions:
 
     def configure(self, group_id: str) -> None:
         """The group's config has changed."""
+        config = self._duties.config_of(group_id)
         for owner in self.owners(group_id):
-            owner.configure(self._config_of(group_id))
+            owner.configure(config)
+            self._quotas.follow(owner)
+            owner.nudge()
 
     async def drop(self, keys: Iterable[ShareKey]) -> None:
         """Stop owning share-partitions, those being loaded too; what is queued is written first."""
@@ -205,7 +242,7 @@ class Partitions:
             self._failed.pop(key, None)
             group = self._by_group.get(key.group_id)
             if group is not None:
-                group.discard(key)
+                group.pop(key, None)
                 if not group:
                     del self._by_group[key.group_id]
 
@@ -227,6 +264,8 @@ class Partitions:
     def _remove(self, owner: Owner) -> None:
         if self._owners.get(owner.key) is owner:
             del self._owners[owner.key]
+            self._duties.dropped(owner.key)
+        self._quotas.leave(owner)
         at = (owner.log.topic, owner.key.partition)
         same_log = self._by_log.get(at, [])
         if owner in same_log:
@@ -241,8 +280,21 @@ class Partitions:
         topic = self._topics.by_id(key.topic_id)
         if topic is None:
             raise UnknownTopicId(f"no topic has the id {key.topic_id}")
-        config = self._config_of(key.group_id)
-        loaded = await self._loader.load(key, topic, config, living=lambda: self._living(key.group_id))
+        await self._duties.prepare(key)
+        try:
+            owner = await self._make(key, topic)
+        except BaseException:
+            self._duties.dropped(key)
+            raise
+        self.know(key)
+        self._owners[key] = owner
+        self._by_log.setdefault((topic.name, key.partition), []).append(owner)
+        owner.start()
+        return owner
+
+    async def _make(self, key: ShareKey, topic: Topic) -> Owner:
+        config = self._duties.config_of(key.group_id)
+        loaded = await self._loader.load(key, topic, config, living=lambda: self._duties.living(key.group_id))
         self._stats.loads += 1
         owner = Owner(
             key,
@@ -252,15 +304,13 @@ class Partitions:
             store=self._storage,
             clock=self._clock,
             stats=self._stats,
-            config=self._config_of(key.group_id),
+            config=self._duties.config_of(key.group_id),
             durable_acquire=self._durable_acquire,
             on_archiving=self._on_archiving,
+            kafka=self._kafka,
         )
         owner.configure(owner.config)
-        self.know(key)
-        self._owners[key] = owner
-        self._by_log.setdefault((topic.name, key.partition), []).append(owner)
-        owner.start()
+        self._quotas.follow(owner)
         return owner
 
     def _loaded(self, key: ShareKey, task: asyncio.Task[Owner]) -> None:
@@ -269,6 +319,8 @@ class Partitions:
         if error is None:
             self._failed.pop(key, None)
             return
+        if isinstance(error, NotLed | Refused):
+            return  # nothing is wrong with it, and it may be led here the next moment
         self._stats.failed_loads += 1
         if not isinstance(error, UnknownTopicId | UnknownTopicOrPartition):
             logger.error("share-partition could not be loaded: %s key=%s", failure(error)[1], key, exc_info=error)
@@ -277,6 +329,7 @@ class Partitions:
 
     def _check(self, key: ShareKey) -> None:
         self._damage.check(key.group_id)
+        self._duties.check_leader(key)
         topic = self._topics.by_id(key.topic_id)
         if topic is None:
             raise UnknownTopicId(f"no topic has the id {key.topic_id}")
@@ -284,6 +337,10 @@ class Partitions:
             raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {key.partition}")
         if self._closed:
             raise UnknownTopicOrPartition("the server is closing")
+
+    def _cut(self, topic: str, partition: int, end: int) -> None:
+        for owner in self._by_log.get((topic, partition), ()):
+            owner.guard.cut(end)
 
     def _appended(self, topic: str, partition: int) -> None:
         for owner in self._by_log.get((topic, partition), ()):

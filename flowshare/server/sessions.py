@@ -26,6 +26,8 @@ class Sessions:
     def __init__(self, partitions: Partitions, *, sessions_max: int) -> None:
         self._cores = ShareSessions(sessions_max)
         self._partitions = partitions
+        self._cut_off: dict[tuple[str, str], ClosedSession] = {}
+        """Sessions of members that may come back with what they hold."""
         self._waiters: dict[tuple[str, str], set[Waiter]] = {}
         self._parked = 0
         self._parked_max = PARKED_PER_SESSION * sessions_max
@@ -72,6 +74,26 @@ class Sessions:
         for closed in self._cores.close_connection(connection):
             self.ended(closed, died=True)
 
+    def cut_off(self, connection: Hashable) -> tuple[ClosedSession, ...]:
+        """As `disconnected`, but what the members held stays theirs for now: call `gave_up` for each soon."""
+        closed = self._cores.close_connection(connection)
+        for one in closed:
+            self._cut_off[one.group_id, one.member_id] = one
+            self._end_fetches(one.group_id, one.member_id, Ended.SESSION)
+        return closed
+
+    def resumed(self, group_id: str, member_id: str) -> None:
+        """A member that was cut off says what it holds."""
+        self._cut_off.pop((group_id, member_id), None)
+
+    def gave_up(self, closed: ClosedSession) -> None:
+        """The time is over for a member that was cut off, unless it came back or was cut off once more since."""
+        key = closed.group_id, closed.member_id
+        if self._cut_off.get(key) is closed:
+            del self._cut_off[key]
+            if self._cores.get(*key) is None:
+                self.ended(closed, died=True)
+
     def ended(self, closed: ClosedSession, *, died: bool = False) -> None:
         """Release what a closed session held, on the partitions that it had (share-groups.md §2.15).
 
@@ -81,6 +103,15 @@ class Sessions:
         self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions, died=died)
         if closed.last_of_group:
             self._partitions.drop_idle(closed.group_id)
+
+    def member_died(self, group_id: str, member_id: str) -> None:
+        """A member is out of its group without a word: what it asked for under way must not be given to it any more.
+
+        One that lives all the same would get records beside those that it lost, and its late acknowledgement of a lost
+        one would count for the record that it was given anew.
+        """
+        if self._cores.close(group_id, member_id) is not None:
+            self._end_fetches(group_id, member_id, Ended.SESSION)
 
     def enter(self, group_id: str, member_id: str) -> Waiter:
         """A fetch begins; it may wait unless too many do."""

@@ -17,6 +17,7 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
+from flowshare.server.duties import NOT_KNOWN
 from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.server.state import ShareKey
 from flowshare.share.errors import InvalidRequest, ShareError, UnknownTopicId, UnknownTopicOrPartition
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Topic
     from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.duties import Duties
     from flowshare.server.partitions import Partitions
     from flowshare.server.sessions import Sessions
     from flowshare.server.stats import Stats
     from flowshare.server.topic_index import TopicIndex
-    from flowshare.share.config import GroupConfig
 
     MayRead = Callable[[str], bool] | None
 
@@ -99,8 +100,10 @@ class Acknowledger:
         if not acks:
             return None
         check_batches(acks, version=version, renew_allowed=renew_allowed)
-        owner = self._partitions.get(ShareKey(group_id, *at))
+        key = ShareKey(group_id, *at)
+        owner = self._partitions.get(key)
         if owner is None:
+            self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
         now_ms = self._clock.now_ms()
         return owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
@@ -172,12 +175,12 @@ class ShareAcknowledging:
         acknowledger: Acknowledger,
         sessions: Sessions,
         stats: Stats,
-        config_of: Callable[[str], GroupConfig],
+        duties: Duties,
     ) -> None:
         self._acknowledger = acknowledger
         self._sessions = sessions
         self._stats = stats
-        self._config_of = config_of
+        self._duties = duties
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -204,12 +207,26 @@ class ShareAcknowledging:
         if closed is not None:
             self._sessions.ended(closed)
         results = await settle(pending)
+        endpoints: dict[int, tuple[str, int]] = {}
         return ShareAcknowledgeResponse(
-            lock_timeout_ms=self._config_of(group_id).record_lock_duration_ms,
-            partitions=tuple(
-                AcknowledgedPartition(topic_id=at.topic_id, partition=at.partition, error=code, message=message)
-                for at, (code, message) in results.items()
-            ),
+            lock_timeout_ms=self._duties.config_of(group_id).record_lock_duration_ms,
+            partitions=tuple(self._answered(at, result, endpoints) for at, result in results.items()),
+            node_endpoints=endpoints,
+        )
+
+    def _answered(
+        self, at: TopicPartition, result: Result, endpoints: dict[int, tuple[str, int]]
+    ) -> AcknowledgedPartition:
+        code, message = result
+        leader = self._duties.leader_of(*at) if code is ErrorCode.NOT_LEADER_OR_FOLLOWER else NOT_KNOWN
+        if leader.address is not None:
+            endpoints[leader.current[0]] = leader.address
+        return AcknowledgedPartition(
+            topic_id=at.topic_id,
+            partition=at.partition,
+            error=code,
+            message=message,
+            current_leader=leader.current,
         )
 
 

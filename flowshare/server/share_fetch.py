@@ -8,16 +8,18 @@ wait: its sender waits for their results.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, ShareFetchResponse, TopicPartition
+from flowshare.server.duties import NOT_KNOWN
 from flowshare.server.failures import EXPECTED, failure
-from flowshare.server.owner import NOTHING, Taken, Want
 from flowshare.server.parking import Ended, WaitLimit
 from flowshare.server.share_ack import OK, check_readable, merged, settle
 from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
+from flowshare.server.taking import NOTHING, Taken, Want
 from flowshare.share.errors import InvalidRequest, ShareError, ShareSessionLimitReached
 from flowshare.share.types import AcquireMode
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.duties import Duties
     from flowshare.server.owner import Owner
     from flowshare.server.parking import Waiter
     from flowshare.server.partitions import Partitions
@@ -33,11 +36,12 @@ if TYPE_CHECKING:
     from flowshare.server.share_ack import Acknowledger, Pending, Result
     from flowshare.server.stats import Stats
     from flowshare.server.topic_index import TopicIndex
-    from flowshare.share.config import GroupConfig
     from flowshare.share.session import FetchTurn, Key
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
 """Longest wait that is granted, whatever MaxWait says."""
+LOADS_AT_ONCE: Final = 64
+"""Share-partitions that one fetch has loaded side by side: in a fleet others are asked for each of them."""
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ class ShareFetching:
         sessions: Sessions,
         clock: Clock,
         stats: Stats,
-        config_of: Callable[[str], GroupConfig],
+        duties: Duties,
     ) -> None:
         self._partitions = partitions
         self._topics = topics
@@ -68,7 +72,7 @@ class ShareFetching:
         self._sessions = sessions
         self._clock = clock
         self._stats = stats
-        self._config_of = config_of
+        self._duties = duties
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -165,6 +169,7 @@ class ShareFetching:
 
     def _answer(self, turn: FetchTurn, acks: dict[TopicPartition, Result], found: _Found) -> ShareFetchResponse:
         listed: list[FetchedPartition] = []
+        endpoints: dict[int, tuple[str, int]] = {}
         keys = dict.fromkeys((*turn.partitions, *acks))
         for key in keys:
             error, message = found.errors.get(key, OK)
@@ -175,6 +180,11 @@ class ShareFetching:
             if not turn.session.must_list(key, content=content, error=failed):
                 continue
             ack_error, ack_message = ack or OK
+            leader = NOT_KNOWN
+            if ErrorCode.NOT_LEADER_OR_FOLLOWER in (error, ack_error):
+                leader = self._duties.leader_of(*key)
+                if leader.address is not None:
+                    endpoints[leader.current[0]] = leader.address
             listed.append(
                 FetchedPartition(
                     topic_id=key[0],
@@ -185,10 +195,11 @@ class ShareFetching:
                     ack_message=ack_message,
                     records=taken.records,
                     acquired=taken.ranges,
+                    current_leader=leader.current,
                 )
             )
-        lock_timeout_ms = self._config_of(turn.session.group_id).record_lock_duration_ms
-        return ShareFetchResponse(lock_timeout_ms=lock_timeout_ms, partitions=tuple(listed))
+        lock_timeout_ms = self._duties.config_of(turn.session.group_id).record_lock_duration_ms
+        return ShareFetchResponse(lock_timeout_ms=lock_timeout_ms, partitions=tuple(listed), node_endpoints=endpoints)
 
 
 class _Visit:
@@ -230,13 +241,15 @@ class _Visit:
     def leave(self) -> None:
         """Stand in no line any more; let the next one have what is left."""
         for owner in self._owners.values():
-            owner.leave(self._waiter)
+            owner.leave(self._waiter, self._member_id)
             owner.nudge()
 
     async def _look(self) -> _Found:
         found = _Found()
-        for key in self._turn.partitions:
-            await self._stand(key, found)
+        # In line at a share-partition before looking, so that nothing that comes meanwhile is missed.
+        unloaded = [key for key in self._turn.partitions if not self._stand(key, found)]
+        for at in range(0, len(unloaded), LOADS_AT_ONCE):
+            await asyncio.gather(*(self._load(key, found) for key in unloaded[at : at + LOADS_AT_ONCE]))
         ready = self._ready(found)
         if not ready or not await self._enough_bytes(ready):
             return found
@@ -248,19 +261,32 @@ class _Visit:
             raise
         return found
 
-    async def _stand(self, key: Key, found: _Found) -> None:
-        """Be in line at a share-partition before looking, so that nothing that comes meanwhile is missed."""
+    def _stand(self, key: Key, found: _Found) -> bool:
+        """Be in line at a share-partition that is loaded; whether that, or why not, is known."""
         owner = self._owners.get(key)
         if owner is None or owner.closed:
             self._owners.pop(key, None)
+            owner = self._partitions.get(ShareKey(self._group_id, *key))
+            if owner is None:
+                return False
             try:
                 self._readable(key)
-                owner = await self._partitions.open(ShareKey(self._group_id, *key))
             except EXPECTED as error:
                 found.errors[key] = failure(error)
-                return
+                return True
             self._owners[key] = owner
-        owner.park(self._waiter)
+        owner.park(self._waiter, self._member_id)
+        return True
+
+    async def _load(self, key: Key, found: _Found) -> None:
+        """Be in line at a share-partition that has to be loaded first."""
+        try:
+            self._readable(key)
+            owner = self._owners[key] = await self._partitions.open(ShareKey(self._group_id, *key))
+        except EXPECTED as error:
+            found.errors[key] = failure(error)
+        else:
+            owner.park(self._waiter, self._member_id)
 
     def _ready(self, found: _Found) -> list[tuple[Key, Owner]]:
         ready: list[tuple[Key, Owner]] = []
@@ -269,7 +295,7 @@ class _Visit:
             if owner is None:
                 continue
             try:
-                if owner.has_work():
+                if owner.ready(self._member_id, self._request.max_records):
                     ready.append((key, owner))
             except EXPECTED as error:
                 found.errors[key] = failure(error)

@@ -1,36 +1,43 @@
 """ShareResume, flowshare's own: a member that comes back after its leader was replaced says what it holds.
 
 The new leader has read from the store what each member had acquired. Of that the member knows all but what was in an
-answer that died with the old leader: that goes back at once, unrun, instead of waiting for its lock to lapse.
+answer that died with the old leader: that goes back at once, unrun, instead of waiting for its lock to lapse. So does,
+as a delivery that counts, what the member let go of because there was no leader for the lock's time. What a worker of a
+fleet does not lead it names, so that the member asks who does: silence would mean that nothing is held.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
-from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, ShareResumeResponse
+from flowshare.log.base import NotLed
+from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, ShareResumeResponse, TopicPartition
 from flowshare.server.failures import EXPECTED, failure
 from flowshare.server.state import ShareKey
-from flowshare.share.errors import InvalidRequest
+from flowshare.share.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from flowshare.share.session import check_ids
 from flowshare.share.types import AcquiredRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.owner import Owner
     from flowshare.server.partitions import Partitions
 
 PARTITIONS_MAX: Final = 10_000
+LOADS_AT_ONCE: Final = 64
 Range = tuple[int, int]
 
 
 class ShareResuming:
     """Answers ShareResume."""
 
-    def __init__(self, partitions: Partitions) -> None:
+    def __init__(self, partitions: Partitions, resumed: Callable[[str, str], object] = lambda _, __: None) -> None:
+        """resumed: told of each member's group and id before anything is looked up."""
         self._partitions = partitions
+        self._resumed = resumed
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -40,23 +47,42 @@ class ShareResuming:
         """Tell what is still the member's, and take back what it does not know of."""
         try:
             group_id, member_id = check_ids(request.group_id, request.member_id)
+            self._resumed(group_id, member_id)
             if len(request.partitions) > PARTITIONS_MAX:
                 raise InvalidRequest(f"a member resumes at most {PARTITIONS_MAX} partitions")
-            kept = [await self._resume(group_id, member_id, part) for part in request.partitions]
+            kept, elsewhere = list[HeldRanges](), list[TopicPartition]()
+            for at in range(0, len(request.partitions), LOADS_AT_ONCE):
+                parts = request.partitions[at : at + LOADS_AT_ONCE]
+                found = await asyncio.gather(
+                    *(self._resume(group_id, member_id, part) for part in parts), return_exceptions=True
+                )
+                for part, answer in zip(parts, found, strict=True):
+                    if isinstance(answer, NotLed):
+                        elsewhere.append(TopicPartition(part.topic_id, part.partition))
+                    elif isinstance(answer, UnknownTopicId | UnknownTopicOrPartition):
+                        continue  # deleted: nothing of it is anybody's
+                    elif isinstance(answer, BaseException):
+                        raise answer
+                    else:
+                        kept.append(answer)
         except EXPECTED as error:
             code, message = failure(error)
             return ShareResumeResponse(error=code, message=message)
-        return ShareResumeResponse(partitions=tuple(part for part in kept if part.ranges))
+        return ShareResumeResponse(partitions=tuple(part for part in kept if part.ranges), elsewhere=tuple(elsewhere))
 
     async def _resume(self, group_id: str, member_id: str, told: HeldRanges) -> HeldRanges:
+        """One partition. Raises: NotLed, EXPECTED."""
         key = ShareKey(group_id, told.topic_id, told.partition)
+        self._partitions.check_led(key)
         if not self._partitions.knows(key):
             return HeldRanges(told.topic_id, told.partition)
         owner = await self._partitions.open(key)
         held = merged(_of_member(owner, member_id))
         stray = minus(held, told.ranges)
-        if stray:
-            owner.hand_back(member_id, [AcquiredRange(first, last, 0) for first, last in stray])
+        unseen = minus(stray, told.lapsed)
+        for ranges, unrun in ((unseen, True), (minus(stray, unseen), False)):
+            if ranges:
+                owner.hand_back(member_id, [AcquiredRange(first, last, 0) for first, last in ranges], unrun=unrun)
         return HeldRanges(told.topic_id, told.partition, tuple(minus(held, stray)))
 
 

@@ -109,8 +109,8 @@ class Journal:
     """Turns the updates of one share-partition into store writes, one write at a time.
 
     `plan` gives the writes, `done` says that they are durable; a plan that failed is forgotten by planning again.
-    `snapshot_due` may be set from outside: the next write then carries the whole state, which repairs what an
-    earlier failed write left out.
+    `snapshot_due` may be set from outside: the next plan then carries the whole state, which repairs what an earlier
+    failed write left out, and takes away what a cut log has lost.
     """
 
     def __init__(self, key: ShareKey, stored: Stored, *, updates_max: int = UPDATES_MAX) -> None:
@@ -140,6 +140,7 @@ class Journal:
         self._planned_first = self._first
         self._planned_snapshot = self.snapshot_due or self._next - self._first >= self._updates_max
         if self._planned_snapshot:
+            self.snapshot_due = False  # it may be due again before this one is written
             writes.append((self._prefix + SNAPSHOT, encode_state(self._whole(partition))))
             # One more than was confirmed: a write that failed may be in the store all the same.
             writes.extend((self._update_key(number), None) for number in range(self._first, self._next + 1))
@@ -152,7 +153,6 @@ class Journal:
         """The last planned writes are durable."""
         if self._planned_snapshot:
             self._first = self._planned_first
-            self.snapshot_due = False
         if update is not None:
             self._next += 1
 
@@ -163,6 +163,7 @@ class Journal:
         return PartitionState(
             state_epoch=self._state_epoch,
             leader_epoch=self._leader_epoch,
+            log_epoch=partition.log_epoch,
             start_offset=partition.start_offset,
             delivery_complete_count=partition.delivery_complete_count,
             runs=partition.state(),
@@ -178,4 +179,14 @@ def merge(updates: Sequence[PartitionUpdate]) -> PartitionUpdate:
         start_offset=furthest.start_offset,
         delivery_complete_count=furthest.delivery_complete_count,
         runs=tuple(run for update in updates for run in update.runs),
+        log_epoch=max(update.log_epoch for update in updates),
+    )
+
+
+def cut(update: PartitionUpdate, end: int) -> PartitionUpdate:
+    """What of an update that is still to be written stands after the log was cut at `end`."""
+    return PartitionUpdate(
+        start_offset=min(update.start_offset, end),
+        delivery_complete_count=update.delivery_complete_count if update.start_offset < end else 0,
+        runs=tuple(run._replace(last=min(run.last, end - 1)) for run in update.runs if run.first < end),
     )

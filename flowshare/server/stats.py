@@ -25,7 +25,8 @@ class Stats:
     acknowledges, failed_acknowledges: requests; records_acquired, redeliveries: records handed out, and those among
     them that had been handed out before; parked_timeouts: fetches that ended at their wait limit; loads,
     failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes to the store;
-    dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up.
+    dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up; log_cuts: how often a log was
+    found to have lost acquired records with a leader of Kafka's; records_lost: how many offsets that were.
     """
 
     acks: Counter[str] = field(default_factory=Counter[str])
@@ -43,6 +44,8 @@ class Stats:
     failed_state_writes: int = 0
     dead_letters: int = 0
     failed_dead_letters: int = 0
+    log_cuts: int = 0
+    records_lost: int = 0
 
     def count_acks(self, batches: Sequence[AcknowledgeBatch]) -> None:
         """Count accepted batches by type."""

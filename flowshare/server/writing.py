@@ -12,7 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.log.base import LogError, StorageError
-from flowshare.server.state import merge
+from flowshare.server.state import cut, merge
+from flowshare.share.errors import InvalidRecordState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ QUEUE_MAX: Final = 10_000
 """Steps waiting to be written; each covers records of its own, so that the limits on records are met before this."""
 RETRY_FIRST_MS: Final = 1_000
 RETRY_LAST_MS: Final = 30_000
+LOST: Final = "the records were lost with the log's end while they were being acknowledged"
 
 
 class _Step(NamedTuple):
@@ -98,6 +100,12 @@ class StateWriter:
         """Queue a step that is applied and that nobody waits for."""
         self._queue.append(_Step(update, None, None))
 
+    def cut(self, end: int, update: PartitionUpdate) -> None:
+        """The log was cut at `end`, by which the state has changed as `update` says; the next write tells all of it."""
+        self._queue = [step._replace(update=cut(step.update, end)) for step in self._queue]
+        self._journal.snapshot_due = True
+        self.keep(update)
+
     async def write(self, *, closing: bool) -> bool:
         """Write all that is queued and settle it; whether it is durable now."""
         steps, self._queue = self._queue, []
@@ -121,7 +129,12 @@ class StateWriter:
             if step.decision is not None:
                 self._partition.commit(step.decision)
                 self._stats.count_acks(step.batches)
-            if step.settled is not None and not step.settled.done():
+            if step.settled is None or step.settled.done():
+                continue
+            if step.decision is not None and step.decision.lost:
+                step.settled.set_exception(InvalidRecordState(LOST))
+                step.settled.exception()  # seen, as in `_fail`
+            else:
                 step.settled.set_result(None)
         return True
 

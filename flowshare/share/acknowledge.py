@@ -7,11 +7,13 @@ so that a lock which lapses meanwhile is seen by `abort`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from flowshare.share.errors import InvalidRecordState, InvalidRequest, ShareError
 from flowshare.share.expiry import take_back
+from flowshare.share.fence import Fence
 from flowshare.share.state import EVENTS, step
 from flowshare.share.types import (
     AcknowledgeBatch,
@@ -36,20 +38,25 @@ from flowshare.share.window import (
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _TYPES: Final = len(AcknowledgeType)
+KEPT_MAX: Final = 256
+"""Limits whose outcomes are kept; groups with the same settings share them."""
 
 
 class Decision:
     """An acknowledgement that is to be written. `update` is what to write; None: nothing, it is done already.
 
-    `changes` is what becomes of the offsets, ascending, once the write is durable.
+    `changes` is what becomes of the offsets, ascending, once the write is durable. `lost`, when it is settled: the log
+    was cut meanwhile, and some of the offsets are not what they were.
     """
 
-    __slots__ = ("changes", "settled", "update")
+    __slots__ = ("changes", "fence", "lost", "settled", "update")
 
-    def __init__(self, changes: Sequence[StateRun], update: PartitionUpdate | None) -> None:
+    def __init__(self, changes: Sequence[StateRun], update: PartitionUpdate | None, fence: Fence) -> None:
         self.changes = changes
         self.update = update
+        self.fence = fence
         self.settled = False
+        self.lost = False
 
 
 class Outcomes:
@@ -65,6 +72,12 @@ class Outcomes:
         self.delivery_count_max = limits.delivery_count_max
         self.below_limit = tuple(after(kind, 0) for kind in AcknowledgeType)
         self.at_limit = tuple(after(kind, limits.delivery_count_max) for kind in AcknowledgeType)
+
+
+@functools.lru_cache(maxsize=KEPT_MAX)
+def outcomes_of(limits: Limits) -> Outcomes:
+    """The same for all share-partitions with these limits."""
+    return Outcomes(limits)
 
 
 def validate(batches: Sequence[AcknowledgeBatch], version: int, *, is_renew_ack: bool) -> None:
@@ -147,7 +160,7 @@ def _decide_all(
     _explode(window, batches)
     if renewed:
         _renew(window, member_id, renewed, now_ms + limits.lock_duration_ms)
-    return Decision(changes, _planned_update(window, changes) if changes else None)
+    return Decision(changes, _planned_update(window, changes) if changes else None, window.fence)
 
 
 def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
@@ -178,7 +191,7 @@ def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: Ackno
     update = PartitionUpdate(
         start_offset=start, delivery_complete_count=finished, runs=changes if offset >= start else ()
     )
-    return Decision(changes, update)
+    return Decision(changes, update, window.fence)
 
 
 def _locate(window: Window, first: int, last: int) -> None:
@@ -189,6 +202,8 @@ def _locate(window: Window, first: int, last: int) -> None:
         raise InvalidRecordState(f"offsets {first}-{last} are not acquired")
     index = cached.floor(last)
     if index < 0 or cached.lasts[index] < last:
+        if last < window.lost_end:
+            raise InvalidRecordState(f"offsets {first}-{last} were lost with the log's end")
         raise InvalidRequest(f"offsets {first}-{last} reach past what was acquired")
 
 
@@ -312,7 +327,7 @@ def _stored(changes: Iterable[StateRun], start: int) -> tuple[StateRun, ...]:
 
 def commit(window: Window, decision: Decision) -> None:
     """Apply a decision whose update is durable."""
-    _settle(decision)
+    _settle(window, decision)
     if len(decision.changes) == 1 and _commit_one(window, decision.changes[0]):
         return
     delayed: dict[int, list[StateRun]] = {}
@@ -354,7 +369,7 @@ def _commit_one(window: Window, change: StateRun) -> bool:
 
 def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> PartitionUpdate | None:
     """Undo a decision whose write failed: back to the member, or away from it if its lock lapsed meanwhile."""
-    _settle(decision)
+    _settle(window, decision)
     runs: list[StateRun] = []
     for change in _alive(window, decision):
         for first, last, hold_id in list(window.held(change.first, change.last)):
@@ -369,10 +384,16 @@ def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> Pa
     return window.update(runs)
 
 
-def _settle(decision: Decision) -> None:
+def _settle(window: Window, decision: Decision) -> None:
     if decision.settled:
         raise RuntimeError("a decision is settled once")
     decision.settled = True
+    if decision.fence is not window.fence:
+        end = decision.fence.lowest()
+        assert end is not None, "another fence stands because this one fell"
+        kept = [change._replace(last=min(change.last, end - 1)) for change in decision.changes if change.first < end]
+        decision.lost = kept != list(decision.changes)
+        decision.changes = kept
 
 
 def _alive(window: Window, decision: Decision) -> Iterator[StateRun]:

@@ -58,8 +58,12 @@ def acquire(
     batches: Sequence[LogBatch],
     now_ms: int,
     aborted: Sequence[LogBatch] = (),
+    only_new: bool = False,
 ) -> Acquisition:
-    """Hand offsets of `batches`, read from `fetch_offset` on, to a member; see `SharePartition.acquire`."""
+    """Hand offsets of `batches`, read from `fetch_offset` on, to a member; see `SharePartition.acquire`.
+
+    only_new: leave those that were delivered before to another acquire.
+    """
     if records_max <= 0 or not batches or batches[-1].last < window.start:
         return NOTHING
     budget = _budget(window, limits, records_max, fetch_offset, batches[-1].last)
@@ -67,7 +71,10 @@ def acquire(
         return NOTHING
     stored = _archive_missing(window, limits, fetch_offset, batches[0].first)
     walk = _Walk(window, limits, budget, batches, batch_size, record_limit=mode is AcquireMode.RECORD_LIMIT)
-    walk.run()
+    if only_new:
+        walk.run_new()
+    else:
+        walk.run()
     if walk.ranges:
         window.close_gap(walk.ranges[-1].last + 1)
     ranges = _archive_aborted(window, limits, walk.ranges, aborted, stored) if aborted else walk.ranges
@@ -94,11 +101,8 @@ def _budget(window: Window, limits: Limits, records_max: int, fetch_offset: int,
         # At capacity, what is inside the window may still be delivered again (SP:1678).
         return Budget(min(records_max, window.end - fetch_offset), 0, min(log_last, window.end - 1))
     room = limits.window_max - span
-    return Budget(
-        min(records_max, limits.record_locks_max - window.acquired),
-        room,
-        log_last if room > 0 else min(log_last, window.end - 1),
-    )
+    # What may be acquired at once is the business of `allowance`, which has been asked.
+    return Budget(records_max, room, log_last if room > 0 else min(log_last, window.end - 1))
 
 
 def _archive_missing(window: Window, limits: Limits, fetch_offset: int, log_first: int) -> list[StateRun]:
@@ -198,6 +202,23 @@ class _Walk:
             else:
                 break
         self.take_past_window(max(at, self.batches[0].first, window.end))
+
+    def run_new(self) -> None:
+        """Acquire what was never delivered: what a record-limit acquire left of a batch, then what is past the window.
+
+        The window has no holes that a reload left open.
+        """
+        window, last = self.window, self.budget.last
+        inside = min(last, window.end - 1)
+        offset = window.next_new(max(self.batches[0].first, window.start), inside)
+        while offset >= 0 and self.taken < self.budget.records:
+            until = next(window.counted(offset, window.same_until(offset, inside)))[1]
+            until = min(until, offset + self.budget.records - self.taken - 1)
+            window.cached.explode(offset, until)
+            self.take_run(offset, until, 1)
+            offset = window.next_new(until + 1, inside)
+        if offset < 0:
+            self.take_past_window(max(self.batches[0].first, window.end))
 
     def take_past_window(self, first: int) -> None:
         window = self.window

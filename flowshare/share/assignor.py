@@ -28,22 +28,74 @@ def assign(
     members = list(subscriptions)
     existing = frozenset(partitions)
     wanted = {member: existing.intersection(subscriptions[member]) for member in members}
-    held = {member: list(current.get(member, ())) for member in members}
-    groups: list[tuple[list[str], list[Key]]] = []
+    held = [_by_topic(current.get(member, ())) for member in members]
+    target: list[list[Key]] = [[] for _ in members]
     if len(set(wanted.values())) == 1:
-        topics = wanted[members[0]]
-        groups.append((members, [(t, p) for t, ps in partitions.items() if t in topics for p in ps]))
+        topics = [topic for topic in partitions if topic in wanted[members[0]]]
+        keys = [(topic, number) for topic in topics for number in partitions[topic]]
+        _share_out(keys, _kept(held, topics, partitions), range(len(members)), target)
     else:
-        for topic, numbers in partitions.items():
-            subscribers = [member for member in members if topic in wanted[member]]
-            groups.append((subscribers, [(topic, p) for p in numbers]))
-    target: dict[str, list[Key]] = {member: [] for member in members}
-    for subscribers, keys in groups:
-        index = {key: i for i, key in enumerate(keys)}
-        kept = [[index[key] for key in held[member] if key in index] for member in subscribers]
-        for member, chosen in zip(subscribers, spread(len(keys), kept), strict=True):
-            target[member].extend(keys[i] for i in chosen)
-    return {member: tuple(keys) for member, keys in target.items()}
+        for topic, (places, had) in _by_subscribers(members, wanted, held, partitions).items():
+            index = {number: i for i, number in enumerate(partitions[topic])}
+            kept = [[index[number] for number in numbers if number in index] for numbers in had]
+            _share_out([(topic, number) for number in partitions[topic]], kept, places, target)
+    return {member: tuple(keys) for member, keys in zip(members, target, strict=True)}
+
+
+def _share_out(
+    keys: Sequence[Key], kept: Sequence[Collection[int]], places: Iterable[int], target: Sequence[list[Key]]
+) -> None:
+    for place, chosen in zip(places, spread(len(keys), kept), strict=True):
+        target[place].extend([keys[i] for i in chosen])
+
+
+def _kept(
+    held: Sequence[Mapping[UUID, Sequence[int]]], topics: Iterable[UUID], partitions: Mapping[UUID, Sequence[int]]
+) -> list[list[int]]:
+    """What each member has of these topics, as places in the row of all their partitions."""
+    index: dict[UUID, dict[int, int]] = {}
+    start = 0
+    for topic in topics:
+        index[topic] = {number: start + i for i, number in enumerate(partitions[topic])}
+        start += len(partitions[topic])
+    kept: list[list[int]] = []
+    for mine in held:
+        row: list[int] = []
+        for topic, numbers in mine.items():
+            places = index.get(topic)
+            if places is not None:
+                row += [places[number] for number in numbers if number in places]
+        kept.append(row)
+    return kept
+
+
+def _by_subscribers(
+    members: Sequence[str],
+    wanted: Mapping[str, Collection[UUID]],
+    held: Sequence[Mapping[UUID, Sequence[int]]],
+    partitions: Iterable[UUID],
+) -> dict[UUID, tuple[list[int], list[Sequence[int]]]]:
+    """Topic -> places of its subscribers, and what each of them has of it."""
+    found: dict[UUID, tuple[list[int], list[Sequence[int]]]] = {topic: ([], []) for topic in partitions}
+    for place, member in enumerate(members):
+        mine = held[place]
+        for topic in wanted[member]:
+            places, had = found[topic]
+            places.append(place)
+            had.append(mine.get(topic, ()))
+    return found
+
+
+def _by_topic(keys: Iterable[Key]) -> dict[UUID, list[int]]:
+    """Partitions by topic. Keys of one topic mostly follow each other, and hashing an id costs more than the rest."""
+    found: dict[UUID, list[int]] = {}
+    last: UUID | None = None
+    numbers: list[int] = []
+    for topic, number in keys:
+        if topic is not last:
+            numbers, last = found.setdefault(topic, []), topic
+        numbers.append(number)
+    return found
 
 
 def spread(partition_count: int, kept: Sequence[Collection[int]]) -> list[list[int]]:

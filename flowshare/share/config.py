@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
 from flowshare.share.errors import InvalidConfig
 from flowshare.share.settings import Setting, duration_ms, read_number, text_of, unknown
-from flowshare.share.types import Limits
+from flowshare.share.types import Limits, Priority
 
 __all__ = [
     "EMBEDDED_CONFIGS",
@@ -153,6 +153,10 @@ class GroupConfig:
     dead_letter_topic: str = ""
     dead_letter_copy_record: bool = False
     dead_letter_on: str = "all"
+    paused: bool = False
+    max_in_flight: int | None = None
+    """None: no limit."""
+    delivery_priority: str = "redeliveries"
     group_max_size: int = 200
 
     @classmethod
@@ -209,6 +213,8 @@ class GroupConfig:
             renew_enabled=self.renew_acknowledge_enable,
             dead_letter_on_limit=dead_letters,
             dead_letter_on_reject=dead_letters and self.dead_letter_on == "all",
+            paused=self.paused,
+            priority=Priority(self.delivery_priority),
         )
 
     def values(self, stored: Mapping[str, str]) -> tuple[ConfigValue, ...]:

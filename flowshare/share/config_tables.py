@@ -1,7 +1,8 @@
 """The tables of settings: Kafka's names, defaults and bounds (KIP-932, KIP-1191, KIP-1240), and flowshare's own few.
 
 `config.py` reads values through them. Flowshare's own: `share.partition.max.window`, `share.dead.letter.on`,
-`share.retention.ms`, `share.acquire.durable`, `group.share.return.grace.ms`.
+`share.retention.ms`, `share.paused`, `share.max.in.flight`, `share.delivery.priority`, `share.acquire.durable`,
+`group.share.return.grace.ms`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from flowshare.share.settings import Setting, read_flag, read_number, read_offset_reset, read_text, read_word
+from flowshare.share.types import Priority
 
 FLAG: Final[Mapping[str, bool]] = {"true": True, "false": False}
 
@@ -303,6 +305,29 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = _table(
         "all",
         ("all", "limit"),
         "Which records become dead letters: all given up, or only those that reached the delivery limit.",
+    ),
+    _flag(
+        "share.paused",
+        "paused",
+        "false",
+        "Whether nothing more is acquired; what members hold they can acknowledge and renew.",
+    ),
+    _number(
+        "share.max.in.flight",
+        "max_in_flight",
+        0,
+        1,
+        None,
+        "How many records all members together may hold at once, over all topics and partitions; 0: no limit.",
+        {"0": None},
+    ),
+    _word(
+        "share.delivery.priority",
+        "delivery_priority",
+        "redeliveries",
+        tuple(str(priority) for priority in Priority),
+        "What is delivered first: redeliveries, new records (redeliveries when there are none, or the window is full), "
+        "or mixed: both by turns.",
     ),
 )
 """Name -> setting of a share group. Where the server has a default and bounds of its own, those count."""

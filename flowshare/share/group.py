@@ -3,15 +3,17 @@
 The group epoch rises with every change of members, subscriptions or subscribed topics; the target assignment is
 computed for a group epoch; a member jumps to it at its own next heartbeat, with no step of revoking, because
 partitions are shared. Better than Kafka's brokers in one point: partitions that have no state yet are reported
-(`Heartbeat.to_initialize`) and assigned in the same answer, so a new member can fetch at once. The caller therefore
-writes the state of those share-partitions and the group before it sends the answer, and calls `initialize_failed`
-when it could not.
+(`Heartbeat.to_initialize`) and assigned in the same answer, so a new member can fetch at once. So the caller writes
+the state of those share-partitions and the group before it answers, and calls `initialize_failed` when it could not.
+
+A member's jump may be written later, once for many of them. Invariant: the epoch that any member was told is at most
+the assignment epoch that is written. So a group read from the store believes a member's first word of a later jump.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -26,23 +28,21 @@ from flowshare.share.errors import (
     UnknownMemberId,
     UnknownTopicOrPartition,
 )
-from flowshare.share.group_state import GroupState, Key, Member, TopicInfo, decode_group, encode_group
+from flowshare.share.group_state import (
+    GroupState,
+    Key,
+    Member,
+    ToInitialize,
+    TopicInfo,
+    decode_group,
+    encode_group,
+)
 
 __all__ = ["GroupView", "Heartbeat", "Member", "ShareGroup", "ToInitialize", "TopicInfo", "check_heartbeat"]
 
 JOIN: Final = 0
 LEAVE: Final = -1
 ASSIGNOR: Final = "simple"
-
-
-class ToInitialize(NamedTuple):
-    """A share-partition that needs a state before the answer leaves (InitializeShareGroupState)."""
-
-    topic_id: UUID
-    partition: int
-    start_offset: int
-    """−1: by share.auto.offset.reset at the first fetch; 0: the partition was added to a topic the group knew."""
-    state_epoch: int
 
 
 class Heartbeat(NamedTuple):
@@ -54,7 +54,9 @@ class Heartbeat(NamedTuple):
     to_initialize: tuple[ToInitialize, ...]
     left: bool
     changed: bool
-    """The group is to be written."""
+    """The group is to be written before the member is answered."""
+    jumped: bool = False
+    """The member is at another epoch than is written; to be written some time."""
 
 
 class GroupView(NamedTuple):
@@ -79,6 +81,7 @@ class ShareGroup:
         self._subscriptions = Counter(name for m in self._state.members.values() for name in m.subscribed)
         self._recheck = True
         """Partitions without state may exist although the topics look as before."""
+        self._unheard = set(self._state.members)  # since the group was read from the store
 
     @property
     def group_epoch(self) -> int:
@@ -99,6 +102,11 @@ class ShareGroup:
     def members(self) -> Mapping[str, Member]:
         """Members by id, in order of joining."""
         return self._state.members
+
+    @property
+    def subscribed(self) -> frozenset[str]:
+        """Topics that at least one member subscribes to, whether they exist or not."""
+        return frozenset(self._subscriptions)
 
     @property
     def initialized(self) -> frozenset[Key]:
@@ -127,10 +135,11 @@ class ShareGroup:
         client_host: str,
         topics: Mapping[str, TopicInfo],
         now_ms: int,
+        worker: int | None = None,
     ) -> Heartbeat:
         """Take one heartbeat: join or rejoin (epoch 0), go on, or leave (−1). Applied at once.
 
-        `topics` has at least every subscribed topic that exists, by name.
+        `topics` has at least every subscribed topic that exists, by name. worker: see `Member`.
         Raises InvalidRequest, UnknownMemberId, FencedMemberEpoch, GroupMaxSizeReached; nothing is changed then.
         """
         check_heartbeat(self.group_id, member_id, member_epoch, rack_id, subscribed_topics)
@@ -139,15 +148,16 @@ class ShareGroup:
             self._remove((member_id,), now_ms)
             return Heartbeat(LEAVE, None, (), left=True, changed=True)
         self._check_epoch(member_id, member_epoch)
-        group_epoch_before = self.group_epoch
+        epochs_before = self.group_epoch, self.assignment_epoch
         member, urgent = self._update(member_id, rack_id, subscribed_topics)
         epoch_before = member.epoch
-        renamed = (member.client_id, member.client_host) != (client_id, client_host)
-        member.client_id, member.client_host = client_id, client_host
+        client = client_id, client_host, worker
+        renamed = (member.client_id, member.client_host, member.worker) != client
+        member.client_id, member.client_host, member.worker = client
         member.deadline_ms = now_ms + self.config.session_timeout_ms
         to_initialize = self._see(topics, bump=urgent)
         self._compute_if_due(now_ms, at_once=urgent)
-        moved = self._reconcile(member)
+        moved = self._reconcile(member, member_epoch)
         # A member at its previous epoch has not got the last answer, so it is told everything again.
         full = member_epoch < epoch_before or member_epoch == JOIN or subscribed_topics is not None
         return Heartbeat(
@@ -155,7 +165,8 @@ class ShareGroup:
             member.assignment if full or moved else None,
             to_initialize,
             left=False,
-            changed=renamed or member.epoch != epoch_before or self.group_epoch != group_epoch_before,
+            changed=renamed or (self.group_epoch, self.assignment_epoch) != epochs_before,
+            jumped=member.epoch != epoch_before,
         )
 
     def expire(self, now_ms: int) -> tuple[str, ...]:
@@ -164,12 +175,22 @@ class ShareGroup:
         self._remove(gone, now_ms)
         return gone
 
+    def at_workers(self, gone: Callable[[int], bool]) -> tuple[str, ...]:
+        """Members that live in the processes of workers of which this is true."""
+        return tuple(m.member_id for m in self._state.members.values() if m.worker is not None and gone(m.worker))
+
     def expect_by(self, member_ids: Iterable[str], due_ms: int) -> None:
         """Members whose connection is gone: they time out at `due_ms` already unless a heartbeat comes before."""
         for member_id in member_ids:
             member = self._state.members.get(member_id)
             if member is not None:
                 member.deadline_ms = min(member.deadline_ms, due_ms)
+
+    def put_off(self, now_ms: int, by_ms: int) -> None:
+        """Members that would time out now are given so much longer: who keeps the group has not listened."""
+        for member in self._state.members.values():
+            if member.deadline_ms <= now_ms:
+                member.deadline_ms = now_ms + by_ms
 
     def next_deadline_ms(self) -> int | None:
         """When the next session times out; None without members."""
@@ -232,18 +253,17 @@ class ShareGroup:
 
     def initialize_failed(self, failed: Iterable[ToInitialize]) -> None:
         """The states of these share-partitions could not be written: they come with a later heartbeat again."""
-        state = self._state
-        for item in failed:
-            state.initialized.discard((item.topic_id, item.partition))
-            if item.start_offset == 0:
-                state.known[item.topic_id] = min(state.known[item.topic_id], item.partition)
+        self._state.begin_later(failed)
         self._recheck = True
 
     # --- persistence --------------------------------------------------------------------------------------------
 
-    def encode(self) -> bytes:
-        """The group for the store: epochs, members, assignments, initialised share-partitions."""
-        return encode_group(self._state)
+    def encode(self, unwritten: Iterable[ToInitialize] = ()) -> bytes:
+        """The group for the store: epochs, members, assignments, initialised share-partitions.
+
+        unwritten: share-partitions of which no state is written yet, which come with a heartbeat again after a crash.
+        """
+        return encode_group(self._state.without(unwritten))
 
     @classmethod
     def decode(cls, data: bytes, *, group_id: str, config: GroupConfig, now_ms: int) -> ShareGroup:
@@ -268,8 +288,12 @@ class ShareGroup:
                 raise GroupMaxSizeReached(
                     f"group {self.group_id} has {len(self._state.members)} members already (group.share.max.size)"
                 )
+            self._unheard.discard(member_id)
             return
         member = self._find(member_id)
+        if member_id in self._unheard and member.epoch < epoch <= self.assignment_epoch:
+            member.previous_epoch, member.epoch = member.epoch, epoch  # it was told more than was written
+        self._unheard.discard(member_id)
         if epoch not in (member.epoch, member.previous_epoch):
             raise FencedMemberEpoch(f"member epoch is {epoch}, expected {member.epoch}; join again with epoch 0")
 
@@ -330,20 +354,23 @@ class ShareGroup:
             if member.subscribed not in ids:
                 names = [name for name in member.subscribed if name in state.metadata]
                 ids[member.subscribed] = frozenset(state.metadata[name].topic_id for name in names)
-        assignable = {
-            info.topic_id: [p for p in range(info.partitions) if (info.topic_id, p) in state.initialized]
-            for info in state.metadata.values()
-        }
+        # `_see` has just initialised whatever was missing, so all that is seen can be assigned.
+        assignable = {info.topic_id: range(info.partitions) for info in state.metadata.values()}
         subscriptions = {member.member_id: ids[member.subscribed] for member in state.members.values()}
         state.target = assign(subscriptions, assignable, state.target)
         state.assignment_epoch = state.group_epoch
         self._computed_ms = now_ms
 
-    def _reconcile(self, member: Member) -> bool:
-        """Let a member jump to the target assignment; whether its partitions changed."""
+    def _reconcile(self, member: Member, said: int) -> bool:
+        """Let a member jump to the target assignment; whether its partitions changed.
+
+        said: the epoch that it knows of. It may say so again: answers are lost, or never leave when the group cannot
+        be written.
+        """
         target = self._state.target[member.member_id]
         if member.epoch != self.assignment_epoch:
-            member.previous_epoch, member.epoch = member.epoch, self.assignment_epoch
+            member.previous_epoch = member.epoch if said == JOIN else said
+            member.epoch = self.assignment_epoch
         moved = target != member.assignment
         member.assignment = target
         return moved

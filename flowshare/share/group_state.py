@@ -9,13 +9,13 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from flowshare.share.errors import StateCorrupt
 
-VERSION: Final = 1
+VERSION: Final = 3
 HEADER: Final = struct.Struct(">BI")
 """Format version; CRC-32 of what follows."""
 
@@ -31,6 +31,16 @@ class TopicInfo(NamedTuple):
     partitions: int
 
 
+class ToInitialize(NamedTuple):
+    """A share-partition that needs a state before the answer leaves (InitializeShareGroupState)."""
+
+    topic_id: UUID
+    partition: int
+    start_offset: int
+    """−1: by share.auto.offset.reset at the first fetch; 0: the partition was added to a topic the group knew."""
+    state_epoch: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Member:
     """One member. `epoch` is what it was told last, `assignment` too; `previous_epoch` is accepted still."""
@@ -41,6 +51,8 @@ class Member:
     rack_id: str | None = None
     client_id: str = ""
     client_host: str = ""
+    worker: int | None = None
+    """The worker of the fleet whose process it lives in, by its node id; None: not known, or none."""
     subscribed: tuple[str, ...] = ()
     assignment: tuple[Key, ...] = ()
     deadline_ms: int = 0
@@ -66,6 +78,19 @@ class GroupState:
     empty_since_ms: int | None = None
     """Since when there has been no member; None when there is one, or never was anything."""
 
+    def begin_later(self, items: Iterable[ToInitialize]) -> None:
+        """Take share-partitions out of those that have state; those added to a known topic begin at 0 later, too."""
+        for item in items:
+            self.initialized.discard((item.topic_id, item.partition))
+            if item.start_offset == 0 and item.topic_id in self.known:
+                self.known[item.topic_id] = min(self.known[item.topic_id], item.partition)
+
+    def without(self, items: Iterable[ToInitialize]) -> GroupState:
+        """The same without the states of these share-partitions."""
+        state = replace(self, initialized=set(self.initialized), known=dict(self.known))
+        state.begin_later(items)
+        return state
+
 
 def encode_group(state: GroupState) -> bytes:
     """The state as bytes."""
@@ -73,15 +98,19 @@ def encode_group(state: GroupState) -> bytes:
 
     def pack(keys: Iterable[Key]) -> list[list[Any]]:
         packed: dict[UUID, list[int]] = {}
+        last: UUID | None = None
+        numbers: list[int] = []
         for topic_id, partition in keys:
-            packed.setdefault(topic_id, []).append(partition)
+            if topic_id is not last:  # hashing an id costs more than the rest
+                numbers, last = packed.setdefault(topic_id, []), topic_id
+            numbers.append(partition)
         return [[topics.setdefault(topic_id, len(topics)), numbers] for topic_id, numbers in packed.items()]
 
     content: dict[str, Any] = {
         "group_epoch": state.group_epoch,
         "assignment_epoch": state.assignment_epoch,
         "empty_since_ms": state.empty_since_ms,
-        "initialized": pack(sorted(state.initialized)),
+        "initialized": [[place, sorted(numbers)] for place, numbers in pack(state.initialized)],
         "known": [[topics.setdefault(topic_id, len(topics)), count] for topic_id, count in state.known.items()],
         "metadata": [
             [info.name, topics.setdefault(info.topic_id, len(topics)), info.partitions]
@@ -95,6 +124,7 @@ def encode_group(state: GroupState) -> bytes:
                 m.rack_id,
                 m.client_id,
                 m.client_host,
+                m.worker,
                 m.subscribed,
                 pack(m.assignment),
             ]
@@ -137,10 +167,11 @@ def _state(content: Any) -> GroupState:
             rack_id=rack,
             client_id=client_id,
             client_host=host,
+            worker=worker,
             subscribed=tuple(subscribed),
             assignment=unpack(assignment),
         )
-        for member_id, epoch, previous, rack, client_id, host, subscribed, assignment in content["members"]
+        for member_id, epoch, previous, rack, client_id, host, worker, subscribed, assignment in content["members"]
     ]
     return GroupState(
         group_epoch=content["group_epoch"],

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from flowshare.share.allotment import Tally
+
 _SLACK = 64
 
 
@@ -32,10 +34,11 @@ class Hold:
 
 
 class Holds:
-    """All holds of one share-partition, by id and by deadline."""
+    """All holds of one share-partition, by id and by deadline. `tally`: how many offsets each member holds."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, Hold] = {}
+        self.tally = Tally()
         self._heap: list[tuple[int, int]] = []
         self._next_id = 1  # 0 beside an offset means: not held
 
@@ -46,6 +49,8 @@ class Holds:
         )
         self._next_id += 1
         self.by_id[hold.hold_id] = hold
+        if member_id is not None:
+            self.tally.add(member_id, remaining)
         if len(self._heap) > 2 * len(self.by_id) + _SLACK:
             # Renewals and acknowledgements leave dead entries behind; they are swept once they outweigh the live ones.
             self._heap = [(held.due_ms, held.hold_id) for held in self.by_id.values() if not held.lapsed]
@@ -58,6 +63,8 @@ class Holds:
         """Take `count` offsets off a hold."""
         hold = self.by_id[hold_id]
         hold.remaining -= count
+        if hold.member_id is not None:
+            self.tally.add(hold.member_id, -count)
         if hold.remaining < 0:
             raise RuntimeError(f"a hold of {hold.member_id} gave back more offsets than it had")
         if not hold.remaining:
@@ -89,4 +96,5 @@ class Holds:
     def clear(self) -> None:
         """Forget all holds."""
         self.by_id.clear()
+        self.tally.clear()
         self._heap.clear()

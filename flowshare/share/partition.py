@@ -14,17 +14,21 @@ The rules stand in the modules beside this one: `state` (the transitions), `wind
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
 from flowshare.share import acquire as acquiring
-from flowshare.share import expiry
+from flowshare.share import archiving, expiry
 from flowshare.share.acknowledge import Decision
 from flowshare.share.acquire import Acquisition
-from flowshare.share.errors import StateCorrupt
+from flowshare.share.allotment import Allotment
+from flowshare.share.allowance import Allowance
+from flowshare.share.archiving import Archiving
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
-from flowshare.share.state import Event, step
+from flowshare.share.reload import reload
+from flowshare.share.turns import Turns
 from flowshare.share.types import (
     AcknowledgeBatch,
     AcquireMode,
@@ -34,23 +38,9 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE, DELAYED, HOLE, PENDING, Window, merged
+from flowshare.share.window import ACQUIRED, ARCHIVING, AVAILABLE, DELAYED, PENDING, Window, merged
 
 __all__ = ["Acquisition", "Archiving", "Decision", "InFlight", "SharePartition"]
-
-
-SPAN_MAX: Final = 1 << 28
-"""Offsets from start to end that a stored state may span; more is taken for corrupt, as the window holds bytes for
-each."""
-
-
-class Archiving(NamedTuple):
-    """Records whose dead letter is to be written. `by_limit`: they used up their deliveries, else were rejected."""
-
-    first: int
-    last: int
-    delivery_count: int
-    by_limit: bool
 
 
 class InFlight(NamedTuple):
@@ -63,6 +53,15 @@ class InFlight(NamedTuple):
     deadline_ms: int
 
 
+class _Read(NamedTuple):
+    """What was read of the log, from where, and whether only what was never delivered is to be taken of it."""
+
+    fetch_offset: int
+    batches: Sequence[LogBatch]
+    aborted: Sequence[LogBatch]
+    only_new: bool
+
+
 class SharePartition:
     """One group's view of one partition of a log (KIP-932).
 
@@ -71,6 +70,9 @@ class SharePartition:
     living: members whose ACQUIRED runs stay with them for one lock duration from `now_ms`; the owners of all others
         are gone, and theirs are AVAILABLE again with their delivery count (finished if that is at the limit).
     now_ms: only for `living` and for delays that are over already.
+    log_epoch: see `PartitionState`; a log that is cut and goes on has a higher one from then on (`cut`).
+
+    `allowance`: what its own and its group's limit leave to each member.
 
     Raises StateCorrupt if a run starts below the start offset or before the end of the run before, or ends before it
     starts, or if a run is further from the start offset than any window gets.
@@ -84,11 +86,15 @@ class SharePartition:
         runs: Sequence[StateRun] = (),
         living: Container[str] = (),
         now_ms: int = 0,
+        log_epoch: int = -1,
     ) -> None:
+        self.log_epoch = log_epoch
         self._window = Window(start_offset)
         self._quarantine = Quarantine()
+        self.allowance = Allowance(self._window.holds.tally)
+        self._turns = Turns()
         self.limits = limits
-        self._reload(runs, living=living, now_ms=now_ms)
+        reload(self._window, self._quarantine, limits, runs, living=living, now_ms=now_ms)
 
     @property
     def limits(self) -> Limits:
@@ -98,7 +104,9 @@ class SharePartition:
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._limits = limits
-        self._outcomes = acknowledging.Outcomes(limits)
+        self._outcomes = acknowledging.outcomes_of(limits)
+        self.allowance.limit(None if limits.window_max is None else limits.record_locks_max)
+        self._turns.follow(limits.priority)
 
     @property
     def start_offset(self) -> int:
@@ -130,9 +138,24 @@ class SharePartition:
         """Offsets of decisions that are neither committed nor aborted; `state()` shows them as ACQUIRED."""
         return self._window.tally[PENDING]
 
-    def next_fetch_offset(self) -> int:
-        """Return where to read the log next: what was released comes before what is new (§2.5)."""
+    @property
+    def quota(self) -> Allotment | None:
+        """The group's limit of records in flight over all its share-partitions; None: none. Set it at any time."""
+        return self.allowance.quota
+
+    @quota.setter
+    def quota(self, quota: Allotment | None) -> None:
+        self.allowance.quota = quota
+
+    def next_fetch_offset(self, log_end: int = 0) -> int:
+        """Return where to read the log next: what was released comes before what is new (§2.5).
+
+        With another `priority` it may be the other way round. For that the core must know that there is something
+        new: log_end is the offset after the last record that can be read.
+        """
         window = self._window
+        if self._turns.new and (offset := self._next_new(log_end)) >= 0:
+            return offset
         offset = window.next_available(window.start, window.end - 1)
         gap = window.next_gap(window.start, window.end - 1 if offset < 0 else offset)
         if gap >= 0:
@@ -149,9 +172,11 @@ class SharePartition:
 
         With `window_max` None, exactly Kafka's: something inside the window, or a span below `record_locks_max`.
         With a number: fewer records acquired than `record_locks_max`, and something inside the window or a span
-        below `window_max`.
+        below `window_max`. Nothing while the group is paused or its `quota` used up.
         """
         window, limits = self._window, self._limits
+        if limits.paused or self.allowance.used_up:
+            return False
         span = window.end - window.start
         if limits.window_max is None:
             return span < limits.record_locks_max or self.next_fetch_offset() != window.end
@@ -170,6 +195,7 @@ class SharePartition:
         batches: Sequence[LogBatch],
         now_ms: int,
         aborted: Sequence[LogBatch] = (),
+        log_epoch: int = -1,
     ) -> Acquisition:
         """Hand offsets to a member; applied at once (§2.7).
 
@@ -177,11 +203,59 @@ class SharePartition:
         batches: what was read, ascending; cached AVAILABLE offsets between `fetch_offset` and the first batch are
             archived, because compaction removed them.
         aborted: offsets of aborted transactions in `batches` (read_committed); they are archived.
+        log_epoch: leader epoch of the last of `batches`, or of one behind it.
 
         Records that a dead process held for the second time come alone, to a member that holds nothing else
-        (`quarantine`).
+        (`quarantine`). While members wait for a limit, who holds much leaves the next ones to the others (`allotment`).
         """
-        alone = False
+        if self._limits.paused or records_max <= 0:
+            return acquiring.NOTHING
+        only_new = self._turns.new and fetch_offset == self._next_new(batches[-1].last + 1 if batches else 0)
+        read = _Read(fetch_offset, batches, aborted, only_new)
+        acquisition = self._allowed(member_id, mode, records_max, batch_size, read, now_ms)
+        if log_epoch > self.log_epoch and acquisition.update is not None:
+            self.log_epoch = log_epoch
+            return acquisition._replace(update=replace(acquisition.update, log_epoch=log_epoch))
+        return acquisition
+
+    def _allowed(
+        self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: _Read, now_ms: int
+    ) -> Acquisition:
+        """Acquire what the limits leave to the member."""
+        if self.allowance.plenty(records_max):
+            return self._acquire(member_id, mode, records_max, batch_size, read, now_ms)
+        asked = self.allowance.ask(member_id, records_max, now_ms)
+        acquisition = acquiring.NOTHING
+        if asked.records > 0:
+            # A group's limit is kept to the record; that of record locks as Kafka does, to the batch.
+            mode = mode if self.quota is None else AcquireMode.RECORD_LIMIT
+            acquisition = self._acquire(member_id, mode, asked.records, batch_size, read, now_ms)
+        got = sum(last - first + 1 for first, last, _ in acquisition.ranges)
+        self.allowance.settle(asked, got, now_ms)
+        return acquisition
+
+    def may_acquire(self, member_id: str, records_max: int, now_ms: int) -> int:
+        """Return how many of `records_max` records, which are to be had, the limits leave to a member now.
+
+        0: other members come first, or a limit is used up; then it counts as waiting for it.
+        """
+        if self._limits.paused:
+            return 0
+        if self.allowance.plenty(records_max):
+            return records_max
+        asked = self.allowance.ask(member_id, records_max, now_ms)
+        if asked.records <= 0:
+            self.allowance.settle(asked, 0, now_ms)
+        return asked.records
+
+    def first_served(self, now_ms: int) -> Callable[[str], tuple[int, int]] | None:
+        """Return what sorts waiting members by who is to be served first; None: as they came."""
+        return self.allowance.places() if self.allowance.contended(now_ms) else None
+
+    def _acquire(
+        self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: _Read, now_ms: int
+    ) -> Acquisition:
+        alone, batches = False, read.batches
         if self._quarantine:
             admission = self._quarantine.admit(self._window, member_id)
             if admission.nothing:
@@ -196,14 +270,30 @@ class SharePartition:
             mode=AcquireMode.RECORD_LIMIT if alone else mode,
             records_max=1 if alone else records_max,
             batch_size=batch_size,
-            fetch_offset=fetch_offset,
+            fetch_offset=read.fetch_offset,
             batches=batches,
             now_ms=now_ms,
-            aborted=aborted,
+            aborted=read.aborted,
+            only_new=read.only_new,
         )
         if alone and acquisition.ranges:
             self._quarantine.delivered(member_id, acquisition.ranges[0].first)
+        self._turns.took(new=read.only_new, nothing=not acquisition.ranges)
         return acquisition
+
+    def _next_new(self, log_end: int) -> int:
+        """The next offset never delivered, −1 when there is none or nothing else to choose before it.
+
+        Holes that a reload left come first whatever the priority: they may have been delivered.
+        """
+        window, limits = self._window, self._limits
+        if not window.tally[AVAILABLE] or window.gap_start >= 0 or self._quarantine:
+            return -1
+        offset = window.next_new(window.start, window.end - 1)
+        if offset >= 0:
+            return offset
+        span_max = limits.record_locks_max if limits.window_max is None else limits.window_max
+        return window.end if window.end < log_end and window.end - window.start < span_max else -1
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
         """Decide what a member says of its records, all of it or nothing (§2.10).
@@ -236,11 +326,15 @@ class SharePartition:
         Delayed records that became due are fetchable then. That alone needs no write and gives None, so wake parked
         fetches after each call.
         """
+        if self.allowance.again_ms is not None and self.allowance.again_ms <= now_ms:
+            self.allowance.again_ms = None
         return expiry.expire(self._window, self._limits, now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `expire` has something to do next: the earliest lock deadline or end of a delay."""
-        return self._window.holds.next_due_ms()
+        """Return when `expire` has something to do next: the earliest lock deadline or end of a delay, or the end of
+        a member's wait for others."""
+        due_ms, again_ms = self._window.holds.next_due_ms(), self.allowance.again_ms
+        return again_ms if due_ms is None or (again_ms is not None and again_ms < due_ms) else due_ms
 
     def release_member(self, member_id: str, *, now_ms: int, died: bool = False) -> PartitionUpdate | None:
         """Take back all that a member holds: its session closed, or it is gone (§2.15).
@@ -250,8 +344,9 @@ class SharePartition:
             on, as after a reload (`quarantine`).
         """
         del now_ms  # for symmetry with the other steps: nothing of it depends on the time
+        self.allowance.forget(member_id)
         update = expiry.release_member(self._window, self._limits, member_id)
-        for run in update.runs if died and update is not None else ():
+        for run in update.runs if died and update is not None and self._limits.deliveries_end else ():
             if run.state is RecordState.AVAILABLE and run.delivery_count >= SUSPECT_AT:
                 self._quarantine.suspect(run.first, run.last)
         return update
@@ -259,6 +354,22 @@ class SharePartition:
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
         """Follow a log start that moved past the start offset (§2.16); None if it did not."""
         return expiry.move_log_start(self._window, log_start)
+
+    def cut(self, end_offset: int) -> PartitionUpdate | None:
+        """Follow a log that lost its records at `end_offset` and behind; None if none of them was acquired.
+
+        Nothing is known of them any more, and what comes in their place is new. If the start offset is behind
+        `end_offset` it goes back there. A decision over them has no effect on them when it is settled, and says so
+        (`Decision.lost`); who acknowledges them later is told InvalidRecordState. Only a snapshot can store a cut:
+        updates never take anything away. `log_epoch` is for the caller to set.
+        """
+        window = self._window
+        if end_offset >= window.end:
+            return None
+        window.drop_behind(end_offset)
+        self._quarantine.cut(end_offset)
+        window.advance()
+        return window.update(())
 
     def archiving(self) -> tuple[Archiving, ...]:
         """Return the records whose dead letter is to be written, ascending."""
@@ -271,17 +382,7 @@ class SharePartition:
 
     def finish_archiving(self, first: int, last: int) -> PartitionUpdate | None:
         """Finish the ARCHIVING records within `first`..`last`: their dead letter is written, or given up."""
-        window = self._window
-        runs: list[StateRun] = []
-        for run in list(window.runs(max(first, window.start), min(last, window.end - 1))):
-            if run.state == ARCHIVING:
-                after = step(RecordState.ARCHIVING, Event.BURY, run.delivery_count, self._limits)
-                window.put(run.first, run.last, ARCHIVING, ARCHIVED)
-                runs.append(StateRun(run.first, run.last, after, run.delivery_count))
-        if not runs:
-            return None
-        window.advance()
-        return window.update(runs)
+        return archiving.finish(self._window, self._limits, first, last)
 
     def state(self) -> tuple[StateRun, ...]:
         """Return all offsets in the window as merged runs, for a snapshot; pending ones as ACQUIRED."""
@@ -299,41 +400,6 @@ class SharePartition:
                 assert lock.member_id is not None
                 flights.append(InFlight(run.first, run.last, lock.member_id, run.delivery_count, lock.due_ms))
         return tuple(flights)
-
-    def _reload(self, runs: Sequence[StateRun], *, living: Container[str], now_ms: int) -> None:
-        window = self._window
-        end, gap_start = window.start, -1
-        for run in runs:
-            if run.first < end or run.last < run.first:
-                raise StateCorrupt(f"stored run {run.first}-{run.last} starts below {end} or ends before it starts")
-            if run.last - window.start >= SPAN_MAX:
-                raise StateCorrupt(f"stored run {run.first}-{run.last} is too far from the start offset {window.start}")
-            if run.first > end and gap_start < 0:
-                gap_start = end
-            self._reload_run(run, living=living, now_ms=now_ms)
-            end = run.last + 1
-        window.gap_start = gap_start
-        window.advance()
-
-    def _reload_run(self, run: StateRun, *, living: Container[str], now_ms: int) -> None:
-        window = self._window
-        first, last, size = run.first, run.last, run.last - run.first + 1
-        window.grow(last)
-        window.cached.add(first, last)
-        window.set_count(first, last, run.delivery_count)
-        held = run.state is RecordState.ACQUIRED and run.member_id is not None and run.member_id in living
-        state = int(run.state)
-        if held:
-            due_ms = now_ms + self._limits.lock_duration_ms
-            window.hold(first, last, window.holds.open(run.member_id, due_ms, first, last, size).hold_id)
-        elif run.state is RecordState.ACQUIRED:
-            state = int(step(RecordState.ACQUIRED, Event.LAPSE, run.delivery_count, self._limits))
-            if state == AVAILABLE and run.delivery_count >= SUSPECT_AT:
-                self._quarantine.suspect(first, last)
-        elif run.state is RecordState.AVAILABLE and run.not_before_ms > now_ms:
-            state = DELAYED
-            window.hold(first, last, window.holds.open(None, run.not_before_ms, first, last, size).hold_id)
-        window.put(first, last, HOLE, state)
 
 
 def _cut(batches: Sequence[LogBatch], last: int) -> Sequence[LogBatch]:

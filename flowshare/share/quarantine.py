@@ -4,7 +4,9 @@ A record that kills its process takes an attempt from everything its process hel
 were held are *suspects*: each goes to a member that holds nothing else of this share-partition, by itself, and that
 member gets nothing more until it is settled. So the poisonous one dies alone and the innocent end as they should. An
 offset is a suspect from the death of its member (with or without the leader's) until it was acquired once;
-`SUSPECT_AT` deliveries make one (one alone would slow down every restart).
+`SUSPECT_AT` deliveries make one (one alone would slow down every restart). A group without a delivery limit
+(`Limits.deliveries_end`) keeps nothing apart: nobody is archived for another's sake, and its members may hold records
+by the hundred thousand.
 """
 
 from __future__ import annotations
@@ -65,6 +67,11 @@ class Quarantine:
         if self._suspects and self._suspects[0] == offset:
             del self._suspects[0]
             self._runs[member_id] = offset
+
+    def cut(self, end: int) -> None:
+        """What was at `end` and behind is not in the log any more."""
+        del self._suspects[bisect_left(self._suspects, end) :]
+        self._runs = {member_id: offset for member_id, offset in self._runs.items() if offset < end}
 
     def _forget(self, window: Window) -> None:
         """Drop from the head what is finished or gone."""

@@ -19,7 +19,8 @@ from typing import Final
 from flowshare.share.errors import StateCorrupt
 from flowshare.share.types import PartitionState, PartitionUpdate, RecordState, StateRun
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""2: with the log's leader epoch. 1 is read, too."""
 STATE: Final = 1
 UPDATE: Final = 2
 HEADER: Final = struct.Struct(">BBI")
@@ -43,18 +44,22 @@ def encode_state(state: PartitionState) -> bytes:
     out = bytearray()
     _put(out, state.state_epoch)
     _put(out, state.leader_epoch)
+    _put(out, state.log_epoch + 1)
     _put_body(out, state.start_offset, state.delivery_complete_count, state.runs)
     return _sealed(STATE, out)
 
 
 def decode_state(data: bytes) -> PartitionState:
     """The snapshot that `encode_state` wrote. Raises StateCorrupt."""
-    reader = _Reader(_opened(STATE, data))
+    version, body = _opened(STATE, data)
+    reader = _Reader(body)
     state_epoch, leader_epoch = reader.number(), reader.number()
+    log_epoch = reader.log_epoch(version)
     start_offset, complete, runs = reader.body()
     return PartitionState(
         state_epoch=state_epoch,
         leader_epoch=leader_epoch,
+        log_epoch=log_epoch,
         start_offset=start_offset,
         delivery_complete_count=complete,
         runs=runs,
@@ -64,27 +69,33 @@ def decode_state(data: bytes) -> PartitionState:
 def encode_update(update: PartitionUpdate) -> bytes:
     """An update as bytes."""
     out = bytearray()
+    _put(out, update.log_epoch + 1)
     _put_body(out, update.start_offset, update.delivery_complete_count, update.runs)
     return _sealed(UPDATE, out)
 
 
 def decode_update(data: bytes) -> PartitionUpdate:
     """The update that `encode_update` wrote. Raises StateCorrupt."""
-    start_offset, complete, runs = _Reader(_opened(UPDATE, data)).body()
-    return PartitionUpdate(start_offset=start_offset, delivery_complete_count=complete, runs=runs)
+    version, body = _opened(UPDATE, data)
+    reader = _Reader(body)
+    log_epoch = reader.log_epoch(version)
+    start_offset, complete, runs = reader.body()
+    return PartitionUpdate(start_offset=start_offset, delivery_complete_count=complete, runs=runs, log_epoch=log_epoch)
 
 
 def replay(state: PartitionState, updates: Iterable[PartitionUpdate]) -> PartitionState:
     """The state after updates in log order: the last writer of an offset wins.
 
     The start offset never goes back (−1 leaves it); runs below it are dropped, adjacent equal ones joined; the
-    delivery-complete count is that of the last update. Raises StateCorrupt for a run that ends before it starts.
+    delivery-complete count is that of the last update, the log epoch that of the last one that has one. A cut log is
+    told by a snapshot, because only that takes runs away. Raises StateCorrupt for a run that ends before it starts.
     """
-    start, complete = state.start_offset, state.delivery_complete_count
+    start, complete, log_epoch = state.start_offset, state.delivery_complete_count, state.log_epoch
     layers: list[Sequence[StateRun]] = [state.runs]
     for update in updates:
         start = max(start, update.start_offset)
         complete = update.delivery_complete_count
+        log_epoch = update.log_epoch if update.log_epoch >= 0 else log_epoch
         layers.append(update.runs)
     if len(layers) == 1:
         return state
@@ -94,7 +105,7 @@ def replay(state: PartitionState, updates: Iterable[PartitionUpdate]) -> Partiti
         order -= 1
         ranked.append((order, 0, run))
     runs = _overlay(ranked, max(start, 0))
-    return replace(state, start_offset=start, delivery_complete_count=complete, runs=runs)
+    return replace(state, start_offset=start, delivery_complete_count=complete, runs=runs, log_epoch=log_epoch)
 
 
 def combine(current: Sequence[StateRun], new: Sequence[StateRun], start_offset: int) -> tuple[StateRun, ...]:
@@ -147,19 +158,24 @@ def _sealed(kind: int, body: bytearray) -> bytes:
     return HEADER.pack(VERSION, kind, zlib.crc32(body)) + body
 
 
-def _opened(kind: int, data: bytes) -> bytes:
-    """The checked body. Raises StateCorrupt."""
+def _opened(kind: int, data: bytes) -> tuple[int, bytes]:
+    """The format version and the checked body. Raises StateCorrupt."""
     if len(data) < HEADER.size:
         raise StateCorrupt("stored state is cut short")
     version, found, checksum = HEADER.unpack_from(data)
-    if version != VERSION:
-        raise StateCorrupt(f"stored state has format {version}; this release reads {VERSION}")
+    if version > VERSION:
+        raise StateCorrupt(
+            f"stored state has format {version}, which a later release of flowshare wrote; this one reads formats up "
+            f"to {VERSION}: install that release, or one after it, here, too"
+        )
+    if version < 1:
+        raise StateCorrupt(f"stored state has format {version}, which no release of flowshare wrote")
     if found != kind:
         raise StateCorrupt(f"stored state is of kind {found}, expected {kind}")
     body = data[HEADER.size :]
     if zlib.crc32(body) != checksum:
         raise StateCorrupt("stored state fails its checksum")
-    return body
+    return version, body
 
 
 def _put(out: bytearray, value: int) -> None:
@@ -259,6 +275,10 @@ class _Reader:
             raise StateCorrupt("stored state is cut short")
         self._at += size
         return part
+
+    def log_epoch(self, version: int) -> int:
+        """The leader epoch of the log, which format 1 did not have."""
+        return self.number() - 1 if version > 1 else -1
 
     def body(self) -> tuple[int, int, tuple[StateRun, ...]]:
         """Start offset, delivery-complete count, runs; nothing may follow."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class RecordState(enum.IntEnum):
@@ -40,6 +40,18 @@ class AcquireMode(enum.IntEnum):
 
     BATCH_OPTIMIZED = 0
     RECORD_LIMIT = 1
+
+
+class Priority(enum.StrEnum):
+    """Which records a member gets first when there are some that were delivered before and some that were not.
+
+    REDELIVERIES: those that come again, as Kafka's brokers do. NEW: those that were never delivered; the others when
+    there are none, or when the window has no room for any. MIXED: the two take turns, acquire by acquire.
+    """
+
+    REDELIVERIES = "redeliveries"
+    NEW = "new"
+    MIXED = "mixed"
 
 
 class LogBatch(NamedTuple):
@@ -87,10 +99,15 @@ class StateRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """The whole durable state of one share-partition (a snapshot). `start_offset` −1: not resolved yet."""
+    """The whole durable state of one share-partition (a snapshot). `start_offset` −1: not resolved yet.
+
+    log_epoch: leader epoch of the log's batch that was acquired last, or of one behind it that was read with it; −1:
+        not known, or of a log that is never cut.
+    """
 
     state_epoch: int = 0
     leader_epoch: int = 0
+    log_epoch: int = -1
     start_offset: int = -1
     delivery_complete_count: int = 0
     runs: tuple[StateRun, ...] = ()
@@ -98,11 +115,19 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionUpdate:
-    """What a step changed and what is to be written: runs replace what was known of their offsets, in log order."""
+    """What a step changed and what is to be written: runs replace what was known of their offsets, in log order.
+
+    log_epoch: as in `PartitionState`, −1: as it was.
+    """
 
     start_offset: int
     delivery_complete_count: int
     runs: tuple[StateRun, ...] = ()
+    log_epoch: int = -1
+
+
+UNLIMITED_DELIVERIES: Final = 1_000_000
+"""The highest delivery limit: a group that has it loses no record however often its members die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +142,8 @@ class Limits:
     renew_enabled: whether RENEW is taken (share.renew.acknowledge.enable).
     dead_letter_on_limit, dead_letter_on_reject: such records become ARCHIVING, which blocks the start offset, until
         the shell has written the dead letter and calls `finish_archiving` (KIP-1191).
+    paused: nothing is acquired; what members hold can be acknowledged, renewed and lapses as ever (share.paused).
+    priority: redeliveries or new records first (share.delivery.priority).
     """
 
     lock_duration_ms: int = 30_000
@@ -126,3 +153,10 @@ class Limits:
     renew_enabled: bool = True
     dead_letter_on_limit: bool = False
     dead_letter_on_reject: bool = False
+    paused: bool = False
+    priority: Priority = Priority.REDELIVERIES
+
+    @property
+    def deliveries_end(self) -> bool:
+        """Whether records run out of deliveries, so that those of a dead process are better kept apart (quarantine)."""
+        return self.delivery_count_max < UNLIMITED_DELIVERIES

@@ -7,25 +7,27 @@ at the edges, for the wire and for the store. Rules that keep it so:
   dead head is cut off only when it outweighs the rest, so that trimming is amortised.
 - the offset at `start` is never finished, unless the window is empty (`start == end`);
 - every change of a state goes through `put`, which keeps `tally`, the number of offsets in each state;
-- deliveries of 255 and more stand in `high`, their byte is 255.
+- deliveries of 255 and more stand in `high`, their byte is 255;
+- a log that was cut takes the window's tail with it (`drop_behind`): offsets below `lost_end` were in the window, or
+  are not in the log any more. What was decided before and is not settled knows by its `fence`.
 
 Three states exist only here: HOLE (no batch was ever acquired there), DELAYED (AVAILABLE, but not before a time) and
 PENDING (ACQUIRED, with an acknowledgement being written).
 
-`cached` holds the boundaries of the batches as they were first acquired, as Kafka's in-flight map does: poison
-throttling halves their size, and responses follow them. The gap window (SP:1648) is what a reload leaves: holes from
-`gap_start` on may hold records that were delivered but never settled, and are fetched again.
+The gap window (SP:1648) is what a reload leaves: holes from `gap_start` on may hold records that were delivered but
+never settled, and are fetched again.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
+from flowshare.share.cached import CachedBatches
+from flowshare.share.fence import Fence
 from flowshare.share.holds import Holds
 from flowshare.share.types import PartitionUpdate, RecordState, StateRun
 
@@ -68,64 +70,6 @@ class Run(NamedTuple):
     hold_id: int
 
 
-class CachedBatches:
-    """First and last offsets of the batches in the window, ascending, and which of them are tracked by offset."""
-
-    def __init__(self) -> None:
-        self.firsts: list[int] = []
-        self.lasts: list[int] = []
-        self.exploded: set[int] = set()
-        self.head = 0  # entries before it are finished; they are cut off when they outweigh the rest
-
-    def floor(self, offset: int) -> int:
-        """Return the index of the last batch that starts at or before `offset`, −1 if there is none."""
-        index = bisect_right(self.firsts, offset, self.head) - 1
-        return index if index >= self.head else -1
-
-    def add(self, first: int, last: int) -> None:
-        """Add a batch that overlaps no other."""
-        index = bisect_left(self.firsts, first, self.head)
-        self.firsts.insert(index, first)
-        self.lasts.insert(index, last)
-
-    def explode(self, first: int, last: int) -> None:
-        """Track by offset those batches that `first`..`last` covers in part."""
-        for offset in (first, last):
-            index = self.floor(offset)
-            if (
-                index >= 0
-                and first <= self.lasts[index]
-                and not (first <= self.firsts[index] and self.lasts[index] <= last)
-            ):
-                self.exploded.add(self.firsts[index])
-
-    def explode_one(self, offset: int) -> None:
-        """Track by offset the batch that holds `offset`, unless it is all of it."""
-        index = bisect_right(self.firsts, offset, self.head) - 1
-        first = self.firsts[index]
-        if first not in self.exploded and self.lasts[index] != first:
-            self.exploded.add(first)
-
-    def trim(self, start: int) -> None:
-        """Forget the batches that end below `start`."""
-        lasts, head, size = self.lasts, self.head, len(self.lasts)
-        while head < size and lasts[head] < start:
-            self.exploded.discard(self.firsts[head])
-            head += 1
-        if head > _COMPACT and 2 * head > size:
-            del self.firsts[:head]
-            del self.lasts[:head]
-            head = 0
-        self.head = head
-
-    def clear(self) -> None:
-        """Forget all batches."""
-        self.firsts.clear()
-        self.lasts.clear()
-        self.exploded.clear()
-        self.head = 0
-
-
 class Window:
     """State of the offsets from `start` (inclusive) to `end` (exclusive)."""
 
@@ -139,7 +83,9 @@ class Window:
         self.tally = [0] * 8
         self.cached = CachedBatches()
         self.holds = Holds()
+        self.fence = Fence()
         self.gap_start = -1
+        self.lost_end = start
         self._available_from = start
 
     @property
@@ -176,6 +122,17 @@ class Window:
         if first <= self._available_from:
             self._available_from = at + self.base
         return at + self.base
+
+    def next_new(self, first: int, last: int) -> int:
+        """Return the first fetchable offset in `first`..`last` that was never delivered, −1 if there is none."""
+        if not self.tally[AVAILABLE]:
+            return -1
+        at, end = max(first, self._available_from) - self.base, last + 1 - self.base
+        while (at := self.counts.find(0, at, end)) >= 0:
+            if self.states[at] == AVAILABLE:
+                return at + self.base
+            at = self.same_until(at + self.base, last) + 1 - self.base  # what compaction removed, or a hole
+        return -1
 
     def next_gap(self, first: int, last: int) -> int:
         """Return the first offset in `first`..`last` that a reload left open, −1 if there is none."""
@@ -342,6 +299,27 @@ class Window:
         if start < self.end:
             self.let_go(self.start, start - 1)
         self._forget(start)
+
+    def drop_behind(self, end: int) -> None:
+        """Forget everything at `end` and behind, whatever its state; the start offset goes back if it is behind."""
+        self.lost_end = max(self.lost_end, self.end)
+        self.fence = self.fence.fall(end)
+        if end <= self.start:
+            self.clear(end)
+            return
+        self.let_go(end, self.end - 1)
+        at = end - self.base
+        for state in range(8):
+            if self.tally[state]:
+                self.tally[state] -= self.states.count(state, at)
+        self.high = {offset: count for offset, count in self.high.items() if offset < end}
+        del self.states[at:]
+        del self.counts[at:]
+        del self.hold_ids[at:]
+        self.cached.cut(end)
+        self._available_from = min(self._available_from, end)
+        if self.next_gap(self.start, end - 1) < 0:
+            self.gap_start = -1
 
     def _forget(self, start: int) -> None:
         if start >= self.end:

@@ -7,7 +7,7 @@ application's metrics and flowshare's never collide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,8 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from flowshare.web.leading import leading
+
 if TYPE_CHECKING:
     from flowshare.agents.host import Host
+    from flowshare.agents.load import LoadWatch
 
 _ACKNOWLEDGEMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "accept": ("accepted",),
@@ -56,24 +59,29 @@ _LAG: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
+_RATES: Final[Mapping[str, tuple[str, str]]] = {
+    "arrival_rate": ("arriving_records_per_second", "New records of the topic."),
+    "redelivery_rate": ("redeliveries_per_second", "Deliveries after the first of their record, of the whole group."),
+    "needed_workers": ("needed_workers", "Workers that the topic keeps busy at the present rate, not rounded."),
+}
+
+
 class Metrics:
-    """Metrics of one host."""
+    """Metrics of one host. load: what it found in the groups; a scrape asks nobody."""
 
-    def __init__(self, host: Host) -> None:
-        self._collector = _HostCollector(host)
+    def __init__(self, host: Host, load: LoadWatch) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(self._collector)
+        self._registry.register(_HostCollector(host, load))
 
-    def text(self, lag: Sequence[Mapping[str, Any]]) -> bytes:
-        """The Prometheus text format. lag: rows of `Host.lag`, asked for by the caller as that needs an await."""
-        self._collector.lag = lag
+    def text(self) -> bytes:
+        """The Prometheus text format."""
         return generate_latest(self._registry)
 
 
 class _HostCollector(Collector):
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, load: LoadWatch) -> None:
         self._host = host
-        self.lag: Sequence[Mapping[str, Any]] = ()
+        self._load = load
 
     def describe(self) -> Iterable[Metric]:
         return ()  # names are fixed; collecting at registration would only cost time
@@ -81,7 +89,9 @@ class _HostCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._agents()
         yield from self._share_partitions()
+        yield from self._groups()
         yield from self._process()
+        yield from leading(self._host.led())
 
     def _agents(self) -> Iterable[Metric]:
         stats = {(name, runtime.agent.group): runtime.stats() for name, runtime in list(self._host.runtimes.items())}
@@ -109,19 +119,43 @@ class _HostCollector(Collector):
 
     def _share_partitions(self) -> Iterable[Metric]:
         labels = ("group", "topic", "partition")
+        rows = self._load.rows
         for key, (name, text) in _LAG.items():
             gauge = GaugeMetricFamily(f"flowshare_{name}", text, labels=labels)
-            for row in self.lag:
+            for row in rows:
                 if (value := row[key]) is not None and value >= 0:
                     gauge.add_metric(_where(row), value)
             yield gauge
         redeliveries = CounterMetricFamily(
             "flowshare_redeliveries", "Deliveries after the first since the share-partition was loaded.", labels=labels
         )
-        for row in self.lag:
+        for row in rows:
             if row["redeliveries"] is not None:
                 redeliveries.add_metric(_where(row), row["redeliveries"])
         yield redeliveries
+        retention = GaugeMetricFamily(
+            "flowshare_retention_left_seconds",
+            "Time until retention deletes the first unfinished record; none where it never will or nobody knows.",
+            labels=labels,
+        )
+        for row in rows:
+            if row["retention_left_s"] is not None:
+                retention.add_metric(_where(row), row["retention_left_s"])
+        yield retention
+
+    def _groups(self) -> Iterable[Metric]:
+        rows = self._load.topics()
+        for key, (name, text) in _RATES.items():
+            gauge = GaugeMetricFamily(f"flowshare_{name}", text, labels=("agent", "group", "topic"))
+            for row in rows:
+                if row[key] is not None:
+                    gauge.add_metric((row["agent"], row["group"], row["topic"]), row[key])
+            yield gauge
+        members = GaugeMetricFamily("flowshare_group_members", "Members of the share group.", labels=("group",))
+        for group, count in self._load.members.items():
+            if count is not None:
+                members.add_metric((group,), count)
+        yield members
 
     def _process(self) -> Iterable[Metric]:
         host = self._host

@@ -4,7 +4,9 @@
     /ready     200 when the agents run and the handler loop answers, else 503
     /metrics   Prometheus text
     /inflight  JSON: the records that handlers work on
-    /lag       JSON: backlog, in flight, oldest age, redeliveries a share-partition
+    /lag       JSON: backlog, in flight, oldest age, redeliveries a share-partition; `?topics`: sums and rates a topic
+    /scale     JSON: how many workers the app needs, as autoscalers read it; `?target_age=` seconds or text as 30s
+    /drain     POST, from this machine only: fetch no more, finish what is running; answers when that is done
 
 Bound to 127.0.0.1 on a free port unless told otherwise. An application's own pages are Faust's web server's and run on
 the handler loop.
@@ -14,8 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
+
+from flowshare.agents.load import LoadWatch
+from flowshare.agents.scaling import TARGET_AGE_S, read_seconds
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -31,10 +37,17 @@ class PagesError(Exception):
 
 
 class WebServer:
-    """Serves one host's health, metrics and lists. `start` and `close` on the service loop."""
+    """Serves one host's health, metrics and lists. `start` and `close` on the service loop.
 
-    def __init__(self, host: Host, *, port: int = 0, bind: str = "127.0.0.1") -> None:
+    drain_timeout_s: seconds that handlers get when `/drain` is asked for; None: what the agents say.
+    """
+
+    def __init__(
+        self, host: Host, *, port: int = 0, bind: str = "127.0.0.1", drain_timeout_s: float | None = None
+    ) -> None:
         self._host = host
+        self._drain_timeout_s = drain_timeout_s
+        self._load: LoadWatch | None = None
         self._port = port
         self._bind = bind
         self._metrics: Metrics | None = None
@@ -49,9 +62,11 @@ class WebServer:
 
         from flowshare.web.metrics import Metrics
 
-        self._metrics = Metrics(self._host)
+        self._load = LoadWatch(self._host)
+        self._metrics = Metrics(self._host, self._load)
         app = web.Application()
         app.add_routes([web.get(path, handler) for path, handler in self._routes().items()])
+        app.add_routes([web.post("/drain", self._drain)])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._bind, self._port)
@@ -63,12 +78,15 @@ class WebServer:
                 f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
                 "choose another --web-port, or leave it out for a free one"
             ) from error
+        self._load.start()
         host, port = self._runner.addresses[0][:2]
         self.address = f"{host}:{port}"
         return self.address
 
     async def close(self) -> None:
         """Stop listening and drop what is open."""
+        if self._load is not None:
+            await self._load.close()
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -81,6 +99,7 @@ class WebServer:
             "/metrics": self._prometheus,
             "/inflight": self._in_flight,
             "/lag": self._lag,
+            "/scale": self._scale,
         }
 
     async def _index(self, _request: web.Request) -> web.Response:
@@ -96,14 +115,49 @@ class WebServer:
         from aiohttp import web
 
         assert self._metrics is not None
-        text = self._metrics.text(await self._host.lag())
+        text = self._metrics.text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _in_flight(self, request: web.Request) -> web.Response:
         return _json(self._host.in_flight(stacks="stacks" in request.query))
 
     async def _lag(self, request: web.Request) -> web.Response:
+        if "topics" in request.query:
+            return _json(self._watched.topics(_target_age(request)))
         return _json(await self._host.lag(all_groups="all" in request.query))
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        return _json(self._watched.report(_target_age(request)))
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        if not _from_here(request.remote):
+            raise web.HTTPForbidden(text="a worker is drained from its own machine or container only")
+        return _json({"drained": await self._host.drain(self._drain_timeout_s)})
+
+    @property
+    def _watched(self) -> LoadWatch:
+        assert self._load is not None
+        return self._load
+
+
+def _target_age(request: web.Request) -> float:
+    """`?target_age=10` or `10s`, `2m`. Raises: HTTPBadRequest."""
+    from aiohttp import web
+
+    text = request.query.get("target_age")
+    try:
+        return TARGET_AGE_S if text is None else read_seconds(text)
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"target_age: {error}") from None
+
+
+def _from_here(remote: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(remote or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _import() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,11 @@ class WritingMember:
         self._answer = answer or (lambda tp, batches: ErrorCode.NONE)
 
     async def acknowledge(
-        self, acks: Mapping[TopicPartition, Sequence[AckBatch]], *, generation: int | None = None
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Callable[[AckResult], object] | None = None,
     ) -> list[AckResult]:
         self.requests.append({tp: list(batches) for tp, batches in acks.items()})
         if self.gate is not None:
@@ -132,6 +137,73 @@ def test_a_lost_lock_among_many_loses_only_itself():
     assert len(member.requests) < 20
 
 
+class MovingMember(WritingMember):
+    """A member of a fleet, where one partition's next leader answers when told."""
+
+    def __init__(self, answer: Answer | None = None) -> None:
+        super().__init__(answer)
+        self.late: list[Callable[[], object]] = []
+
+    async def acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Callable[[AckResult], object] | None = None,
+    ) -> list[AckResult]:
+        results = await super().acknowledge(acks, generation=generation)
+        assert on_late is not None or OTHER not in acks or self.late
+        for result in results:
+            if on_late is not None and result.tp == OTHER:
+                self.late.append(functools.partial(on_late, result))
+        return [result for result in results if on_late is None or result.tp != OTHER]
+
+
+def test_a_partition_without_a_leader_holds_up_no_other():
+    def lost(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
+        hit = tp == OTHER and any(one.first <= 7 <= one.last for one in batches)
+        return ErrorCode.INVALID_RECORD_STATE if hit else ErrorCode.NONE
+
+    async def main() -> None:
+        member, stats = MovingMember(lost), AgentStats()
+        sender = AckSender("agent", ManualClock(), stats)
+        sender.start(member)  # type: ignore[arg-type]
+        sender.accept((TP, 0), [1, 2])
+        sender.accept((OTHER, 0), [5, 6, 7])
+        await settle()
+        assert (stats.accepted, sender.unconfirmed) == (2, 3)
+        settling = asyncio.ensure_future(sender.settle())
+        sender.accept((TP, 0), [3])
+        await settle()
+        assert (stats.accepted, sender.unconfirmed) == (3, 3)
+        assert not settling.done()
+
+        for late in member.late:
+            late()
+        await settle()
+
+        assert (stats.accepted, stats.lock_lost, sender.unconfirmed) == (5, 1, 0)
+        await settling
+        await sender.stop()
+
+    fs.testing.run(main())
+
+
+def test_what_waits_for_a_leader_when_the_agent_stops_is_left():
+    async def main() -> None:
+        member, stats = MovingMember(), AgentStats()
+        sender = AckSender("agent", ManualClock(), stats)
+        sender.start(member)  # type: ignore[arg-type]
+        sender.accept((OTHER, 0), [5])
+        await settle()
+        member.late[0]()
+        await sender.stop()
+
+        assert stats.accepted == 0
+
+    fs.testing.run(main())
+
+
 def test_a_failure_of_one_partition_leaves_the_other_alone():
     def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
         return ErrorCode.INVALID_RECORD_STATE if tp == OTHER else ErrorCode.NONE
@@ -149,7 +221,7 @@ def test_a_result_that_is_unknown_is_counted_and_not_sent_again(caplog: pytest.L
     member = None
 
     class Unknown(WritingMember):
-        async def acknowledge(self, acks: Any, *, generation: int | None = None) -> list[AckResult]:
+        async def acknowledge(self, acks: Any, **_: Any) -> list[AckResult]:
             self.requests.append(dict(acks))
             return [
                 AckResult("in", tp.topic_id, 0, tuple(made), ErrorCode.NETWORK_EXCEPTION, "outcome unknown: lost", 0.0)

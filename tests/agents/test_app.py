@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 import flowshare as fs
-from flowshare.agents.diagnose import of_offsets
+from flowshare.agents.diagnose import of_configs, of_offsets
 from flowshare.agents.errors import UsageError
 from flowshare.protocol.messages import SharePartitionOffsets
 
@@ -353,6 +353,41 @@ def test_a_stall_explains_itself(given: dict[str, int], assigned: bool, said: st
 
     assert said in reason.text
     assert reason.normal is normal
+
+
+@pytest.mark.parametrize(
+    ("configs", "said"),
+    [
+        ({"share.paused": "true"}, "the group is paused; `flowshare groups resume g`"),
+        ({"share.max.in.flight": "5", "share.paused": "false"}, "max_in_flight=5 allows no more"),
+        ({"share.max.in.flight": "6"}, None),
+        ({}, None),
+    ],
+)
+def test_a_stall_is_explained_by_the_groups_settings(configs: dict[str, str], said: str | None):
+    reason = of_configs("g", configs, 5)
+
+    assert (reason is not None) == (said is not None)
+    if reason is not None and said is not None:
+        assert said in reason.text
+        assert reason.normal
+
+
+def test_an_agent_of_a_paused_group_says_so(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "flowshare.agents")
+    app = app_with_agent()
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            assert app.host is not None
+            await app.host.admin.pause_group(app.share_agents["agent"].group)
+            await bus.send("in", b"x")
+            await bus.advance(60)
+
+    fs.testing.run(main())
+
+    [told] = [record.message for record in caplog.records if "nothing to handle" in record.message]
+    assert "the group is paused" in told
 
 
 def test_a_stall_is_told_once(caplog: pytest.LogCaptureFixture):

@@ -11,7 +11,7 @@ from flowshare.client.errors import Closed
 from flowshare.client.fetching import Plan
 from flowshare.client.ranges import Fetched
 from flowshare.clock import LoopClock
-from flowshare.share.types import AcquiredRange
+from flowshare.share.types import AcquiredRange, AcquireMode
 from tests.agents.test_feeder_parts import TP
 
 pytestmark = pytest.mark.asyncio
@@ -27,6 +27,7 @@ class Member:
     def ask(self, plan: Plan) -> None:
         self.asked.append(plan.records_max)
         self.bytes_max = plan.bytes_max
+        self.mode = plan.mode
 
     async def fetched(self):
         answer = await self.answers.get()
@@ -79,3 +80,15 @@ async def test_a_fetch_allows_the_bytes_that_its_records_need_within_bounds(memb
         allowed.append(member.bytes_max)
 
     assert allowed == [1 << 20, 1 << 20, 40 * 100_000, 16 << 20]
+
+
+@pytest.mark.parametrize(("whole", "mode"), [(True, AcquireMode.BATCH_OPTIMIZED), (False, AcquireMode.RECORD_LIMIT)])
+async def test_a_fetch_now_or_ahead_asks_for_whole_batches_when_they_may_come_whole(member, asker, whole, mode):
+    member.answers.put_nowait([])
+    await asker.fetch(7, whole=whole)
+    assert member.mode is mode
+
+    member.mode = None
+    await asker.send_ahead(7, whole=whole)
+
+    assert member.mode is mode

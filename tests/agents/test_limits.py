@@ -114,10 +114,12 @@ async def test_a_name_of_a_consumer_group_is_refused():
         await check_kind(agent(), Admin(kind="consumer"))
 
 
-async def test_workers_are_refused_for_now_and_other_words_too():
-    with pytest.raises(UsageError, match="not part of this version"):
-        fs.App("t", share="workers")
-    with pytest.raises(UsageError, match="'auto' or 'native'"):
+async def test_who_leads_is_one_of_three_words_and_goes_into_the_brokers_url():
+    app = fs.App("t", share="workers", broker="kafka://k:9092")
+    assert (app.share, app.broker_address.options) == ("workers", {"share": "workers", "fleet": "t"})
+    told = fs.App("t", share="workers", fleet="shop", broker="kafka://k:9092?share=native").broker_address
+    assert (told.share, told.options["fleet"]) == ("native", "shop")
+    with pytest.raises(UsageError, match="'auto', 'native' or 'workers'"):
         fs.App("t", share="brokers")
     with pytest.raises(OptionError, match="share"):
         fs.App("t", shares="native")

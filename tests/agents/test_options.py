@@ -58,6 +58,10 @@ def test_an_unknown_option_of_the_app_is_refused_with_the_nearest_name():
         ({"dead_letter": 3}, "dead_letter takes True"),
         ({"reject": "ValueError"}, "reject takes exception classes"),
         ({"batch": 5}, "batch takes fs.Batch"),
+        ({"max_in_flight": 0}, "max_in_flight takes a number from 1"),
+        ({"max_in_flight": True}, "max_in_flight takes a number from 1"),
+        ({"priority": "old"}, "priority takes 'redeliveries', 'new' or 'mixed'"),
+        ({"priority": ["new"]}, "priority takes 'redeliveries', 'new' or 'mixed'"),
         ({"rate_limit": "fast"}, "rate_limit takes records a second"),
         ({"sink": [3]}, "neither a topic of the app nor a name"),
         ({"renew": 1}, "renew takes True or False"),
@@ -80,7 +84,13 @@ def test_a_lock_shorter_than_the_timeout_with_renewal_off_is_refused():
 
 @pytest.mark.parametrize(
     ("start", "reset"),
-    [("latest", "latest"), (90, "by_duration:PT90S"), (timedelta(minutes=1), "by_duration:PT60S")],
+    [
+        ("latest", "latest"),
+        (90, "by_duration:PT90S"),
+        (0.25, "by_duration:PT0.250S"),
+        (timedelta(minutes=1), "by_duration:PT60S"),
+        (timedelta(days=30), "by_duration:PT2592000S"),
+    ],
 )
 def test_start_becomes_the_groups_reset(start: Any, reset: str):
     assert AgentOptions.parse("a", {"start": start}).auto_offset_reset == reset

@@ -391,6 +391,29 @@ def test_draining_waits_for_handlers_and_gives_the_rest_back():
     fs.testing.run(main())
 
 
+def test_while_handlers_finish_the_agents_partitions_are_others():
+    async def handler(value: int) -> None:
+        await asyncio.sleep(5)
+
+    app = one_agent(handler)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", 1)
+            await bus.advance(1)
+            runtime = bus.host.runtimes["agent"]
+            draining = asyncio.ensure_future(runtime.drain(20))
+            await bus.advance(1)
+            group = await bus.host.admin.describe_group("t.agent")
+            assert [dict(member.assignment) for member in group.members] == [{}]
+            assert runtime.stats()["running"] == 1
+            await bus.advance(10)
+            assert await draining
+            assert runtime.stats()["accepted"] == 1
+
+    fs.testing.run(main())
+
+
 def test_handlers_past_the_drain_deadline_are_cancelled_and_their_records_released():
     attempts: list[int] = []
 

@@ -4,11 +4,13 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from faust.tables import Table
 
+from flowshare.agents import service
 from flowshare.agents.app import App
 from flowshare.agents.loading import keep_loaded
 
@@ -75,6 +77,18 @@ def test_an_embedded_start_imports_nothing_that_its_first_record_does_not_need(t
 
     assert {"flowshare.server.server", "flowshare.server.listener"} <= loaded
     assert not NOT_NEEDED & loaded
+
+
+def test_what_both_threads_would_load_is_loaded_before_the_second_one_starts(monkeypatch):
+    threads = []
+    monkeypatch.setattr(service, "load_reader", lambda: threads.append([one.name for one in threading.enumerate()]))
+    loop = service.ServiceLoop()
+
+    loop.start()
+    loop.stop()
+
+    (at_loading,) = threads
+    assert "flowshare-service" not in at_loading
 
 
 def test_what_is_loaded_is_old_to_the_collector():

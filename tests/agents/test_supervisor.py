@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,12 +73,14 @@ sys.exit(7)
 class Fleet:
     """A supervisor in this process and what its workers wrote."""
 
-    def __init__(self, place: Path, script: str, *, procs: int = 2, drain_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, place: Path, script: str, *, procs: int = 2, drain_timeout_s: float = 5.0, beside: Any = None
+    ) -> None:
         self.place = place
         command = [sys.executable, "-c", textwrap.dedent(script), str(place)]
         options = SupervisorOptions(command=command, procs=procs, drain_timeout_s=drain_timeout_s)
         self.supervisor = Supervisor(options, LoopClock())
-        self.task = asyncio.create_task(self.supervisor.run())
+        self.task = asyncio.create_task(self.supervisor.run(beside))
 
     def journal(self, word: str) -> list[tuple[str, int]]:
         """Number and process of each entry."""
@@ -92,6 +95,12 @@ class Fleet:
             while len(found := self.journal(word)) < count:  # noqa: ASYNC110 - written by another process
                 await asyncio.sleep(0.02)
         return found
+
+    async def until_running(self, count: int) -> None:
+        """Wait until so many processes are left."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.supervisor.running) != count:  # noqa: ASYNC110 - processes end when they do
+                await asyncio.sleep(0.02)
 
     async def end(self) -> int:
         """Wait for the end; the exit code."""
@@ -188,6 +197,67 @@ async def test_a_supervisor_that_is_given_up_leaves_no_worker_behind(tmp_path: P
         for _, pid in up:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+
+async def test_a_fleet_grows_and_shrinks_and_those_that_leave_have_drained(tmp_path: Path) -> None:
+    async with fleet(tmp_path, DRAINS, procs=1) as f:
+        [first] = await f.until("up", 1)
+
+        f.supervisor.resize(3)
+        up = dict(await f.until("up", 3))
+        f.supervisor.resize(1)
+        left = dict(await f.until("drained", 2))
+        await f.until_running(1)
+
+        assert sorted(up) == ["1", "2", "3"]
+        assert left == {number: up[number] for number in ("2", "3")}
+        assert f.supervisor.size == 1
+        assert f.supervisor.running == {1: first[1]}
+
+
+async def test_a_number_is_given_again_once_its_worker_has_left(tmp_path: Path) -> None:
+    async with fleet(tmp_path, DRAINS) as f:
+        before = dict(await f.until("up", 2))
+
+        f.supervisor.resize(1)
+        f.supervisor.resize(2)  # worker 2 still drains: another number
+        await f.until("up", 3)
+        await f.until_running(2)
+        f.supervisor.resize(3)
+        after = await f.until("up", 4)
+
+        numbers = [number for number, _ in after]
+        assert (sorted(numbers[:2]), numbers[2:]) == (["1", "2"], ["3", "2"])  # the first two start side by side
+        assert after[3][1] != before["2"]
+
+
+async def test_a_fleet_that_is_stopped_cannot_grow(tmp_path: Path) -> None:
+    async with fleet(tmp_path, DRAINS) as f:
+        await f.until("up", 2)
+
+        f.supervisor.stop()
+        f.supervisor.resize(5)
+
+        assert await f.end() == 0
+        assert len(f.journal("up")) == 2
+
+
+async def test_what_runs_beside_a_supervisor_ends_with_it(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def beside(_: Supervisor) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with fleet(tmp_path, DRAINS, beside=beside) as f:
+        await f.until("up", 2)
+
+        f.supervisor.stop()
+
+        assert await f.end() == 0
+        assert ended.is_set()
 
 
 async def test_an_app_that_cannot_start_ends_the_supervisor_with_the_workers_code(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from flowshare.agents.chunk import Chunk, Unread
 from flowshare.agents.host import Host, HostSettings
 from flowshare.client.member import Fetched, ShareMember
 from flowshare.protocol.batches import BatchBuilder, place
-from flowshare.protocol.decoding import promise
 from flowshare.protocol.messages import TopicPartition
+from flowshare.protocol.promise import promise
 from flowshare.share.types import AcquiredRange
 
 TP = TopicPartition(uuid.UUID(int=1), 0)

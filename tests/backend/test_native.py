@@ -41,7 +41,7 @@ async def test_a_cluster_that_cannot_be_reached_is_refused_after_a_while():
 
 
 async def test_a_backend_that_is_not_open_gives_no_connection_and_closes_quietly():
-    backend = open_backend("kafka://127.0.0.1:1")
+    backend = open_backend("kafka://127.0.0.1:1?share=native")
 
     with pytest.raises(BackendError, match="not open"):
         await backend.connect("x")

@@ -66,8 +66,12 @@ def test_a_flag_is_true_or_false() -> None:
         parse_broker("embedded:///x?fsync=1").flag("fsync")
 
 
-def test_kafka_opens_the_native_backend() -> None:
-    assert open_backend("kafka://localhost:9092").kind == "native"
+def test_kafka_opens_the_backend_of_whoever_is_to_lead_the_groups() -> None:
+    assert open_backend("kafka://localhost:9092").kind == "auto"
+    assert open_backend("kafka://localhost:9092?share=native").kind == "native"
+    assert open_backend("kafka://localhost:9092?share=workers").kind == "workers"
+    with pytest.raises(BadBrokerUrl, match="auto, native or workers"):
+        parse_broker("kafka://localhost:9092?share=brokers")
 
 
 def test_the_url_is_shown_again() -> None:

@@ -8,10 +8,12 @@ import pytest
 from flowshare.backend.memory import MemoryBackend
 from flowshare.cli import main
 from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import ServerError
 from flowshare.client.member import ShareMember
 from flowshare.client.producer import Message, Producer
 from flowshare.clock import LoopClock
 from flowshare.log.memory import MemoryStorage
+from flowshare.protocol.errors import ErrorCode
 
 
 class Shell:
@@ -21,6 +23,7 @@ class Shell:
         self._capsys = capsys
         self._storage = MemoryStorage(LoopClock())
         monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
+        monkeypatch.setattr("flowshare.cli.lag._SAMPLE_S", 0.01)
         monkeypatch.setattr("flowshare.backend.open_backend", lambda _url, **_: self.backend())
 
     def backend(self):
@@ -128,6 +131,27 @@ def test_groups_are_listed_described_reset_configured_and_deleted(shell):
     assert shell.json("groups", "ls") == []
 
 
+def test_a_group_is_paused_and_resumed_and_described_so(shell):
+    shell.beside(member_of("g1", "orders"))
+    assert "paused" not in shell("groups", "describe", "g1")
+
+    assert "groups resume g1" in shell("groups", "pause", "g1")
+    shell("groups", "config", "g1", "share.max.in.flight=7", "share.delivery.priority=new")
+    line = shell("groups", "describe", "g1").splitlines()[0]
+    facts = shell.json("groups", "describe", "g1")
+    shell("groups", "resume", "g1")
+
+    assert line.endswith(", paused, at most 7 in flight, priority new")
+    assert (facts["paused"], facts["max_in_flight"], facts["priority"]) == (True, 7, "new")
+    assert shell.json("groups", "describe", "g1")["paused"] is False
+
+
+def test_a_group_that_is_not_there_is_not_paused(shell):
+    shell.beside(member_of("g1", "orders"))
+
+    assert "g2" in shell("groups", "pause", "g2", code=1)
+
+
 def test_an_unknown_group_setting_names_the_nearest(shell):
     shell.beside(member_of("g1", "orders"))
 
@@ -222,6 +246,72 @@ def reset_text(shell, *options):
     with pytest.raises(SystemExit):
         main(["groups", "reset-offsets", "g", "--to-latest", *options])
     return "".join(shell._capsys.readouterr())
+
+
+def test_lag_is_a_row_a_topic_or_a_share_partition(shell):
+    shell("topics", "create", "orders", "-p", "2")
+    shell.beside(member_of("g1", "orders"))
+
+    [topic] = shell.json("lag")
+    parts = shell.json("lag", "--partitions")
+    table = shell("lag")
+
+    assert (topic["partitions"], topic["backlog"], topic["retention"]) == (2, 3, "kept for ever")
+    assert [part["partition"] for part in parts] == [0, 1]
+    assert sum(part["backlog"] for part in parts) == 3
+    assert "oldest" not in topic
+    assert topic["oldest_age_s"] >= 0
+    assert "NEEDED WORKERS" in table
+    assert table.splitlines()[1].split()[-1] == "never"
+
+
+def test_lag_says_when_retention_comes_and_when_nobody_knows(shell, monkeypatch):
+    shell("topics", "create", "orders", "--config", "retention.ms=7200000")
+    shell.beside(member_of("g1", "orders"))
+
+    assert shell("lag").rstrip().endswith("1 h 59 m")
+    assert 7100 < shell.json("lag")[0]["retention_left_s"] < 7200
+    monkeypatch.setattr("flowshare.client.admin.ShareAdmin.topic_configs", refused)
+    assert shell("lag").rstrip().endswith("unknown")
+    assert "not allowed" in shell.json("lag")[0]["retention"]
+
+
+async def refused(*_):
+    raise ServerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+
+
+def test_lag_asks_a_named_worker_what_is_needed(shell, monkeypatch):
+    shell.beside(member_of("g1", "orders"))
+    asked = []
+
+    def page(address, page):
+        asked.append((address, page))
+        return [{"group": "g1", "topic": "orders", "needed_workers": 2.5}]
+
+    monkeypatch.setattr("flowshare.cli.pages.get", page)
+
+    [row] = shell.json("lag", "--web", "127.0.0.1:8081")
+
+    assert row["needed_workers"] == 2.5
+    assert row["arrival_rate"] == 0
+    assert asked == [("127.0.0.1:8081", "/lag?topics=1")]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--min", "3", "--max", "2"), "--min 3 is more than --max 2"),
+        (("--max", "4", "--target-age", "soon"), "10s, 500ms or 2m"),
+        (("--max", "4", "--target-age", "0"), "10s, 500ms or 2m"),
+        ((), "--max"),
+    ],
+)
+def test_a_fleet_that_cannot_be_scaled_so_is_refused(shell, args, said):
+    assert said in shell("scale", "app:app", *args, code=2)
+
+
+def test_a_worker_that_does_not_answer_cannot_be_drained(shell):
+    assert "no worker answers at http://127.0.0.1:1/drain" in shell("drain", "--web", "127.0.0.1:1", code=1)
 
 
 def test_the_lag_of_a_group_or_topic_that_is_not_there_says_which_are(shell):

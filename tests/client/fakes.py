@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from flowshare.protocol import messages as m
@@ -34,6 +35,9 @@ class FakeConnection:
         finally:
             if not answering.done():
                 answering.cancel()
+
+    def on_closed(self, listener: Callable[[str], object]) -> None:
+        self.gone.add_done_callback(lambda _: listener("the connection ended"))
 
     async def close(self) -> None:
         self.break_off()

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 from flowshare.client.settings import LinkSettings
 from flowshare.client.tcp import open_tcp
-from flowshare.client.wire import CODECS
+from flowshare.client.wire import CODECS, fleet_codecs
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, module, read_request, request_start, write_response
 
 NO_TIME = datetime.timedelta(0)
 SETTINGS = LinkSettings(connect_timeout_s=20.0, request_timeout_s=20.0)
-EVERYTHING = {codec.key: (codec.lowest, codec.highest) for codec in CODECS.values()}
+EVERYTHING = {codec.key: (codec.lowest, codec.highest) for codec in (*CODECS.values(), *fleet_codecs().values())}
 """The versions of a broker that knows all that the client asks."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -41,6 +42,23 @@ async def test_topics_are_created_described_grown_and_deleted(clock):
         await world.admin.delete_topic("b")
         with pytest.raises(ServerError, match="topics ls"):
             await world.admin.describe_topic("b")
+
+
+async def test_a_batch_that_a_broker_cut_off_at_the_end_of_its_answer_is_asked_for_again(clock, monkeypatch):
+    """Kafka's brokers fill an answer up to its limit, whatever that does to the last batch."""
+    async with world_on(clock) as world:
+        for number in range(3):
+            await world.send(b"%d" % number)
+        whole = world.admin._fetch
+        cut = iter([True])
+
+        async def fetch(*arguments):
+            log = await whole(*arguments)
+            return replace(log, records=log.records[:-20]) if next(cut, False) else log
+
+        monkeypatch.setattr(world.admin, "_fetch", fetch)
+
+        assert [record.value for record in await world.admin.read("orders", 0)] == [b"0", b"1", b"2"]
 
 
 async def test_records_are_read_from_an_offset_up_to_a_limit_without_a_group(clock):
@@ -158,6 +176,20 @@ async def test_group_settings_are_checked_set_and_unset(clock):
         assert await setting() == ("30000", True)
         with pytest.raises(ServerError, match=r"share\.record\.lock\.duration\.ms"):
             await world.admin.alter_group_configs("g", {"share.record.lock.duration": "1"})
+
+
+async def test_a_paused_group_hands_out_nothing_until_it_is_resumed(clock):
+    async with world_on(clock) as world:
+        consumer = world.consumer(member_id="m1")
+        assert await within(world.clock, 3, consumer.poll(1)) == []
+        await world.admin.pause_group("g")
+        await world.send(b"a")
+        assert await within(world.clock, 3, consumer.poll(1)) == []
+
+        await world.admin.resume_group("g")
+
+        assert [record.value for record in await within(world.clock, 3, consumer.poll(1))] == [b"a"]
+        await consumer.close()
 
 
 async def test_what_reads_is_asked_again_and_what_changes_is_not(clock):

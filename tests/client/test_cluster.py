@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from types import SimpleNamespace
 
 import pytest
 
 from flowshare.client.admin import ShareAdmin
+from flowshare.client.cluster import Cluster
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError
 from flowshare.client.topology import NOBODY, Topology
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from tests.client.brokers import FakeCluster
 from tests.client.fakes import ORDERS
+from tests.client.workers import FakeFleet
 from tests.client.worlds import within
 
 pytestmark = pytest.mark.asyncio
@@ -151,6 +155,49 @@ async def test_of_partitions_without_a_leader_each_one_s_is_looked_for(clock):
     await connection.close()
 
 
+@pytest.mark.parametrize("moved", [0, 1], ids=["the first", "the second"])
+async def test_of_one_leaders_partitions_the_one_that_moved_is_asked_of_its_new_leader(clock, moved):
+    fake = FakeCluster(clock, [1, 1, 2])
+    connection = await fake.connect()
+    await connection.send(fetch(0, 1, 2))
+    fake.leaders[moved] = 2
+
+    answer = await within(clock, 5, connection.send(fetch(0, 1, 2)))
+
+    assert {log.error for log in answer.partitions} == {ErrorCode.NONE}
+    assert [log.records for log in answer.partitions] == [b"2" if one in (moved, 2) else b"1" for one in range(3)]
+    asked = [[part.partition for part in one.partitions] for _, one in fake.seen(m.FetchRequest)]
+    assert asked.count([moved]) == 1
+    await connection.close()
+
+
+async def test_partitions_of_a_leader_that_is_not_reached_are_asked_of_the_next_one(clock):
+    fake = FakeCluster(clock, [1, 2, 2])
+    connection = await fake.connect()
+    await fake.cluster.look(("orders",))
+    fake.brokers[2].down = True
+
+    fetching = asyncio.ensure_future(connection.send(fetch(0, 1, 2)))
+    await clock.advance(0.2)
+    assert not fetching.done()
+    fake.leaders = [1, 1, 1]
+    answer = await within(clock, 5, fetching)
+
+    assert [(log.error, log.records) for log in answer.partitions] == [(ErrorCode.NONE, b"1")] * 3
+    await connection.close()
+
+
+async def test_partitions_that_nobody_leads_for_long_are_told_so(clock):
+    fake = FakeCluster(clock, [1, 2])
+    fake.leaders = [1, NOBODY]
+    connection = await fake.connect()
+
+    with pytest.raises(NotConnected, match="leader of orders-1: nobody is"):
+        await within(clock, 30, connection.send(fetch(0, 1)))
+
+    await connection.close()
+
+
 async def test_settings_of_a_broker_are_asked_of_that_broker(clock):
     fake = FakeCluster(clock, [1, 2])
     fake.brokers[2].then(m.DescribeConfigsRequest, m.DescribeConfigsResponse())
@@ -211,6 +258,49 @@ async def test_a_hint_names_the_leader_until_metadata_or_a_newer_epoch_does():
     assert topology.leader_of(TP) == 2
 
 
+def _told(*leaders, nodes=(1, 2), topic_id=ORDERS):
+    topic = m.TopicMetadata(
+        name="orders",
+        topic_id=topic_id,
+        partitions=len(leaders),
+        leaders=tuple(leader for leader, _ in leaders),
+        leader_epochs=tuple(epoch for _, epoch in leaders),
+    )
+    return m.MetadataResponse(topics=(topic,), nodes={node: ("host", node) for node in nodes})
+
+
+async def test_an_old_map_changes_nothing_that_is_known_better():
+    topology = Topology()
+    topology.apply(_told((1, 4), (1, 4)))
+    topology.hint(TP, (3, 6), {3: ("host", 3)})
+
+    topology.apply(_told((2, 5), (2, 5)))
+
+    assert (topology.leader("orders", 0), topology.leader("orders", 1)) == (3, 2)
+    assert topology.nodes[3] == ("host", 3), "its address is kept, which the old map does not have"
+    topology.apply(_told((1, 6), (1, 7)))
+    assert (topology.leader("orders", 0), topology.leader("orders", 1)) == (1, 1)
+
+
+async def test_a_topic_made_anew_begins_with_new_epochs():
+    topology = Topology()
+    topology.apply(_told((1, 40)))
+
+    topology.apply(_told((2, 1), topic_id=uuid.UUID(int=8)))
+
+    assert topology.leader("orders", 0) == 2
+
+
+async def test_a_map_without_epochs_is_believed():
+    topology = Topology()
+    topology.apply(_told((1, 40)))
+
+    topology.apply(_told((2, -1)))
+
+    assert topology.leader("orders", 0) == 2
+    assert topology.hint(TP, (1, 3), {})
+
+
 async def test_a_hint_without_leader_or_to_an_unknown_node_is_no_use():
     topology = await _known([1])
 
@@ -228,3 +318,185 @@ async def test_a_topic_that_is_gone_has_no_leader_any_more():
 
     assert (topology.leader("orders", 0), topology.leader_of(TP)) == (NOBODY, NOBODY)
     assert not topology.hint(TP, (1, 9), {})
+
+
+# --- fleets -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_server_of_this_process_is_reached_without_sockets(clock):
+    fake = FakeFleet(clock, [2])
+    asked = []
+
+    async def connect(client_id):
+        asked.append(client_id)
+        return await fake.open_node("worker", 2, client_id)
+
+    async def never(host, port, client_id):
+        raise AssertionError(f"{host}:{port} was connected to")
+
+    cluster = Cluster(["worker:1"], clock=clock, open_node=never, local={2: connect})
+    await cluster.start()
+    own = await cluster.open_node(2, "me")
+
+    assert asked == ["flowshare", "me"]
+    assert own.is_flowshare
+    assert cluster.is_flowshare
+    assert (await own.send(m.FindCoordinatorRequest(key="g"))).node_id == 1
+    await own.close()
+    await cluster.close()
+    assert all(connection.gone.done() for connection in fake.workers[2].connections)
+
+
+def outdated_cluster(clock, fake, others=True):
+    """A cluster whose own worker, 1, has lost touch; `others`: whether another one is reached."""
+    asked = []
+
+    async def own(client_id):
+        asked.append(client_id)
+        return await fake.open_node("worker", 1, client_id)
+
+    async def open_node(host, port, client_id):
+        assert port != 1, "the own worker is asked over a socket"
+        if not others:
+            raise NotConnected(f"worker {port} is down")
+        return await fake.open_node(host, port, client_id)
+
+    state = SimpleNamespace(outdated=False, asked=asked)
+    cluster = Cluster(
+        ["worker:1"],
+        clock=clock,
+        open_node=open_node,
+        local={1: own},
+        own_address="worker:1",
+        outdated=lambda: state.outdated,
+    )
+    return cluster, state
+
+
+async def test_while_this_processs_worker_has_lost_touch_another_one_is_asked_who_leads(clock):
+    fake = FakeFleet(clock, [2])
+    cluster, state = outdated_cluster(clock, fake)
+    await cluster.start()
+    state.outdated = True
+
+    await within(clock, 5, asyncio.gather(*(cluster.look((f"t{number}",)) for number in range(3))))
+    state.outdated = False
+    await within(clock, 5, cluster.look(("t",)))
+
+    assert len(fake.workers[1].seen(m.MetadataRequest)) == 2
+    assert len(fake.workers[2].seen(m.MetadataRequest) + fake.workers[3].seen(m.MetadataRequest)) == 3
+    await cluster.close()
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_where_no_other_worker_is_reached_the_own_one_answers_outdated_as_it_is(clock, known):
+    fake = FakeFleet(clock, [2])
+    cluster, state = outdated_cluster(clock, fake, others=False)
+    await cluster.start()
+    if not known:
+        cluster.topology.nodes.clear()
+    state.outdated = True
+
+    await within(clock, 5, asyncio.gather(*(cluster.look((f"t{number}",)) for number in range(3))))
+
+    assert len(fake.workers[1].seen(m.MetadataRequest)) == 4
+    await cluster.close()
+
+
+async def test_when_this_process_has_no_server_yet_others_are_asked(clock):
+    fake = FakeFleet(clock, [2])
+
+    async def not_yet(client_id):
+        raise ConnectionRefusedError("no server yet")
+
+    local = {9: not_yet}
+    cluster = Cluster(["worker:1"], clock=clock, open_node=fake.open_node, local=local)
+    await cluster.start()
+    local.clear()
+
+    assert set(cluster.topology.nodes) == {1, 2, 3}
+    await cluster.close()
+
+
+async def test_addresses_can_be_replaced_and_are_asked_for_when_none_answers(clock):
+    fake = FakeFleet(clock, [2])
+    asked = []
+
+    async def fresh():
+        asked.append(clock.monotonic())
+        return ["worker:3"]
+
+    cluster = Cluster(["worker:7"], clock=clock, open_node=fake.open_node, fresh_addresses=fresh)
+    cluster.set_bootstrap(["worker:8"])
+    await cluster.start()
+
+    assert len(asked) == 1
+    assert fake.workers[3].seen(m.MetadataRequest)
+    await cluster.close()
+
+
+async def test_nobody_anywhere_is_an_error(clock):
+    fake = FakeFleet(clock, [2])
+
+    async def fresh():
+        return ["worker:8", "worker:9"]
+
+    cluster = Cluster(["worker:7"], clock=clock, open_node=fake.open_node, fresh_addresses=fresh)
+
+    with pytest.raises(NotConnected, match="worker 9 is down"):
+        await within(clock, 40, cluster.start())
+    await cluster.close()
+
+
+async def test_a_worker_that_does_not_say_who_leads_is_asked_last_from_then_on(clock):
+    fake = FakeFleet(clock, [2])
+    cluster = Cluster(["worker:1"], clock=clock, open_node=fake.open_node)
+    await cluster.start()
+    fake.workers[1].frozen = True
+
+    with pytest.raises(NotConnected, match="within 2 s"):
+        await within(clock, 5, cluster.look(("orders",)))
+    await within(clock, 5, cluster.look(("orders",)))
+
+    assert cluster.topology.leader("orders", 0) == 2
+    assert len(fake.workers[1].seen(m.MetadataRequest)) == 2
+    await cluster.close()
+
+
+async def test_a_worker_that_is_connected_to_for_ever_is_not_waited_for(clock):
+    fake = FakeFleet(clock, [2])
+
+    async def open_node(host, port, client_id):
+        if port == 1:
+            await asyncio.Event().wait()
+        return await fake.open_node(host, port, client_id)
+
+    async def fresh():
+        return ["worker:3"]
+
+    cluster = Cluster(["worker:1", "worker:2"], clock=clock, open_node=open_node, fresh_addresses=fresh)
+
+    await within(clock, 4, cluster.start())
+
+    assert fake.workers[2].seen(m.MetadataRequest)
+    await cluster.close()
+
+
+@pytest.mark.parametrize("there", [2, 9])
+async def test_a_worker_that_took_the_address_of_another_one_is_not_taken_for_it(clock, there):
+    """With it the member may have a session already; a second one under another name would end that again and again."""
+    fake = FakeFleet(clock, [2])
+
+    async def who(connection):
+        return there
+
+    cluster = Cluster(["worker:1"], clock=clock, open_node=fake.open_node, who=who)
+    await cluster.start()
+    if there == 2:
+        assert await cluster.open_node(2, "me")
+    else:
+        with pytest.raises(NotConnected, match="worker 2 is gone: worker 9 is at"):
+            await cluster.open_node(2, "me")
+        assert fake.workers[2].connections[-1].gone.done()
+    await cluster.close()
+    await fake.cluster.close()

@@ -37,6 +37,14 @@ async def started(server, clock, **kwargs):
     return member
 
 
+async def holding(server, clock):
+    """A member that holds records 0 to 2, and the fetch that brought them."""
+    member = await started(server, clock)
+    server.offer(batch())
+    (held,) = await member.fetch(records_max=10)
+    return member, held
+
+
 async def test_a_member_joins_with_its_topics_and_knows_its_partitions_by_name(clock):
     server = FakeServer(partitions=2)
 
@@ -77,9 +85,7 @@ async def test_a_fetch_brings_ranges_and_bytes_and_the_deadline_of_their_locks(c
 
 async def test_fetches_and_acknowledgements_share_one_counter_that_starts_with_zero(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
 
     await member.acknowledge(ack())
     server.offer(batch(3))
@@ -94,9 +100,7 @@ async def test_fetches_and_acknowledgements_share_one_counter_that_starts_with_z
 
 async def test_an_acknowledgement_does_not_wait_for_a_parked_fetch(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     parked = asyncio.ensure_future(member.fetch(records_max=10))
     await settle()
 
@@ -208,9 +212,7 @@ async def test_a_lost_session_is_opened_again_with_epoch_zero_and_all_partitions
 
 async def test_a_late_error_about_an_old_session_leaves_the_new_one_alone(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     late = asyncio.get_running_loop().create_future()
     server.then(m.ShareAcknowledgeRequest, late)
     acknowledging = asyncio.ensure_future(member.acknowledge(ack()))
@@ -234,9 +236,7 @@ async def test_a_late_error_about_an_old_session_leaves_the_new_one_alone(clock)
 
 async def test_a_lost_connection_is_replaced_and_what_was_held_fails_without_being_sent(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    (held,) = await member.fetch(records_max=10)
+    member, held = await holding(server, clock)
     waiting = asyncio.ensure_future(member.fetch(records_max=10))
     await settle()
 
@@ -258,9 +258,7 @@ async def test_a_lost_connection_is_replaced_and_what_was_held_fails_without_bei
 
 async def test_an_acknowledgement_whose_answer_is_lost_is_an_error_and_never_sent_again(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     server.then(m.ShareAcknowledgeRequest, asyncio.get_running_loop().create_future())
     acknowledging = asyncio.ensure_future(member.acknowledge(ack()))
     await settle()
@@ -278,9 +276,7 @@ async def test_an_acknowledgement_whose_answer_is_lost_is_an_error_and_never_sen
 async def test_what_is_held_stays_with_the_member_when_another_process_takes_over(clock):
     server = FakeServer()
     server.keeps = True
-    member = await started(server, clock)
-    server.offer(batch())
-    (held,) = await member.fetch(records_max=10)
+    member, held = await holding(server, clock)
     seen = member.generation
 
     server.connections[0].break_off()
@@ -308,9 +304,7 @@ async def test_what_is_held_stays_with_the_member_when_another_process_takes_ove
 async def test_an_acknowledgement_that_a_dead_leader_did_not_answer_is_sent_to_its_successor(clock, second, outcome):
     server = FakeServer()
     server.keeps = True
-    member = await started(server, clock)
-    server.offer(batch())
-    (held,) = await member.fetch(records_max=10)
+    member, held = await holding(server, clock)
     refused = m.AcknowledgedPartition(topic_id=ORDERS, partition=0, error=second)
     server.then(
         m.ShareAcknowledgeRequest,
@@ -332,9 +326,7 @@ async def test_an_acknowledgement_that_a_dead_leader_did_not_answer_is_sent_to_i
 async def test_an_acknowledgement_outlives_two_leaders_that_end_one_after_the_other(clock):
     server = FakeServer()
     server.keeps = True
-    member = await started(server, clock)
-    server.offer(batch())
-    (held,) = await member.fetch(records_max=10)
+    member, held = await holding(server, clock)
     never = [asyncio.get_running_loop().create_future() for _ in range(2)]
     done = m.AcknowledgedPartition(topic_id=ORDERS, partition=0)
     server.then(m.ShareAcknowledgeRequest, *never, m.ShareAcknowledgeResponse(partitions=(done,)))
@@ -354,9 +346,7 @@ async def test_an_acknowledgement_outlives_two_leaders_that_end_one_after_the_ot
 async def test_an_acknowledgement_gives_up_on_leaders_that_end_for_ever(clock):
     server = FakeServer()
     server.keeps = True
-    member = await started(server, clock)
-    server.offer(batch())
-    (held,) = await member.fetch(records_max=10)
+    member, held = await holding(server, clock)
     server.then(m.ShareAcknowledgeRequest, *[asyncio.get_running_loop().create_future() for _ in range(50)])
     acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
     await settle()
@@ -373,9 +363,7 @@ async def test_an_acknowledgement_gives_up_on_leaders_that_end_for_ever(clock):
 
 async def test_without_a_successor_an_acknowledgement_fails_in_time(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    (held,) = await member.fetch(records_max=10)
+    member, held = await holding(server, clock)
 
     server.refuse_connects = 1_000_000
     server.connections[0].break_off()
@@ -430,6 +418,81 @@ async def test_a_fenced_member_joins_again_with_epoch_zero_and_the_same_id(clock
     await member.close()
 
 
+async def test_a_member_that_stops_leaves_its_partitions_to_others_and_acknowledges_what_it_holds(clock):
+    server = FakeServer()
+    member, held = await holding(server, clock)
+    server.then(
+        m.ShareGroupHeartbeatRequest,
+        m.ShareGroupHeartbeatResponse(member_id="m1", member_epoch=2, heartbeat_interval_ms=500, assignment=()),
+    )
+
+    member.unsubscribe()
+    await settle()
+
+    assert server.seen(m.ShareGroupHeartbeatRequest)[-1].subscribed_topics == ()
+    assert member.assignment == frozenset()
+    [result] = await member.acknowledge(ack(), generation=held.generation)
+    assert result.error is ErrorCode.NONE
+    await clock.advance(1.7)
+    assert len(server.seen(m.ShareGroupHeartbeatRequest)) == 3, "it is not in a hurry to be assigned something"
+    await member.close()
+
+
+async def test_a_member_that_is_given_up_while_it_stops_does_not_join_again(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    server.then(m.ShareGroupHeartbeatRequest, m.ShareGroupHeartbeatResponse(error=ErrorCode.UNKNOWN_MEMBER_ID))
+
+    member.unsubscribe()
+    await clock.advance(20)
+
+    assert [one.member_epoch for one in server.seen(m.ShareGroupHeartbeatRequest)] == [0, 1]
+    with pytest.raises(Closed):
+        await member.confirm()
+    await member.close()
+
+
+async def test_a_member_is_confirmed_by_a_heartbeat_that_was_sent_after_it_was_asked(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    slow = asyncio.get_running_loop().create_future()
+    server.then(m.ShareGroupHeartbeatRequest, slow)
+    await clock.advance(5)
+    confirming = asyncio.ensure_future(member.confirm())
+
+    await settle()
+    assert not confirming.done()
+    slow.set_result(None)
+    await confirming
+
+    assert len(server.seen(m.ShareGroupHeartbeatRequest)) == 3, "one that was under way, and one more at once"
+    await member.close()
+
+
+async def test_a_member_whose_heartbeats_fail_is_confirmed_by_the_first_good_one(clock):
+    server = FakeServer()
+    member = await started(server, clock)
+    loading = m.ShareGroupHeartbeatResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    server.then(m.ShareGroupHeartbeatRequest, loading, loading)
+
+    confirming = asyncio.ensure_future(member.confirm())
+    await settle()
+    assert not confirming.done()
+    await clock.advance(2)
+
+    await confirming
+    await member.close()
+
+
+async def test_a_member_that_has_left_cannot_be_confirmed(clock):
+    member = await started(FakeServer(), clock)
+    await member.leave()
+
+    with pytest.raises(Closed, match="left"):
+        await member.confirm()
+    await member.close()
+
+
 async def test_a_coordinator_that_loads_is_asked_again_and_the_trouble_is_told(clock):
     server = FakeServer()
     member = await started(server, clock)
@@ -468,9 +531,7 @@ async def test_a_refusal_while_running_is_raised_by_the_next_fetch(clock):
 async def test_partitions_that_are_no_longer_assigned_are_forgotten_and_new_ones_added(clock):
     server = FakeServer(partitions=2)
     server.assignment = (m.TopicPartition(ORDERS, 0),)
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     moved = m.ShareGroupHeartbeatResponse(member_epoch=2, assignment=(m.TopicPartition(ORDERS, 1),))
     server.then(m.ShareGroupHeartbeatRequest, moved)
     await clock.advance(5)
@@ -515,9 +576,7 @@ async def test_a_fetch_that_is_refused_raises_once_records_of_other_partitions_w
 
 async def test_a_renewal_marks_its_request_and_tells_the_new_deadline(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     await clock.advance(3)
 
     (result,) = await member.renew({TP: [(0, 2)]})
@@ -531,9 +590,7 @@ async def test_a_renewal_marks_its_request_and_tells_the_new_deadline(clock):
 
 async def test_a_partition_that_the_answer_leaves_out_counts_as_failed(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     server.then(m.ShareAcknowledgeRequest, m.ShareAcknowledgeResponse())
 
     (result,) = await member.acknowledge(ack())
@@ -544,9 +601,7 @@ async def test_a_partition_that_the_answer_leaves_out_counts_as_failed(clock):
 
 async def test_close_waits_for_acknowledgements_gives_back_leaves_and_disconnects_in_order(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     held = asyncio.get_running_loop().create_future()
     server.then(m.ShareAcknowledgeRequest, held)
     acknowledging = asyncio.ensure_future(member.acknowledge(ack(0, 0)))
@@ -585,9 +640,7 @@ async def test_records_that_nobody_took_go_back_without_an_attempt_at_close(cloc
 
 async def test_close_ends_in_time_when_the_server_hangs(clock):
     server = FakeServer()
-    member = await started(server, clock)
-    server.offer(batch())
-    await member.fetch(records_max=10)
+    member, _ = await holding(server, clock)
     server.then(m.ShareAcknowledgeRequest, asyncio.get_running_loop().create_future())
     closing = asyncio.ensure_future(member.close(timeout_s=2))
     await settle()

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from flowshare.client.member import ShareMember
+from flowshare.client.topology import NOBODY
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.errors import ErrorCode
@@ -375,3 +376,28 @@ async def test_a_broker_that_leads_nothing_any_more_is_not_tried_for_ever(clock,
 
     assert [one.partition for one in await next_fetched(clock, member)] == [1]
     await within(clock, 2, member.close())
+
+
+@pytest.mark.parametrize("leader", [NOBODY, 3], ids=["nobody leads it", "a broker that was not needed leads it"])
+async def test_a_member_that_ends_does_not_look_for_the_leaders_of_a_broker_that_is_not_reached(clock, leader):
+    fake = FakeCluster(clock, [1, 2], coordinator=3)
+    member = await joined(fake, clock)
+    await fetched_from_both(fake, clock, member)
+    fake.brokers[2].down = True
+    fake.session_connection(2).break_off()
+    await next_fetched(clock, member)
+    never, closed = (asyncio.get_running_loop().create_future() for _ in range(2))
+    fake.brokers[3].then(m.ShareGroupHeartbeatRequest, never)
+    fake.session_connection(1).close = lambda: closed
+    closing = asyncio.ensure_future(member.close(timeout_s=1))
+    await clock.advance(1)  # too late to leave: its partitions are still assigned
+
+    fake.leaders[1] = leader
+    await clock.advance(10)
+    closed.set_result(None)
+    await closing
+    asked = len(fake.seen(m.MetadataRequest))
+    await clock.advance(10)
+
+    assert len(fake.seen(m.MetadataRequest)) == asked
+    assert not [task for task in asyncio.all_tasks() if task.get_name().endswith("leaders")]

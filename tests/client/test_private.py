@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from flowshare.client.errors import ConnectionLost, ServerError, Unsupported
@@ -19,7 +21,7 @@ OURS = {**EVERYTHING, 32500: (0, 0)}
 async def test_an_unknown_call_is_refused_with_what_there_is():
     async with served(None) as connection:
         with pytest.raises(
-            ServerError, match=r"no call 'dance' \(it has: share_offsets, share_resume\); upgrade"
+            ServerError, match=r"no call 'dance' \(it has: share_offsets, share_resume, share_place\); upgrade"
         ) as caught:
             await connection.call("dance")
 
@@ -75,16 +77,31 @@ async def test_a_member_says_what_it_holds_and_hears_what_is_still_its_own():
         assert answer == m.ShareResumeResponse()
 
 
+async def test_a_member_is_told_what_a_server_does_not_lead():
+    topic_id = uuid.UUID(int=3)
+    async with fake_broker(OURS) as broker, connected(broker) as connection:
+        body = {"partitions": [[topic_id.hex, 0, [[1, 2]]]], "elsewhere": [[topic_id.hex, 7]]}
+        broker.answer = lambda start, frame, writer: encode_answer(start.correlation_id, 0, body)
+        held = m.HeldRanges(topic_id, 0, ((1, 2),))
+
+        answer = await connection.send(m.ShareResumeRequest(group_id="g", member_id="m1", partitions=(held,)))
+
+        assert answer == m.ShareResumeResponse(partitions=(held,), elsewhere=(m.TopicPartition(topic_id, 7),))
+
+
 @pytest.mark.parametrize(
     "partitions",
     [
         None,
         7,
         [[]],
-        [["x", 0, []]],
-        [["00" * 16, "0", []]],
-        [["00" * 16, 0, [[4, 0]]]],
-        [["00" * 16, 0, [[5, 6], [1, 2]]]],
+        [["x", 0, [], []]],
+        [["00" * 16, "0", [], []]],
+        [["00" * 16, 0, []]],
+        [["00" * 16, 0, [], [], []]],
+        [["00" * 16, 0, [[4, 0]], []]],
+        [["00" * 16, 0, [[5, 6], [1, 2]], []]],
+        [["00" * 16, 0, [], [[5, 6], [1, 2]]]],
     ],
 )
 async def test_what_cannot_be_held_is_refused(partitions):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+import flowshare
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, Unsupported
 from flowshare.client.link import Link
 from flowshare.client.settings import LinkSettings
@@ -16,6 +17,7 @@ from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
 from flowshare.protocol import messages as m
 from flowshare.protocol.kafka import ApiKey, request_start
+from flowshare.protocol.software import version
 from flowshare.testing.clock import ManualClock
 from tests.client.sockets import EVERYTHING, SETTINGS, asked, connected, fake_broker, listed, until, versions_answer
 
@@ -336,6 +338,18 @@ async def test_correlation_ids_begin_anew_before_they_become_negative():
             await connection.send(LIST)
 
         assert [start.correlation_id for start in broker.starts[1:]] == [0x7FFFFFFF, 0, 1]
+
+
+@pytest.mark.parametrize("worker", [17, None])
+async def test_a_broker_hears_of_the_worker_in_whose_process_a_client_is(worker):
+    async with fake_broker() as broker:
+        connection = await open_tcp(
+            broker.host, broker.port, client_id="c", clock=LoopClock(), settings=SETTINGS, worker=worker
+        )
+        await connection.close()
+
+        told = asked(broker.frames[0]).client_software_version
+        assert told == version(flowshare.__version__, worker)
 
 
 async def test_a_link_opens_another_connection_when_one_is_lost():

@@ -89,7 +89,7 @@ def test_what_is_missing_is_named_with_its_package(commands, find, package):
 def test_an_old_java_is_refused(commands):
     commands("java", """import sys; sys.stderr.write('openjdk version "1.8.0_392"')""")
 
-    with pytest.raises(DevFailure, match="is Java 8, and Kafka needs 17"):
+    with pytest.raises(DevFailure, match="is Java 8, and Kafka and Spark need 17"):
         java()
 
 

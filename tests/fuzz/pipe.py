@@ -8,6 +8,7 @@ import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from flowshare.log.memory import MemoryStorage
@@ -26,6 +27,18 @@ from tests.fuzz.samples import TOPIC, TOPIC_ID
 
 PATIENCE_S = 120.0
 """Server time after which everything that was asked for must be answered or over."""
+
+
+class Inline(ThreadPoolExecutor):
+    """Runs what is handed to it on the spot: logins are reckoned in threads, which nobody can wait for here."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        done = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+            done.set_exception(error)
+        return done
 
 
 class Pipe(asyncio.Transport):
@@ -124,6 +137,7 @@ class Target:
 @asynccontextmanager
 async def target():
     """A started target; everything of it is closed at the end."""
+    asyncio.get_running_loop().set_default_executor(Inline(1))
     failures = Failures()
     clock = ManualClock()
     storage = MemoryStorage(clock)

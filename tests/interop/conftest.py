@@ -1,4 +1,4 @@
-"""The fixture `server`: a test that takes it runs against both servers."""
+"""The fixture `server`: a test that takes it runs against all servers that can do what it is about."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from tests.interop.servers import FlowshareProcess, Server
 from tests.interop.toolbox import Told, Toolbox
 
 HERE = Path(__file__).parent
+BOTH = ["kafka", "flowshare"]
+BY_WORKERS_TOO = frozenset({"test_java_share", "test_confluent_share", "test_share_tools"})
+"""Modules about share groups alone: all that workers have."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -21,10 +24,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(func_only=True))
 
 
-@pytest.fixture(scope="session", params=["kafka", "flowshare"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames:
+        module = metafunc.module.__name__.rpartition(".")[2]
+        workers = [pytest.param("workers", marks=pytest.mark.java)] if module in BY_WORKERS_TOO else []
+        metafunc.parametrize("server", [*BOTH, *workers], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if request.param == "kafka":
         yield Server("kafka", request.getfixturevalue("kafka").bootstrap)
+    elif request.param == "workers":
+        fleet = request.getfixturevalue("fleet")
+        yield Server("workers", fleet.bootstrap, records=fleet.kafka.bootstrap)
     else:
         process = FlowshareProcess(tmp_path_factory.mktemp("serve"))
         try:

@@ -1,4 +1,4 @@
-"""The two servers that every test here runs against: a real Kafka, the control, and a `flowshare serve` process."""
+"""The servers that tests here run against: a real Kafka, the control, `flowshare serve`, a fleet of workers."""
 
 from __future__ import annotations
 
@@ -41,19 +41,24 @@ SETTINGS = {
 
 
 class Server:
-    """A server and short ways to prepare it. Preparation goes through librdkafka, a client of neither side."""
+    """A server and short ways to prepare it. Preparation goes through librdkafka, a client of neither side.
 
-    def __init__(self, name: str, bootstrap: str) -> None:
+    records: who has the topics, when that is another than who has the share groups.
+    """
+
+    def __init__(self, name: str, bootstrap: str, *, records: str | None = None) -> None:
         self.name = name
         self.bootstrap = bootstrap
+        self.records = records or bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})  # it outlives its server
+        self._topics = AdminClient({"bootstrap.servers": self.records, "log_level": 0})
 
     @property
     def is_flowshare(self) -> bool:
-        return self.name == "flowshare"
+        return self.name != "kafka"
 
     def topic(self, name: str, partitions: int = 1) -> str:
-        made = self.admin.create_topics([NewTopic(name, partitions, 1)], operation_timeout=CALL_LIMIT_S)
+        made = self._topics.create_topics([NewTopic(name, partitions, 1)], operation_timeout=CALL_LIMIT_S)
         made[name].result(CALL_LIMIT_S)
         return name
 
@@ -78,7 +83,7 @@ class Server:
             assert offset is not None
             offsets.append(offset)
 
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 20})
+        producer = Producer({"bootstrap.servers": self.records, "linger.ms": 20})
         for value in values:
             producer.produce(topic, value.encode(), partition=partition, on_delivery=confirmed)
         assert producer.flush(CALL_LIMIT_S) == 0

@@ -205,7 +205,7 @@ def test_compressed_batches_arrive_whole(server, unique, topic, compression):
     from confluent_kafka import Producer
 
     group = server.share_group(unique("group"))
-    producer = Producer({"bootstrap.servers": server.bootstrap, "compression.type": compression, "linger.ms": 50})
+    producer = Producer({"bootstrap.servers": server.records, "compression.type": compression, "linger.ms": 50})
     for number in range(100):
         producer.produce(topic, b"x" * 200 + str(number).encode(), key=b"k", headers={"number": str(number)})
     assert producer.flush(CALL_LIMIT_S) == 0
@@ -238,7 +238,7 @@ def test_records_of_a_megabyte_arrive(server, unique, topic):
     from confluent_kafka import Producer
 
     group = server.share_group(unique("group"))
-    producer = Producer({"bootstrap.servers": server.bootstrap, "message.max.bytes": 1_000_000})
+    producer = Producer({"bootstrap.servers": server.records, "message.max.bytes": 1_000_000})
     for number in range(20):
         producer.produce(topic, bytes([number]) * 900_000)
     assert producer.flush(CALL_LIMIT_S) == 0

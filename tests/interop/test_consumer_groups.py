@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
 from confluent_kafka import TopicPartition as Place
 
@@ -109,11 +110,15 @@ def test_a_static_member_that_comes_back_gets_its_partitions_and_the_others_keep
 def test_members_of_different_clients_share_one_group(server, unique, topic):
     group = unique("group")
 
+    async def poll(consumer):
+        # librdkafka gives partitions up inside of poll(): unless it goes on, whoever joins later waits for it.
+        while True:
+            await asyncio.to_thread(consumer.poll, 0.1)
+
     async def share():
         other = librdkafka(server, group, topic, partition_assignment_strategy="roundrobin")
+        polling = asyncio.create_task(poll(other))
         try:
-            from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-
             async with AIOKafkaConsumer(
                 topic,
                 bootstrap_servers=server.bootstrap,
@@ -123,14 +128,16 @@ def test_members_of_different_clients_share_one_group(server, unique, topic):
                 partition_assignment_strategy=[RoundRobinPartitionAssignor],
             ) as consumer:
                 for _ in range(200):
-                    await asyncio.to_thread(other.poll, 0.1)
                     if len(consumer.assignment()) == len(other.assignment()) == 2:
                         break
+                    await asyncio.sleep(0.1)
                 mine = {place.partition for place in consumer.assignment()}
                 theirs = {place.partition for place in other.assignment()}
                 return mine, theirs
         finally:
-            other.close()
+            polling.cancel()
+            await asyncio.wait([polling])
+            await asyncio.to_thread(other.close)
 
     mine, theirs = asyncio_run(share())
 

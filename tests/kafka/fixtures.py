@@ -1,6 +1,7 @@
 """The fixtures `kafka` and `kafka_pair`: one real broker (or two) for the whole run, shared by all workers of xdist.
 
-A test that takes a broker's life asks for `mortal_pair` instead: two nodes of its own.
+A test that takes a broker's life asks for `mortal_pair` instead: two nodes of its own. One with `each_kafka` runs on
+every version of Kafka that a fleet of workers is said to run on.
 
 `kafka` is the broker that FLOWSHARE_TEST_KAFKA names (host:port,…), else one in a container if a Docker engine runs,
 else one from jars. It is started by the first test that asks for it. Where it cannot be had (no Java, no Maven), the
@@ -27,14 +28,16 @@ import pytest
 from flowshare.dev import by_docker
 from flowshare.dev.broker import Broker, Wanted, running
 from flowshare.dev.failure import DevFailure
-from flowshare.dev.jars import locked
+from flowshare.dev.jars import VERSION, locked
 from flowshare.dev.java import java, javac, maven
 from flowshare.dev.processes import Process, process
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, NAMED = "FLOWSHARE_TEST_RUN", "FLOWSHARE_TEST_KAFKA"
 START_LIMIT_S = 900.0
-BROKERS = ("kafka", "kafka_pair", "mortal_pair")
+BROKERS = ("kafka", "kafka_pair", "mortal_pair", "each_kafka")
+OLD_VERSIONS = ("3.9.1", "2.8.2")
+"""The last minor version before Kafka 4, and the oldest; neither has share groups."""
 
 REPLICATED = {
     # Every partition, Kafka's own topics' too, is on both nodes, and one of them is enough to go on.
@@ -99,27 +102,28 @@ def end_run(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def shared(nodes: int) -> Broker:
+def shared(nodes: int, version: str = VERSION) -> Broker:
     """The run's broker with so many nodes, started by whoever comes first. Skips or fails the test without it."""
     folder = Path(os.environ[RUN])
     folder.mkdir(exist_ok=True)
-    state = folder / f"kafka-{nodes}.json"
-    with locked(folder / f"kafka-{nodes}.lock", START_LIMIT_S):
+    state = folder / f"kafka-{version}-{nodes}.json"
+    with locked(state.with_suffix(".lock"), START_LIMIT_S):
         failed = state.with_suffix(".failed")
         if failed.exists():
             pytest.fail(failed.read_text(), pytrace=False)
         if not state.exists():
             try:
-                _start(nodes, state)
+                _start(nodes, version, state)
             except DevFailure as error:
                 failed.write_text(str(error))
                 pytest.fail(str(error), pytrace=False)
     return Broker.from_json(json.loads(state.read_text()))
 
 
-def _start(nodes: int, state: Path) -> None:
+def _start(nodes: int, version: str, state: Path) -> None:
     owner = int(Path(os.environ[RUN]).name.split("-")[2])
-    command = [sys.executable, "-m", "tests.kafka.keeper", f"--owner={owner}", f"--nodes={nodes}", f"--state={state}"]
+    command = [sys.executable, "-m", "tests.kafka.keeper", f"--owner={owner}"]
+    command += [f"--nodes={nodes}", f"--version={version}", f"--state={state}"]
     log = state.with_suffix(".log")
     with log.open("wb") as file:
         child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -156,6 +160,21 @@ def kafka_pair() -> Broker:
     """A real Kafka of two nodes, for what one node cannot show; always from jars."""
     require_java()
     return shared(2)
+
+
+@pytest.fixture(scope="session", params=[VERSION, *OLD_VERSIONS])
+def each_kafka(request: pytest.FixtureRequest) -> Broker:
+    """A real Kafka of one node, of each version; the old ones always from jars."""
+    if request.param == VERSION:
+        found: Broker = request.getfixturevalue("kafka")
+        return found
+    return old_kafka(request.param)
+
+
+def old_kafka(version: str) -> Broker:
+    """A real Kafka of one node, of a version without share groups; from jars."""
+    require_java()
+    return shared(1, version)
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""The process that holds a test run's Kafka: `python -m tests.kafka.keeper --owner PID --nodes N --state FILE`.
+"""The process that holds a Kafka of a test run.
+
+`python -m tests.kafka.keeper --owner PID --nodes N --version V --state FILE`
 
 It starts the broker, writes its addresses to FILE, and ends it on SIGTERM or when the process that owns the run is
 gone, however that ended. The broker itself is tied to this process (by the system for jars, by testcontainers' reaper
@@ -20,17 +22,21 @@ from pathlib import Path
 from flowshare.dev import by_docker
 from flowshare.dev.broker import Broker, Wanted, await_ready, running
 from flowshare.dev.failure import DevFailure
+from flowshare.dev.kafka_settings import share_groups
 from flowshare.dev.probe import HOST, free_ports
 from flowshare.dev.processes import process
 
 POLL_S = 0.2
 
-SETTINGS = {
+SETTINGS_OF_ALL = {
     # Bounds that let a test see in seconds what takes a minute by Kafka's own; the defaults between them stay Kafka's.
     "group.min.session.timeout.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+}
+SETTINGS = {
+    **SETTINGS_OF_ALL,
     "group.share.min.heartbeat.interval.ms": "100",
     "group.share.min.session.timeout.ms": "1000",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     # The tools for ACLs want an authorizer; everybody may do everything under this one.
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
@@ -38,9 +44,10 @@ SETTINGS = {
 
 
 @contextmanager
-def broker(nodes: int) -> Iterator[Broker]:
+def broker(nodes: int, version: str) -> Iterator[Broker]:
     """A container where an engine runs and one node is enough, else jars. Raises: DevFailure."""
-    wanted = Wanted(nodes=nodes, heap="512m", settings=SETTINGS)
+    settings = SETTINGS if share_groups(version) else SETTINGS_OF_ALL
+    wanted = Wanted(version=version, nodes=nodes, heap="512m", settings=settings)
     if by_docker.can(wanted) and by_docker.engine_runs():
         with in_container(wanted) as found:
             yield found
@@ -66,11 +73,11 @@ def in_container(wanted: Wanted) -> Iterator[Broker]:
         yield found
 
 
-def hold(owner: int, nodes: int, state: Path) -> None:
+def hold(owner: int, nodes: int, version: str, state: Path) -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     holder = process(owner)
-    with broker(nodes) as found:
+    with broker(nodes, version) as found:
         draft = state.with_suffix(".new")
         draft.write_text(json.dumps(found.as_json()))
         draft.replace(state)
@@ -84,9 +91,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--owner", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--version", required=True)
     parser.add_argument("--state", type=Path, required=True)
     options = parser.parse_args()
     try:
-        hold(options.owner, options.nodes, options.state)
+        hold(options.owner, options.nodes, options.version, options.state)
     except DevFailure as error:
         sys.exit(str(error))

@@ -87,6 +87,40 @@ async def test_every_record_is_handled_once_by_the_workers_of_a_group(kafka, uni
     assert lags == {0}
 
 
+async def test_a_worker_that_stops_has_no_partition_any_more_and_finishes_what_it_runs(kafka, unique):
+    topic, begun, end = unique("stops"), asyncio.Event(), asyncio.Event()
+    app = fs.App(topic, broker=url(kafka))
+
+    @app.share_agent(topic, name="work")
+    async def work(value: bytes) -> None:
+        begun.set()
+        await end.wait()
+
+    async with cluster(kafka) as (admin, producer), running(app) as [host]:
+        await producer.send(topic, b"x")
+        async with asyncio.timeout(LIMIT_S):
+            await begun.wait()
+            draining = asyncio.ensure_future(host.drain(LIMIT_S))
+            while any((await assignments(admin, f"{topic}.work")).values()):  # noqa: ASYNC110 - a broker sets no event
+                await asyncio.sleep(0.1)
+            assert not draining.done()
+            end.set()
+            assert await draining
+        assert host.runtimes["work"].stats()["accepted"] == 1
+        lags = {part.lag for part in await admin.group_offsets(f"{topic}.work", [topic])}
+
+    assert lags == {0}
+
+
+async def assignments(admin, group):
+    """Partitions of each member by its id."""
+    found = await admin.describe_group(group)
+    return {
+        member.member_id: [number for numbers in member.assignment.values() for number in numbers]
+        for member in found.members
+    }
+
+
 async def test_a_failing_record_is_retried_by_lock_and_by_topic_and_dies_as_itself(kafka, unique):
     topic, seen = unique("retry"), []
     app = fs.App(topic, broker=url(kafka))

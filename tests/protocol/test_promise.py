@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowshare.protocol.batches import BatchBuilder, place
-from flowshare.protocol.decoding import decode_raw, promise
+from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.promise import promise
 from flowshare.share.types import AcquiredRange
 
 

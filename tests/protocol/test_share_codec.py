@@ -220,14 +220,17 @@ def test_any_bytes_are_read_or_are_an_error(garbage, version, decode):
 
 def agree(name, decode, frame, body, version):
     """What kio reads we read as well, and nothing but DecodeError is raised."""
+    refused = ""
     try:
         ours = decode(frame, body, version)
-    except DecodeError:
-        ours = None
+    except DecodeError as error:
+        ours, refused = None, str(error)
     try:
         _, theirs = read_request(name, request_start(frame), frame)
     except Exception:  # noqa: BLE001 - kio raises many kinds for garbage
         return
+    if refused.startswith("the delay of a release cannot be read"):
+        return  # kio does not look into a field of ours
     assert ours is not None
     assert ours.group_id == theirs.group_id
     assert ours.session_epoch == theirs.share_session_epoch

@@ -22,7 +22,7 @@ from tests.scenarios.data import (
     validation,
 )
 from tests.scenarios.language import Left, Scenario
-from tests.scenarios.reach import NOT_ON_KAFKA
+from tests.scenarios.reach import NOT_ON_FLEET, NOT_ON_KAFKA
 
 SECTIONS: tuple[ModuleType, ...] = (
     validation,
@@ -94,6 +94,13 @@ def cases() -> list[tuple[str, Scenario, str]]:
 def kafka_cases() -> list[tuple[str, Scenario]]:
     """(name, scenario) for everything that runs on a real Kafka."""
     return [(name, scenario) for name, scenario in named() if _meant_for_kafka(scenario) and name not in NOT_ON_KAFKA]
+
+
+def fleet_cases() -> list[tuple[str, Scenario]]:
+    """(name, scenario) for everything that runs on a fleet of workers."""
+    return [
+        (name, scenario) for name, scenario in named() if "server" in scenario.subjects and name not in NOT_ON_FLEET
+    ]
 
 
 def not_on_kafka() -> list[str]:

@@ -30,7 +30,7 @@ class Override:
     instead: str
 
 
-def _without(step: Step, *names: str) -> Step:
+def without(step: Step, *names: str) -> Step:
     """The step without what it expects of these fields."""
     expected = tuple(
         Expected(one.main, tuple(pair for pair in one.fields if pair[0] not in names)) for one in step.expected
@@ -40,7 +40,7 @@ def _without(step: Step, *names: str) -> Step:
 
 def _lagging_start(steps: Steps) -> Steps:
     """The start offset is left out; the lag proves the same."""
-    return tuple(_without(step, "start") if step.operation == "describe" else step for step in steps)
+    return tuple(without(step, "start") if step.operation == "describe" else step for step in steps)
 
 
 def _unwritten(steps: Steps) -> Steps:
@@ -72,7 +72,7 @@ def _second_answer(steps: Steps) -> Steps:
             found.append(_with_assigned(step, "none"))
             found.extend(parse_steps(f"beat {name} => assigned={assigned}"))
         elif step.operation in ("join", "beat"):
-            found.append(_without(step, "epoch"))
+            found.append(without(step, "epoch"))
         else:
             found.append(step)
         told |= {name} if step.operation == "join" else set()
@@ -200,7 +200,7 @@ def on_kafka(name: str, scenario: Scenario) -> Steps:
     changed = tuple(steps)
     for rule in RULES:
         changed = rule.change(changed)
-    return tuple(_without(step, "waited") for step in changed)
+    return tuple(without(step, "waited") for step in changed)
 
 
 def overridden() -> dict[str, set[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,22 +51,23 @@ BUSY = frozenset(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
     }
 )
-FIRST_OF_ALL = {
+SETTINGS = {
     "share.auto.offset.reset": "earliest",
     "share.assignment.interval.ms": "0",
     "share.record.lock.duration.ms": "30000",
     "share.session.timeout.ms": "45000",
     "share.heartbeat.interval.ms": "5000",
 }
-SCALED = frozenset(name for name, value in FIRST_OF_ALL.items() if name.endswith(".ms") and value != "0")
 FENCE = "share.partition.max.record.locks"
 
 
 class KafkaSubject(ServerSubject):
-    """Runs steps on a real broker."""
+    """Runs steps on a real broker. `settings`: those that each group begins with."""
 
-    def __init__(self, address: str, scenario: Scenario) -> None:
-        self.kafka = KafkaWorld(address, scenario)
+    settings: Mapping[str, str] = SETTINGS
+
+    def __init__(self, address: str, scenario: Scenario, world: KafkaWorld | None = None) -> None:
+        self.kafka = world or KafkaWorld(address, scenario)
         super().__init__(scenario, self.kafka)  # type: ignore[arg-type]
         self.admin_steps = next(part for part in self.parts if isinstance(part, AdminSteps))
         self.ends: dict[Place, int] = {}
@@ -162,17 +164,16 @@ class KafkaSubject(ServerSubject):
             await self.join_until_assigned(group)
         return Outcome("ok" if result.error is ErrorCode.NONE else f"error {result.error.name}")
 
-    async def ensure_group(self, group: str) -> None:
-        """Groups of scenarios start at the log's beginning unless they say otherwise."""
-        if group not in self.configured:
-            self.configured.add(group)
-            answer = await self.configure(group, FIRST_OF_ALL)
-            assert answer.error is ErrorCode.NONE, answer
+    async def found_group(self, group: str) -> None:
+        """All settings that scenarios take for given."""
+        answer = await self.configure(group, dict(self.settings))
+        assert answer.error is ErrorCode.NONE, answer
 
     async def configure(self, group: str, configs: dict[str, str]) -> Any:
         """Set group settings and wait until the broker acts on them."""
         scale = max(1, self.world.scale)  # type: ignore[attr-defined]
-        scaled = {name: str(int(value) // scale) if name in SCALED else value for name, value in configs.items()}
+        times = {name for name, value in self.settings.items() if name.endswith(".ms") and value != "0"}
+        scaled = {name: str(int(value) // scale) if name in times else value for name, value in configs.items()}
         async with self.configuring:
             return await self.configured_now(group, scaled)
 
@@ -304,7 +305,7 @@ class KafkaSubject(ServerSubject):
             held = held if answer.assignment is None else len(answer.assignment)
             return held
 
-        await self.ask(FindCoordinatorRequest(group_id=group))
+        await self.ask(FindCoordinatorRequest(key=group))
         await until(beat, lambda held: held == wanted)
         await admin(ShareGroupHeartbeatRequest(group_id=group, member_id="founder", member_epoch=-1))
 

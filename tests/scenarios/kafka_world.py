@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from flowshare.client.cluster import Cluster, NodeConnection
+from flowshare.client.cluster import Cluster
+from flowshare.client.connections import NodeConnection
 from flowshare.client.settings import LinkSettings
 from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock

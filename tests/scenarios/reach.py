@@ -1,7 +1,8 @@
 """What cannot be shown everywhere, and why: rows that no socket reaches, scenarios that a real Kafka cannot be put to.
 
 Ids of the catalogue in `NOT_ON_TCP` (their scenarios run on the core alone); names of scenarios (`K15.2` is the second
-variant of K15) in `NOT_ON_KAFKA`. Tests hold both against what there is.
+variant of K15) in `NOT_ON_KAFKA` and, for a fleet of workers on a real Kafka, in `NOT_ON_FLEET`. Tests hold them
+against what there is.
 """
 
 from __future__ import annotations
@@ -58,4 +59,16 @@ NOT_ON_KAFKA: Final[Mapping[str, str]] = {
     "E01": "Who of the four has work before all of it is done depends on when Kafka's heartbeats give them partitions.",
     "E05": "Its figures are those of a clock that counts the work alone.",
     **dict.fromkeys(["E08", "E09", "E10", "E11", "E11.2"], _LETTERS),
+}
+
+_TRANSACTIONS = "2,000 transactions take minutes on a real Kafka and show what O13 shows with ten."
+
+NOT_ON_FLEET: Final[Mapping[str, str]] = {
+    "A12": _HOLE,
+    "A35": _HOLE,
+    "O15.2": _MARKERS,
+    "O17": _MARKERS,
+    "O18.2": _TRANSACTIONS,
+    "G22": "It is about the milliseconds of one second, and time is real there.",
+    "E05": "Its figures are those of a clock that counts the work alone.",
 }

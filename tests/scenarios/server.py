@@ -50,6 +50,7 @@ class ServerSubject(MemberSteps):
         self.apart: set[str] = set()
         self.deleted: set[str] = set()
         self.configured: set[str] = set()
+        self.founding: dict[str, asyncio.Lock] = {}
         self.founded: set[str] = set()
         self.admin: Connection | None = None
         self.transactions = TransactionSteps(self)
@@ -125,10 +126,15 @@ class ServerSubject(MemberSteps):
             self.topic_ids[topic] = metadata.topics[0].topic_id
 
     async def ensure_group(self, group: str) -> None:
-        """Groups of scenarios start at the log's beginning unless they say otherwise."""
-        if group not in self.configured:
-            self.configured.add(group)
-            await self.configure(group, {"share.auto.offset.reset": "earliest"})
+        """Groups of scenarios start at the log's beginning unless they say otherwise; who joins meanwhile waits."""
+        async with self.founding.setdefault(group, asyncio.Lock()):
+            if group not in self.configured:
+                await self.found_group(group)
+                self.configured.add(group)
+
+    async def found_group(self, group: str) -> None:
+        """Give it its settings."""
+        await self.configure(group, {"share.auto.offset.reset": "earliest"})
 
     async def configure(self, group: str, configs: dict[str, str]) -> Any:
         """Set group settings by their Kafka names."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.consumer import ShareConsumer, ShareRecord
 from flowshare.client.errors import ClientError
@@ -22,6 +22,8 @@ from tests.scenarios.words import Place
 if TYPE_CHECKING:
     from tests.scenarios.server import ServerSubject
 
+TOLD_S: Final = 11.0
+"""After joining, a member hears of its share with its next heartbeats, 5 s apart."""
 Consumer = ShareConsumer[bytes | None, bytes | None]
 Record = ShareRecord[bytes | None, bytes | None]
 
@@ -160,7 +162,8 @@ class ClientSteps:
     async def do_crowd(self, step: Step) -> Outcome:
         """`crowd consumers=4 records=2000 [groups=3] [work=200] [max=10] [acquire=record_limit]`.
 
-        Each group's consumers poll, work `work` ms on each record, and poll again, until each group has seen all.
+        Each group's consumers poll, work `work` ms on each record, and poll again, until each group has seen all. With
+        work, they have all joined and been told their share before that, so that it is the work that takes time.
         """
         options = dict(step.options)
         groups = [f"{options.get('group', 'crowd')}{number}" for number in range(int(options.get("groups", "1")))]
@@ -168,12 +171,17 @@ class ClientSteps:
         taken = {name: options[name] for name in ("max", "acquire") if name in options}
         seen: dict[str, dict[tuple[Place, int], int]] = {group: {} for group in groups}
         busy: set[str] = set()
-        started_ms = self.subject.world.clock.now_ms()
+        clock = self.subject.world.clock
         ended_ms: list[int] = []
+        names = [(group, f"{group}-{i}") for group in groups for i in range(int(options["consumers"]))]
+        seats = {name: await self.take(name, group=group, **taken) for group, name in names}
+        if work_s:
+            await self.drive(asyncio.gather(*(seat.consumer._join(30.0) for seat in seats.values())))
+            await self.drive(clock.sleep(TOLD_S))
+        started_ms = clock.now_ms()
 
         async def one(group: str, name: str) -> None:
-            seat = await self.take(name, group=group, **taken)
-            counted = seen[group]
+            seat, counted = seats[name], seen[group]
             while len(counted) < total:
                 for record in await seat.consumer.poll(1.0):
                     busy.add(name)
@@ -184,8 +192,7 @@ class ClientSteps:
             ended_ms.append(self.subject.world.clock.now_ms())
             await seat.consumer.commit_sync()
 
-        crowd = [one(group, f"{group}-{i}") for group in groups for i in range(int(options["consumers"]))]
-        await self.drive(asyncio.gather(*crowd))
+        await self.drive(asyncio.gather(*(one(group, name) for group, name in names)))
         last_s = (min(ended_ms) - started_ms) / 1000
         return Outcome(
             "ok",

@@ -147,9 +147,7 @@ async def world(**fields):
     try:
         yield made
     finally:
-        made.storage.before_write = None
-        await made.server.close()
-        await made.storage.close()
+        await made.close()
 
 
 async def refuse() -> None:

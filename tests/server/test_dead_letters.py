@@ -134,7 +134,7 @@ async def test_a_dead_letter_that_is_refused_every_time_is_given_up() -> None:
         await w.clock.advance(1 + 2 + 4 + 8)
 
         assert w.server.stats()["failed_dead_letters"] == 1
-        assert w.server._partitions.owners()[0].partition.start_offset == 1
+        assert w.server.share.partitions.owners()[0].partition.start_offset == 1
 
 
 async def test_a_dead_letter_that_was_under_way_is_written_after_a_restart() -> None:

@@ -11,6 +11,7 @@ import struct
 import pytest
 
 from flowshare.protocol.kafka import ApiKey, read_response
+from flowshare.protocol.software import version
 from flowshare.server.edge.base import Node
 from flowshare.server.edge.table import table
 from flowshare.server.listener import Listener, ListenerError
@@ -37,6 +38,17 @@ async def test_the_connection_knows_address_and_client_id():
         assert (call.client_id, call.peer.host, call.peer.connection.host) == ("shop-1", "127.0.0.1", "127.0.0.1")
         assert call.peer.connection.client_id == "shop-1"
         assert call.peer.principal == "User:ANONYMOUS"
+
+
+@pytest.mark.parametrize(("name", "worker"), [("flowshare", 17), ("flowshare", 2**31 - 1), ("librdkafka", None)])
+async def test_the_connection_knows_in_which_workers_process_one_of_flowshares_own_clients_is(name, worker):
+    async with site() as here:
+        wire = await here.connect()
+        await wire.versions(name=name, software=version("0.1.0", worker or 17))
+        await wire.send(odd(b"echo"))
+        await wire.answer()
+        (call,) = here.odd.calls
+        assert call.peer.connection.worker == worker
 
 
 async def test_answers_keep_the_order_of_their_requests():

@@ -276,7 +276,7 @@ async def test_a_group_that_is_joined_while_it_is_deleted_has_state_afterwards()
         assert [group.error for group in (await deleting).groups] == [ErrorCode.NONE]
         assert (await joining).error is ErrorCode.NONE
         assert await read_state(w.storage, ShareKey("g", *at)) is not None
-        assert w.server._partitions.known("g")
+        assert w.server.share.partitions.known("g")
 
 
 async def test_what_a_crash_left_of_a_deleted_topic_is_removed_at_the_next_start() -> None:
@@ -289,4 +289,4 @@ async def test_what_a_crash_left_of_a_deleted_topic_is_removed_at_the_next_start
         await w.clock.advance(2)
 
         assert await w.storage.scan(b"s/") == []
-        assert w.server._coordinator.find("g").initialized == frozenset()
+        assert w.server.share.coordinator.find("g").initialized == frozenset()

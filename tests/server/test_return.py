@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowshare.log.base import NotLed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import HeldRanges, ShareGroupDescribeRequest, ShareResumeRequest, TopicPartition
-from flowshare.server.share_resume import merged, minus
+from flowshare.server.share_resume import ShareResuming, merged, minus
 from flowshare.share.config import ServerConfig
+from flowshare.share.errors import UnknownTopicOrPartition
 from flowshare.testing.clock import settle
 from tests.server.world import accept, ranges, world
 
@@ -102,6 +106,44 @@ async def test_a_member_whose_connection_broke_leaves_its_group_soon_if_it_is_fl
         assert [member.member_id for member in groups.groups[0].members] == left
 
 
+async def test_a_server_that_stood_still_itself_gives_its_members_time_to_be_heard() -> None:
+    async with world() as w:
+        await w.topic()
+        m1, m2 = w.member("m1", own=True), w.member("m2", own=True)
+        for member in (m1, m2):
+            await member.heartbeat("t", epoch=0)
+        for member in (m1, m2):
+            await member.connection.close()
+        await settle()
+
+        w.clock._elapsed_s += 10 * GRACE_S
+        await w.clock.advance(0.1)
+        m1.reconnect()
+        assert (await m1.heartbeat()).error is ErrorCode.NONE
+        await w.clock.advance(GRACE_S)
+        await settle()
+
+        groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
+        assert [member.member_id for member in groups.groups[0].members] == ["m1"]
+
+
+async def test_a_connection_that_a_member_left_before_it_ended_says_nothing_of_the_member() -> None:
+    async with world() as w:
+        await w.topic()
+        m1 = w.member("m1", own=True)
+        await m1.heartbeat("t", epoch=0)
+        left = m1.connection
+
+        m1.reconnect()
+        await m1.heartbeat()
+        await left.close()
+        await w.clock.advance(GRACE_S)
+        await settle()
+
+        groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
+        assert [member.member_id for member in groups.groups[0].members] == ["m1"]
+
+
 def held(at: TopicPartition, *ranges: tuple[int, int]) -> HeldRanges:
     return HeldRanges(at.topic_id, at.partition, ranges)
 
@@ -159,6 +201,32 @@ async def test_a_member_may_say_that_it_holds_what_it_does_not() -> None:
         assert (await m2.acknowledge({at: [accept(0, 9)]})).partitions[0].error is ErrorCode.NONE
 
 
+class SomePartitions:
+    """Leads partition 0 of which it knows nothing, has no partition 1, and leads nothing else."""
+
+    def check_led(self, key):
+        if key.partition > 1:
+            raise NotLed("led by another worker")
+
+    def knows(self, key):
+        return key.partition == 1
+
+    async def open(self, key):
+        raise UnknownTopicOrPartition("deleted")
+
+
+async def test_a_member_hears_what_of_its_partitions_is_not_led_here() -> None:
+    topic = uuid.UUID(int=1)
+    resuming = ShareResuming(SomePartitions())
+    told = tuple(HeldRanges(topic, partition, ((0, 3),)) for partition in (0, 1, 2, 5))
+
+    answer = await resuming.resume(ShareResumeRequest(group_id="g", member_id="m", partitions=told), None)
+
+    assert answer.error is ErrorCode.NONE
+    assert answer.partitions == ()
+    assert answer.elsewhere == (TopicPartition(topic, 2), TopicPartition(topic, 5))
+
+
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 async def test_ranges_are_subtracted_as_sets_are(all_of_it: set[int], taken: set[int]) -> None:
     def runs(offsets: set[int]) -> list[tuple[int, int]]:
@@ -173,3 +241,40 @@ def runs_of(offsets: set[int], within: list[tuple[int, int]]) -> list[tuple[int,
     for first, last in within:
         found += merged((offset, offset) for offset in sorted(offsets) if first <= offset <= last)
     return found
+
+
+async def joined(w, count):
+    """So many members of group g, all but the last of them at older epochs than the group."""
+    await w.topic(partitions=4)
+    members = [w.member(f"m{number}", own=True) for number in range(count)]
+    for member in members:
+        await member.heartbeat("t", epoch=0)
+    return members
+
+
+async def test_members_that_jump_to_an_epoch_are_written_together() -> None:
+    async with world() as w:
+        members = await joined(w, 8)
+        before = await w.storage.scan(b"g/")
+
+        for member in members:
+            await member.heartbeat()
+        assert await w.storage.scan(b"g/") == before
+
+        await w.clock.advance(1.0)
+        await settle()
+        assert await w.storage.scan(b"g/") != before
+
+
+async def test_a_leader_that_died_before_it_wrote_of_a_jump_believes_the_member() -> None:
+    async with world() as w:
+        members = await joined(w, 8)
+        told = [await member.heartbeat() for member in members]
+
+        await w.die()
+        for member in members:
+            member.reconnect()
+        answers = [await member.heartbeat() for member in members]
+
+        assert [answer.error for answer in answers] == [ErrorCode.NONE] * 8
+        assert [answer.member_epoch for answer in answers] == [answer.member_epoch for answer in told]

@@ -163,3 +163,25 @@ async def test_a_session_can_be_acknowledged_over_another_connection() -> None:
         answer = await twin.acknowledge({at: [accept(0)]}, epoch=1)
 
         assert [p.error for p in answer.partitions] == [ErrorCode.NONE]
+
+
+async def test_the_session_of_a_member_that_timed_out_is_closed_and_its_parked_fetch_is_given_nothing() -> None:
+    config = ServerConfig.embedded(
+        {"group.share.session.timeout.ms": "10000", "group.share.heartbeat.interval.ms": "3000"}
+    )
+    async with world(config=config) as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(10)
+        m1, m2 = w.member("m1"), w.member("m2")
+        await m1.heartbeat("t", epoch=0)
+        await m2.heartbeat("t", epoch=0)
+        assert ranges(await m1.fetch(at)) == [(0, 9, 1)]
+        waiting = await parked(m1.fetch(max_wait_ms=60_000))
+
+        await w.clock.advance(6)
+        await m2.heartbeat()
+        await w.clock.advance(6)
+
+        assert (await waiting).partitions == ()
+        assert (await m1.acknowledge({at: [accept(0, 9)]})).error is ErrorCode.SHARE_SESSION_NOT_FOUND
+        assert ranges(await m2.fetch(at)) == [(0, 9, 2)]

@@ -26,12 +26,14 @@ CONFIGS = {
     "share.delivery.count.limit": "1000",
     "share.record.lock.duration.ms": "5000",
 }
+IN_FLIGHT_MAX = 20
 
 
 class Run:
-    """One seed's members and what they saw."""
+    """One seed's members and what they saw. controlled: the group is limited, paused and resumed meanwhile."""
 
-    def __init__(self, w: World, seed: int) -> None:
+    def __init__(self, w: World, seed: int, *, controlled: bool) -> None:
+        self.controlled = controlled
         self.w = w
         self.random = random.Random(seed)
         self.fault_rate = self.random.choice([0.0, 0.05, 0.3])
@@ -50,6 +52,7 @@ class Run:
         choices = [self.produce, self.fetch, self.fetch, self.acknowledge, self.acknowledge, self.pass_time]
         choices += [self.join, self.vanish] if self.random.random() < 0.3 else []
         choices += [self.restart] if self.random.random() < 0.1 else []
+        choices += [self.pause] if self.controlled and self.random.random() < 0.2 else []
         await self.random.choice(choices)(at)
 
     async def produce(self, _: TopicPartition) -> None:
@@ -79,8 +82,14 @@ class Run:
         """The process dies: nothing is released, nobody says good-bye."""
         self.members.clear()
         self.w.storage.before_write = None
-        self.w.server._partitions.release_member = lambda *_, **__: None
+        self.w.server.share.partitions.release_member = lambda *_, **__: None
         await self.w.restart()
+        self.w.storage.before_write = self.maybe_fail
+
+    async def pause(self, _: TopicPartition) -> None:
+        """Pause or resume the group."""
+        self.w.storage.before_write = None
+        await self.w.configure({"share.paused": self.random.choice(["true", "false", "false"])})
         self.w.storage.before_write = self.maybe_fail
 
     async def fetch(self, at: TopicPartition) -> None:
@@ -95,6 +104,10 @@ class Run:
         )
         assert answer.error is ErrorCode.NONE
         now_ms = self.w.clock.now_ms()
+        if self.controlled:
+            assert sum(owner.partition.acquired_count for owner in self.w.server.share.partitions.owners()) <= (
+                IN_FLIGHT_MAX
+            )
         for partition in answer.partitions:
             for first, last, _count in partition.acquired:
                 for offset in range(first, last + 1):
@@ -130,6 +143,7 @@ class Run:
     async def finish(self, at: TopicPartition) -> None:
         """Without faults, one member gets all that is left."""
         self.fault_rate = 0.0
+        await self.w.configure({"share.paused": None})
         await self.w.clock.advance(40)
         member = self.w.member("last")
         for _ in range(2 * self.produced + 10):
@@ -142,7 +156,7 @@ class Run:
                 self.accepted.update(range(first, last + 1))
             await member.acknowledge({at: [AckBatch(first, last, b"\x01") for first, last, _ in ranges]})
         assert self.accepted == set(range(self.produced))
-        (owner,) = self.w.server._partitions.owners()
+        (owner,) = self.w.server.share.partitions.owners()
         assert owner.partition.start_offset == self.produced
 
 
@@ -151,7 +165,22 @@ class Run:
 async def test_nothing_is_lost_and_nothing_accepted_comes_again(seed: int) -> None:
     async with world(configs=CONFIGS) as w:
         at = TopicPartition(await w.topic(), 0)
-        run = Run(w, seed)
+        run = Run(w, seed, controlled=False)
+        await run.join(at)
+        w.storage.before_write = run.maybe_fail
+        for _ in range(STEPS):
+            await run.step(at)
+        await run.finish(at)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("priority", ["redeliveries", "mixed", "new"])
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SEEDS // 3)))
+async def test_nothing_is_lost_in_a_group_that_is_limited_paused_and_resumed(seed: int, priority: str) -> None:
+    controls = {"share.max.in.flight": str(IN_FLIGHT_MAX), "share.delivery.priority": priority}
+    async with world(configs={**CONFIGS, **controls}) as w:
+        at = TopicPartition(await w.topic(), 0)
+        run = Run(w, seed, controlled=True)
         await run.join(at)
         w.storage.before_write = run.maybe_fail
         for _ in range(STEPS):

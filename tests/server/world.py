@@ -115,6 +115,12 @@ class World:
         await self.server.start()
         self.admin = self.server.connect(client_id="admin")
 
+    async def close(self) -> None:
+        """End the server; a test may have left its writes failing or held up."""
+        self.storage.before_write = None
+        await self.server.close()
+        await self.storage.close()
+
     async def restart(self, *, config: ServerConfig | None = None) -> None:
         """Another server over the same storage, as after the end of a process that closed in order."""
         await self.server.close()
@@ -123,7 +129,7 @@ class World:
 
     async def die(self) -> None:
         """The same after an end as by kill -9: nothing is released."""
-        self.server._sessions.disconnected = lambda _: None
+        self.server.share.sessions.disconnected = lambda _: None
         await self.restart()
 
     def member(self, member_id: str, group_id: str = "g", *, own: bool = False) -> Client:
@@ -163,9 +169,7 @@ async def world(*, config: ServerConfig | None = None, configs=EARLIEST):
     try:
         yield made
     finally:
-        made.storage.before_write = None
-        await made.server.close()
-        await made.storage.close()
+        await made.close()
 
 
 async def parked(request):

@@ -191,6 +191,12 @@ class Model:
         self.tiny = {offset: tiny for offset, tiny in self.tiny.items() if offset >= log_start}
         self._advance()
 
+    def cut(self, end: int) -> None:
+        """The log lost what was at `end` and behind."""
+        if end < self.end:
+            self.start, self.end = min(self.start, end), end
+            self.tiny = {offset: tiny for offset, tiny in self.tiny.items() if offset < end}
+
     def reloaded(self) -> None:
         for tiny in self.tiny.values():
             if tiny.state is RecordState.ACQUIRED:

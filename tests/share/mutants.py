@@ -53,6 +53,22 @@ MUTANTS = (
         "if states[at] not in (ACQUIRED, PENDING) or",
     ),
     Mutant(
+        "a decision acts on what came in the place of lost records",
+        "acknowledge",
+        "if decision.fence is not window.fence:",
+        "if False:",
+    ),
+    Mutant("a cut leaves the start offset behind the log's end", "window", "if end <= self.start:", "if False:"),
+    Mutant("a cut keeps the holds of what was lost", "window", "self.let_go(end, self.end - 1)", "pass"),
+    Mutant("a cut keeps the batches of what was lost", "window", "self.cached.cut(end)", "pass"),
+    Mutant("a cut is off by one", "partition", "window.drop_behind(end_offset)", "window.drop_behind(end_offset + 1)"),
+    Mutant(
+        "lost records stay suspects", "quarantine", "del self._suspects[bisect_left(self._suspects, end) :]", "pass"
+    ),
+    Mutant(
+        "the leader epoch of the log falls", "partition", "if log_epoch > self.log_epoch and", "if log_epoch >= 0 and"
+    ),
+    Mutant(
         "an acquire does not count",
         "acquire",
         "self.take_run(low, until, count + 1)",
@@ -68,11 +84,22 @@ MUTANTS = (
     Mutant(
         "a record that is not acquired is taken in an acknowledged range",
         "acknowledge",
-        "elif state != HOLE:",
+        "elif state != HOLE or batch.joined:",
         "elif False:",
     ),
     Mutant("the lock limit is ignored", "acquire", "limits.record_locks_max - span", "limits.record_locks_max"),
-    Mutant("the acquired count is not limited", "acquire", "limits.record_locks_max - window.acquired", "records_max"),
+    Mutant("the acquired count is not limited", "allotment", "self.limit - self.tally.total", "self.limit"),
+    Mutant("who holds much gets as much as others", "allotment", "if not self._hungry:", "if True:"),
+    Mutant("what is given back stays counted", "holds", "self.tally.add(hold.member_id, -count)", "pass"),
+    Mutant(
+        "a group's limit is kept to the batch only",
+        "partition",
+        "mode if self.quota is None else AcquireMode.RECORD_LIMIT",
+        "mode",
+    ),
+    Mutant("a paused group hands out records", "partition", "if self._limits.paused or records_max", "if records_max"),
+    Mutant("new records pass the holes of a reload", "partition", " or window.gap_start >= 0 or", " or"),
+    Mutant("new records wait as redeliveries do", "turns", "self.new = priority is Priority.NEW", "self.new = False"),
     Mutant("the window is not limited", "acquire", "room = limits.window_max - span", "room = limits.window_max"),
     Mutant(
         "an unrun release costs its attempt",
@@ -88,7 +115,7 @@ MUTANTS = (
     ),
     Mutant("a renewal does not extend the lock", "acknowledge", "now_ms + limits.lock_duration_ms)", "now_ms + 1)"),
     Mutant("a renewal is taken though turned off", "acknowledge", "if not limits.renew_enabled:", "if False:"),
-    Mutant("a restart forgets the delivery count", "partition", "first, last, run.delivery_count)", "first, last, 0)"),
+    Mutant("a restart forgets the delivery count", "reload", "first, last, run.delivery_count)", "first, last, 0)"),
     Mutant(
         "an acknowledgement is stored with a start offset too far",
         "acknowledge",

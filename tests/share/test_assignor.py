@@ -140,3 +140,15 @@ def test_a_thousand_members_and_partitions_take_well_under_a_second(topics, part
 
     assert again == first
     assert time.perf_counter() - started < 2
+
+
+@pytest.mark.slow
+def test_ten_thousand_partitions_of_a_thousand_topics_stay_put_whatever_each_of_a_thousand_members_subscribes_to():
+    topics = [UUID(int=number) for number in range(1000)]
+    subscriptions = {f"m{i}": [topics[(i + k) % 1000] for k in range(20)] for i in range(1000)}
+    sizes = {topic: range(10) for topic in topics}
+    first = assign(subscriptions, sizes, {})
+
+    assert assign(subscriptions, sizes, first) == first
+    holders = Counter(key for keys in first.values() for key in keys)
+    assert holders == dict.fromkeys(((topic, p) for topic in topics for p in range(10)), 2)

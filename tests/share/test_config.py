@@ -7,7 +7,7 @@ import pytest
 from flowshare.share.config import EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS, GroupConfig, ServerConfig
 from flowshare.share.errors import InvalidConfig
 from flowshare.share.settings import duration_ms
-from flowshare.share.types import Limits
+from flowshare.share.types import Limits, Priority
 
 KAFKA = ServerConfig()
 EMBEDDED = ServerConfig.embedded()
@@ -235,6 +235,24 @@ def test_limits_follow_the_settings():
     assert GroupConfig(dead_letter_topic="dlq.orders").limits().dead_letter_on_reject
 
 
+def test_the_settings_of_flowshares_own_reach_the_share_partition():
+    config = GroupConfig.parse(
+        {"share.paused": "true", "share.max.in.flight": "7", "share.delivery.priority": "mixed"}, EMBEDDED
+    )
+
+    assert (config.limits().paused, config.max_in_flight) == (True, 7)
+    assert config.limits().priority is Priority.MIXED
+    assert GroupConfig.parse({"share.max.in.flight": "0"}, EMBEDDED).max_in_flight is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("share.max.in.flight", "-1"), ("share.delivery.priority", "first"), ("share.paused", "yes")]
+)
+def test_values_of_flowshares_own_settings_are_checked(name, value):
+    with pytest.raises(InvalidConfig, match=f"{name.replace('.', '[.]')} is '{value}'; allowed: "):
+        GroupConfig.parse({name: value}, EMBEDDED)
+
+
 def test_values_lists_every_setting_as_it_acts():
     stored = {"share.delivery.count.limit": "1000", "share.partition.max.window": "locks"}
 
@@ -266,7 +284,14 @@ def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
         "errors.deadletterqueue.topic.name": "",
         "errors.deadletterqueue.copy.record.enable": "false",
     }
-    own = {"share.partition.max.window": "200000", "share.retention.ms": "-1", "share.dead.letter.on": "all"}
+    own = {
+        "share.partition.max.window": "200000",
+        "share.retention.ms": "-1",
+        "share.dead.letter.on": "all",
+        "share.paused": "false",
+        "share.max.in.flight": "0",
+        "share.delivery.priority": "redeliveries",
+    }
     assert values == kafka | own
 
 

@@ -174,6 +174,52 @@ def test_g08_the_current_and_the_previous_epoch_are_accepted():
             world.beat("a", epoch)
 
 
+def test_a_jump_to_the_target_is_no_reason_to_write_before_the_answer():
+    world = World(FOO)
+    world.beat("a", 0, "foo")
+    world.beat("b", 0, "foo")
+
+    jumped, still = world.beat("a", 2), world.beat("a", 3)
+
+    assert (jumped.member_epoch, jumped.changed, jumped.jumped) == (3, False, True)
+    assert (still.changed, still.jumped) == (False, False)
+
+
+def test_a_group_from_the_store_believes_a_member_that_has_jumped_further_than_is_written():
+    world = World(FOO)
+    world.beat("a", 0, "foo")
+    world.beat("b", 0, "foo")
+    world.restart()
+
+    assert world.beat("a", 3).member_epoch == 3
+    assert (world.group.members["a"].epoch, world.group.members["a"].previous_epoch) == (3, 2)
+
+
+@pytest.mark.parametrize("epoch", [1, 4])
+def test_a_group_from_the_store_believes_no_epoch_that_nobody_was_told(epoch):
+    world = World(FOO)
+    world.beat("a", 0, "foo")
+    world.beat("b", 0, "foo")
+    world.restart()
+
+    with pytest.raises(FencedMemberEpoch):
+        world.beat("a", epoch)
+
+
+def test_a_group_from_the_store_believes_only_a_members_first_word():
+    world = World(FOO)
+    world.beat("a", 0, "foo")
+    world.beat("b", 0, "foo")
+    world.restart()
+    world.beat("c", 0, "foo")
+    world.group.members["a"].epoch = 2
+    world.beat("a", 2)
+    world.group.members["a"].epoch = 2
+
+    with pytest.raises(FencedMemberEpoch):
+        world.beat("a", 3)
+
+
 def test_a_member_that_lost_the_last_answer_is_told_its_assignment_again():
     world = World(FOO)
     world.beat("a", 0, "foo")
@@ -551,12 +597,27 @@ def test_everything_durable_survives_encoding():
     assert decode_group(encode_group(GroupState())) == GroupState()
 
 
+def test_a_member_whose_answers_are_lost_again_and_again_is_not_fenced():
+    """As when the group cannot be written: it says the last epoch that it heard of, while the group goes on."""
+    world = World(FOO)
+    heard = world.beat("a", 0, "foo").member_epoch
+    for number in range(3):
+        world.beat(f"b{number}", 0, "foo")
+        lost = world.beat("a", heard)
+        assert lost.member_epoch > heard
+        assert lost.assignment is not None
+
+    told = world.beat("a", heard)
+
+    assert world.beat("a", told.member_epoch).member_epoch == told.member_epoch
+
+
 def test_a_damaged_group_is_refused():
     world = World(FOO)
     world.beat("a", 0, "foo")
     data = world.group.encode()
 
-    damaged = [b"", data[:3], data[:-1], b"\x02" + data[1:], data[:30] + bytes([data[30] ^ 1]) + data[31:]]
+    damaged = [b"", data[:3], data[:-1], bytes([data[0] + 1]) + data[1:], data[:30] + bytes([data[30] ^ 1]) + data[31:]]
 
     for content in damaged:
         with pytest.raises(StateCorrupt):

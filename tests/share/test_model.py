@@ -8,15 +8,17 @@ changes nothing. The limits are never computed for the code under test.
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flowshare.share.allotment import Allotment
 from flowshare.share.errors import ShareError
 from flowshare.share.partition import Decision, SharePartition
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch, StateRun
+from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch, Priority, StateRun
 from tests.share.model import Model, Wanted
 
 MEMBERS = ("m1", "m2", "m3")
@@ -39,16 +41,30 @@ class SharePartitionMachine(RuleBasedStateMachine):
         window=st.none() | st.integers(4, 40),
         renew=st.booleans(),
         start=st.integers(0, 7),
+        priority=st.sampled_from(Priority),
+        quota=st.none() | st.integers(1, 20),
     )
-    def begin(self, deliveries: int, locks: int, window: int | None, renew: bool, start: int) -> None:
+    def begin(
+        self,
+        deliveries: int,
+        locks: int,
+        window: int | None,
+        renew: bool,
+        start: int,
+        priority: Priority,
+        quota: int | None,
+    ) -> None:
         self.limits = Limits(
             lock_duration_ms=LOCK_MS,
             delivery_count_max=deliveries,
             record_locks_max=locks,
             window_max=window,
             renew_enabled=renew,
+            priority=priority,
         )
         self.real = SharePartition(start_offset=start, limits=self.limits)
+        self.quota = None if quota is None else Allotment(quota)
+        self.real.quota = self.quota
         self.model = Model(self.limits, start)
         self.log_end = start
 
@@ -69,12 +85,15 @@ class SharePartitionMachine(RuleBasedStateMachine):
         fetched=st.integers(1, 5),
     )
     def acquire(self, member: str, mode: AcquireMode, records_max: int, batch_size: int, fetched: int) -> None:
-        fetch_offset = self.real.next_fetch_offset()
+        fetch_offset = self.real.next_fetch_offset(self.log_end)
         batches = [batch for batch in self.log if batch.last >= fetch_offset][:fetched]
         if not batches:
             return
         room, redelivers = self.model.room_for_new(), self.model.room_for_redelivery()
         to_be_had = [offset for offset in self.model.tiny if self.model.fetchable(offset, self.now_ms)]
+        waits = self.kept_apart(member) or self.real.first_served(self.now_ms) is not None
+        limit = 1_000_000 if self.quota is None or self.quota.limit is None else self.quota.limit
+        left = max(0, limit - self.model.acquired_count)
         got = self.real.acquire(
             member,
             mode=mode,
@@ -89,7 +108,8 @@ class SharePartitionMachine(RuleBasedStateMachine):
         taken = sum(last - first + 1 for first, last, _ in got.ranges)
         if mode is AcquireMode.RECORD_LIMIT:
             assert taken <= records_max
-        if ((to_be_had and redelivers) or room) and not self.kept_apart(member):
+        assert taken <= left, "the group's limit is kept to the record"
+        if left and ((to_be_had and redelivers) or room) and not waits:
             assert taken > 0, "something was to be had and nothing was acquired"
         if taken:
             assert got.update is not None
@@ -141,8 +161,10 @@ class SharePartitionMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, written: bool) -> None:
         decision, wanted = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         if written:
+            decided = sum(change.last - change.first + 1 for change in decision.changes)
             self.real.commit(decision)
             self.model.committed(wanted)
+            assert decision.lost == (decided > len(wanted)), "whether something was lost is told"
         else:
             self.real.abort(decision, now_ms=self.now_ms)
             self.model.aborted(wanted, self.now_ms)
@@ -166,11 +188,30 @@ class SharePartitionMachine(RuleBasedStateMachine):
         self.model.log_started_at(log_start)
         self.log = [batch for batch in self.log if batch.last >= log_start]
 
+    @precondition(lambda self: self.log)
+    @rule(lost=st.integers(0, 15))
+    def cut(self, lost: int) -> None:
+        end = max(self.log[0].first, self.log_end - lost)
+        update = self.real.cut(end)
+        assert (update is not None) == (end < self.model.end)
+        self.model.cut(end)
+        self.log_end = end
+        self.log = [LogBatch(batch.first, min(batch.last, end - 1)) for batch in self.log if batch.first < end]
+        # A decision that is settled later has no effect on what comes in the place of what was lost.
+        self.open = [(decision, [one for one in wanted if one[0] < end]) for decision, wanted in self.open]
+
+    @precondition(lambda self: getattr(self, "quota", None) is not None)
+    @rule(limit=st.none() | st.integers(1, 20))
+    def lease(self, limit: int | None) -> None:
+        self.quota.limit = limit
+
     @precondition(lambda self: not self.open)
     @rule()
     def reload(self) -> None:
         self.real = SharePartition(start_offset=self.real.start_offset, limits=self.limits, runs=self.real.state())
         self.model.reloaded()
+        self.quota = None if self.quota is None else Allotment(self.quota.limit)
+        self.real.quota = self.quota
 
     def kept_apart(self, member: str) -> bool:
         """Whether records of a dead process may keep this member waiting."""
@@ -200,10 +241,24 @@ class SharePartitionMachine(RuleBasedStateMachine):
         if not hasattr(self, "real"):
             return
         to_be_had = [offset for offset in self.model.tiny if self.model.fetchable(offset, self.now_ms)]
-        assert self.real.next_fetch_offset() == min(to_be_had, default=self.model.end)
+        if self.limits.priority is Priority.REDELIVERIES:
+            assert self.real.next_fetch_offset() == min(to_be_had, default=self.model.end)
+        else:
+            assert self.real.next_fetch_offset(self.log_end) in (*to_be_had, self.model.end)
+        used_up = self.quota is not None and self.quota.used_up
         assert self.real.can_acquire() == (
-            bool(to_be_had and self.model.room_for_redelivery()) or self.model.room_for_new()
+            not used_up and (bool(to_be_had and self.model.room_for_redelivery()) or self.model.room_for_new())
         )
+
+    @invariant()
+    def it_is_counted_who_holds_how_much(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        owners = Counter(tiny.owner for tiny in self.model.tiny.values() if tiny.owner is not None)
+        assert self.real._window.holds.tally.held == dict(owners)
+        assert self.real._window.holds.tally.total == self.real.acquired_count
+        if self.quota is not None:
+            assert (self.quota.tally.held, self.quota.tally.total) == (dict(owners), sum(owners.values()))
 
     @invariant()
     def the_next_deadline_is_the_earliest(self) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from flowshare.share.partition import SharePartition
-from flowshare.share.types import AcknowledgeBatch, AcquiredRange, AcquireMode, Limits, LogBatch, RecordState, StateRun
+from flowshare.share.types import (
+    UNLIMITED_DELIVERIES,
+    AcknowledgeBatch,
+    AcquiredRange,
+    AcquireMode,
+    Limits,
+    LogBatch,
+    RecordState,
+    StateRun,
+)
 
 ACCEPT, RELEASE = b"\x01", b"\x02"
 
 
-def reloaded(count: int) -> SharePartition:
+def reloaded(count: int, limit: int = 10) -> SharePartition:
     """A share-partition whose process died with offsets 2..5 acquired for the `count`-th time."""
     run = StateRun(2, 5, RecordState.ACQUIRED, count, "dead")
-    return SharePartition(start_offset=2, limits=Limits(delivery_count_max=10), runs=(run,))
+    return SharePartition(start_offset=2, limits=Limits(delivery_count_max=limit), runs=(run,))
 
 
 def acquire(partition: SharePartition, member: str) -> tuple[AcquiredRange, ...]:
@@ -43,6 +52,14 @@ def test_after_two_deaths_each_record_comes_alone_and_the_rest_follows() -> None
         settle(partition, "m1", offset, ACCEPT)
 
     assert acquire(partition, "m1") == (AcquiredRange(6, 20, 1),)
+
+
+def test_without_a_delivery_limit_nothing_is_ever_kept_apart() -> None:
+    partition = reloaded(7, UNLIMITED_DELIVERIES)
+
+    assert acquire(partition, "m1") == (AcquiredRange(2, 5, 8), AcquiredRange(6, 20, 1))
+    partition.release_member("m1", now_ms=0, died=True)
+    assert acquire(partition, "m1") == (AcquiredRange(2, 5, 9), AcquiredRange(6, 20, 2))
 
 
 def test_another_member_gets_the_next_one_meanwhile() -> None:

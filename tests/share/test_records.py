@@ -44,12 +44,13 @@ RUNS = st.builds(
     st.sampled_from([0, 0, 1_790_000_000_000, 1_790_000_000_500]),
 )
 UPDATES = st.builds(
-    lambda start, complete, changed: PartitionUpdate(
-        start_offset=start, delivery_complete_count=complete, runs=tuple(changed)
+    lambda start, complete, changed, epoch: PartitionUpdate(
+        start_offset=start, delivery_complete_count=complete, runs=tuple(changed), log_epoch=epoch
     ),
     st.integers(-1, 25),
     st.integers(0, 9),
     st.lists(RUNS, max_size=4),
+    st.integers(-1, 2**31 - 1),
 )
 
 
@@ -68,15 +69,17 @@ def assert_merged(content):
 
 @given(
     st.builds(
-        lambda s, leader, start, complete, content: PartitionState(
+        lambda s, leader, epoch, start, complete, content: PartitionState(
             state_epoch=s,
             leader_epoch=leader,
+            log_epoch=epoch,
             start_offset=start,
             delivery_complete_count=complete,
             runs=tuple(content),
         ),
         st.integers(0, 2**31),
         st.integers(0, 2**31),
+        st.integers(-1, 2**31 - 1),
         st.integers(-1, 2**62),
         st.integers(-1, 10),
         st.lists(RUNS, max_size=8),
@@ -162,6 +165,14 @@ def test_a_flipped_bit_or_a_missing_end_is_refused(update, data):
             decode_update(damaged)
 
 
+def test_an_update_that_knows_no_leader_epoch_leaves_it_as_it_was():
+    known = PartitionUpdate(start_offset=0, delivery_complete_count=0, log_epoch=4)
+    unknown = PartitionUpdate(start_offset=0, delivery_complete_count=0)
+
+    assert replay(PartitionState(start_offset=0, log_epoch=3), [unknown]).log_epoch == 3
+    assert replay(PartitionState(start_offset=0, log_epoch=3), [known, unknown]).log_epoch == 4
+
+
 def test_a_snapshot_is_no_update():
     with pytest.raises(StateCorrupt, match="kind"):
         decode_update(encode_state(PartitionState()))
@@ -181,8 +192,31 @@ def test_a_snapshot_is_no_update():
     ],
 )
 def test_content_that_contradicts_itself_is_refused(body):
+    body = bytes([3]) + body  # the log's leader epoch
     with pytest.raises(StateCorrupt):
         decode_update(HEADER.pack(VERSION, UPDATE, zlib.crc32(body)) + body)
+
+
+OLD_STATE = "0101fa21d81a0402060201026d3109010201020100080100030202070a0180b083c59868"
+OLD_UPDATE = "01024dd9af2e060201026d3109010201020100080100030202070a0180b083c59868"
+
+
+def test_what_releases_without_leader_epochs_wrote_is_read():
+    content = runs((5, 8, 1, 2, "m1"), (9, 9, 2, 1), (10, 12, 0, 1, None, 1_790_000_000_000))
+
+    assert decode_state(bytes.fromhex(OLD_STATE)) == PartitionState(
+        state_epoch=4, leader_epoch=2, start_offset=5, delivery_complete_count=1, runs=content
+    )
+    assert decode_update(bytes.fromhex(OLD_UPDATE)) == PartitionUpdate(
+        start_offset=5, delivery_complete_count=1, runs=content
+    )
+
+
+def test_what_a_later_release_wrote_is_refused_with_what_to_do():
+    later = HEADER.pack(VERSION + 1, STATE, 0)
+
+    with pytest.raises(StateCorrupt, match=r"a later release of flowshare wrote.*install that release"):
+        decode_state(later)
 
 
 # --- replay -----------------------------------------------------------------------------------------------------

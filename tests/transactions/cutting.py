@@ -52,22 +52,33 @@ class Proxy:
         task.add_done_callback(self.tasks.discard)
         try:
             back, forth = await asyncio.open_connection(self.target.host, self.target.port)
-        except OSError:
+            try:
+                await self._copy_both(reader, forth, back, writer)
+            finally:
+                forth.transport.abort()
+        except (OSError, asyncio.CancelledError):
+            pass  # nobody is there, or the proxy closes
+        finally:
             writer.transport.abort()
-            return
+
+    async def _copy_both(
+        self,
+        reader: asyncio.StreamReader,
+        forth: asyncio.StreamWriter,
+        back: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Until either end closes."""
         ways = [
             asyncio.ensure_future(self._copy(reader, forth, answers=False)),
             asyncio.ensure_future(self._copy(back, writer, answers=True)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass  # the proxy closes
         finally:
             for way in ways:
                 way.cancel()
-            for end in (writer, forth):
-                end.transport.abort()
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
         with suppress(ConnectionError):
@@ -86,6 +97,10 @@ def broker_behind_proxy(folder: Path, seed: int) -> Iterator[tuple[Proxy, str]]:
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # ends what is left
+            runner.run(main())
+
     async def main() -> None:
         port = await proxy.start()
         told = Address(host="127.0.0.1", port=port)
@@ -98,7 +113,7 @@ def broker_behind_proxy(folder: Path, seed: int) -> Iterator[tuple[Proxy, str]]:
         await broker.close()
         await proxy.close()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), name="broker")
+    thread = threading.Thread(target=run, name="broker")
     thread.start()
     try:
         assert ready.wait(LIMIT_S)
@@ -106,7 +121,6 @@ def broker_behind_proxy(folder: Path, seed: int) -> Iterator[tuple[Proxy, str]]:
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(LIMIT_S)
-        loop.close()
 
 
 class Process:

@@ -1,11 +1,18 @@
 """Health, metrics and lists over HTTP, for a host that stands in."""
 
+import asyncio
 import json
 
 import aiohttp
 import pytest
 
+from flowshare.agents.options import AgentOptions
+from flowshare.agents.rates import HandlerLook
 from flowshare.agents.times import HandlerTimes
+from flowshare.backend.capabilities import NATIVE
+from flowshare.client.admin import BatchFacts
+from flowshare.clock import LoopClock
+from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
 from flowshare.web.server import PagesError, WebServer
 
 
@@ -18,6 +25,11 @@ class StandIn:
         self.not_ready = ()
         self.dead = ()
         self.runtimes = {}
+        self.clock = LoopClock()
+        self.admin = Admin()
+        self.backend = Backend()
+        self.drains = []
+        self.led_here = {}
 
     def live(self):
         return self.dead
@@ -27,6 +39,13 @@ class StandIn:
 
     def in_flight(self, *, stacks=False):
         return [{"agent": "bill", "offset": 17, **({"stack": "here"} if stacks else {})}]
+
+    def led(self):
+        return self.led_here
+
+    async def drain(self, timeout_s=None):
+        self.drains.append(timeout_s)
+        return True
 
     async def lag(self, *, all_groups=False):
         return [
@@ -44,28 +63,66 @@ class StandIn:
         ]
 
 
+class Backend:
+    capabilities = NATIVE
+
+
+class Admin:
+    """Two partitions of one topic that nobody adds to."""
+
+    async def group_offsets(self, group):
+        known = {"topic": "orders", "topic_id": None, "start_offset": 5, "lag": 7, "redeliveries": 1}
+        return [SharePartitionOffsets(partition=part, in_flight=2, **known) for part in (0, 1)]
+
+    async def log_end(self, topic, partition):
+        return 12
+
+    async def topic_configs(self, topic):
+        return [ConfigEntry(name="retention.ms", value="3600000", is_default=False)]
+
+    async def peek(self, topic, partition, offset):
+        return BatchFacts(LoopClock().now_ms() - 60_000, 100.0)
+
+    async def describe_group(self, group):
+        return Described()
+
+
+class Described:
+    members = (1, 2, 3)
+
+
 class Agent:
+    name = "bill"
     group = "shop.bill"
+    topics = ("orders",)
+    options = AgentOptions(concurrency=4)
 
 
 class Runtime:
-    def __init__(self):
+    def __init__(self, running=4):
         from flowshare.agents.stats import AgentStats
 
+        self.running = running
         self.agent = Agent()
         self.handler_times = HandlerTimes()
         self.counters = AgentStats(received=9, accepted=5, retried=2, released=1, dead_lettered=1)
+
+    def handler_look(self):
+        return HandlerLook(at_s=0.0, busy_s=8.0, settled=0, again=0, running=self.running)
 
     def stats(self):
         gauges = {"running": 2.0, "buffered": 3.0, "overdue": 0.0, "paused": 0.0}
         return {**self.counters.counters(), **gauges}
 
 
-async def get(host, page):
-    server = WebServer(host)
+async def get(host, page, *, method="GET", looks=0, **options):
+    server = WebServer(host, **options)
     address = await server.start()
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"http://{address}{page}") as answer:
+        for _ in range(looks):
+            await server._load.look()
+            await asyncio.sleep(0)
+        async with aiohttp.ClientSession() as session, session.request(method, f"http://{address}{page}") as answer:
             return answer.status, await answer.text()
     finally:
         await server.close()
@@ -108,7 +165,7 @@ async def test_metrics_have_kafkas_words():
     host.runtimes = {"bill": Runtime()}
     host.runtimes["bill"].handler_times.add(0.2, 4)
 
-    status, text = await get(host, "/metrics")
+    status, text = await get(host, "/metrics", looks=2)
 
     assert status == 200
     labels = 'agent="bill",group="shop.bill"'
@@ -119,4 +176,78 @@ async def test_metrics_have_kafkas_words():
     assert f'flowshare_handler_seconds_bucket{{{labels},le="0.05"}} 4.0' in text
     assert f'flowshare_handler_seconds_bucket{{{labels},le="0.025"}} 0.0' in text
     assert "flowshare_ready 1.0" in text
-    assert "flowshare_oldest_record_age_seconds{" not in text
+    where = 'group="shop.bill",partition="0",topic="orders"'
+    assert f"flowshare_oldest_record_age_seconds{{{where}}} 60." in text
+    assert f"flowshare_retention_left_seconds{{{where}}} 35" in text
+    by_topic = 'agent="bill",group="shop.bill",topic="orders"'
+    assert f"flowshare_arriving_records_per_second{{{by_topic}}} 0.0" in text
+    assert f"flowshare_redeliveries_per_second{{{by_topic}}} 0.0" in text
+    assert f"flowshare_needed_workers{{{by_topic}}} 0.5" in text
+    assert 'flowshare_group_members{group="shop.bill"} 3.0' in text
+
+
+@pytest.mark.asyncio
+async def test_what_is_needed_is_a_number_that_autoscalers_find():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+
+    found = json.loads((await get(host, "/scale", looks=2))[1])
+    sooner = json.loads((await get(host, "/scale?target_age=500ms", looks=2))[1])
+
+    assert (found["workers"], found["known"], found["members"]) == (1, True, 3)
+    assert found["needed"] == 0.5, "10 wait besides the 4 in flight: 1/s, of 2 s each, in 4 places"
+    assert (sooner["target_age_s"], sooner["workers"]) == (0.5, 10)
+    assert isinstance(found["workers"], int)
+    assert found["agents"][0]["topics"][0]["topic"] == "orders"
+
+
+@pytest.mark.asyncio
+async def test_before_it_is_known_what_is_needed_nothing_is_to_change():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime(running=0)}
+
+    found = json.loads((await get(host, "/scale", looks=2))[1])
+
+    assert (found["workers"], found["known"], found["needed"]) == (3, False, None)
+
+
+@pytest.mark.asyncio
+async def test_a_target_age_that_is_no_time_is_refused():
+    status, body = await get(StandIn(), "/scale?target_age=soon")
+
+    assert status == 400
+    assert "10s" in body
+
+
+@pytest.mark.asyncio
+async def test_lag_by_topic_has_rates():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+
+    [row] = json.loads((await get(host, "/lag?topics", looks=2))[1])
+
+    assert (row["partitions"], row["backlog"], row["needed_workers"]) == (2, 14, 0.5)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_is_drained_by_a_post_from_its_own_machine_only(monkeypatch):
+    host = StandIn()
+
+    assert (await get(host, "/drain"))[0] == 405
+    assert await get(host, "/drain", method="POST", drain_timeout_s=7.0) == (200, '{"drained":true}')
+    monkeypatch.setattr("aiohttp.web_request.BaseRequest.remote", "10.1.2.3")
+    assert (await get(host, "/drain", method="POST"))[0] == 403
+    assert host.drains == [7.0]
+
+
+@pytest.mark.asyncio
+async def test_metrics_tell_what_the_process_leads_and_nothing_when_it_leads_nothing():
+    host = StandIn()
+    _, nothing = await get(host, "/metrics")
+    host.led_here = {"share_partitions": 3, "slots": 2, "slots_claimed": 5, "state_writes": 70}
+    _, something = await get(host, "/metrics")
+
+    assert "flowshare_fleet_slots_led" not in nothing
+    assert "flowshare_fleet_slots_led 2.0" in something
+    assert "flowshare_fleet_slots_claimed_total 5.0" in something
+    assert "flowshare_state_writes_total 70.0" in something

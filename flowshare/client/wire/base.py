@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import write_request
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+LEFT_OUT: Final = "the answer leaves out the partition"
 
 
 def no_needs(request: Any) -> int:
@@ -35,6 +37,15 @@ Write = Callable[[int, str, Any, int], bytes]
 """(correlation id, client id, plain request, version) -> frame with its length."""
 
 
+Read = Callable[[bytes, Any], Any]
+"""(frame without its length, plain request) -> plain response."""
+
+
+def alone(read: Callable[[bytes], Any]) -> Read:
+    """Read an answer that says by itself what it is about."""
+    return lambda frame, _: read(frame)
+
+
 def by_kio(encode: Callable[[Any, int], Any]) -> Write:
     """Write what `encode` makes of (plain request, version): kio's request entity."""
 
@@ -49,9 +60,8 @@ class Codec:
     """One API.
 
     name: kio's module. lowest, highest: versions that work. write: makes the frame of a request. decode: (kio's
-    response entity, plain request) -> plain response. read: in place of both, frame without its length -> plain
-    response. needs: the lowest version that can say what this request says. wait_ms: how long the server may sit on
-    this request by its own wish.
+    response entity, plain request) -> plain response. read: in place of both. needs: the lowest version that can say
+    what this request says. wait_ms: how long the server may sit on this request by its own wish.
     """
 
     key: ApiKey
@@ -60,7 +70,7 @@ class Codec:
     highest: int
     write: Write
     decode: Callable[[Any, Any], Any] | None = None
-    read: Callable[[bytes], Any] | None = None
+    read: Read | None = None
     needs: Callable[[Any], int] = no_needs
     wait_ms: Callable[[Any], int] = no_wait
 

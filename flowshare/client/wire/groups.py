@@ -18,20 +18,29 @@ from flowshare.protocol.messages import (
     ListGroupsResponse,
 )
 
-GROUP: Final = 0
-"""Key type of groups; share groups have no other (key type 2 is for brokers)."""
+KEY_TYPES: Final = {"group": 0, "transaction": 1, "share": 2}
+"""Kafka's numbers of what has a coordinator; share groups are groups (key type 2 is for their state)."""
+SHARE_FROM: Final = 6
+"""The version from which the state of share-partitions has coordinators."""
+MANY_KEYS_FROM: Final = 4
+"""The version from which one request may ask for several keys."""
+TYPES_FROM: Final = 5
+"""The version of ListGroups that knows types of groups; before it all are classic."""
 
 
 def _find(request: FindCoordinatorRequest, version: int) -> Any:
     m = module("find_coordinator", version, "request")
-    return m.FindCoordinatorRequest(key_type=GROUP, coordinator_keys=(request.group_id,))
+    keys: dict[str, Any] = {"key": request.key} if version < MANY_KEYS_FROM else {"coordinator_keys": (request.key,)}
+    return m.FindCoordinatorRequest(key_type=KEY_TYPES[request.kind], **keys)
 
 
 def _find_answer(answer: Any, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    found = next((one for one in answer.coordinators if one.key == request.group_id), None)
+    found = answer
+    if answer.__version__ >= MANY_KEYS_FROM:
+        found = next((one for one in answer.coordinators if one.key == request.key), None)
     if found is None:
         return FindCoordinatorResponse(
-            error=ErrorCode.UNKNOWN_SERVER_ERROR, message=f"the answer leaves out the group {request.group_id!r}"
+            error=ErrorCode.UNKNOWN_SERVER_ERROR, message=f"the answer leaves out the {request.kind} {request.key!r}"
         )
     return FindCoordinatorResponse(
         error=code(found.error_code),
@@ -44,7 +53,8 @@ def _find_answer(answer: Any, request: FindCoordinatorRequest) -> FindCoordinato
 
 def _list(request: ListGroupsRequest, version: int) -> Any:
     m = module("list_groups", version, "request")
-    return m.ListGroupsRequest(states_filter=request.states, types_filter=request.types)
+    types: dict[str, Any] = {"types_filter": request.types} if version >= TYPES_FROM else {}
+    return m.ListGroupsRequest(states_filter=request.states, **types)
 
 
 def _list_answer(answer: Any, _: ListGroupsRequest) -> ListGroupsResponse:
@@ -54,7 +64,7 @@ def _list_answer(answer: Any, _: ListGroupsRequest) -> ListGroupsResponse:
             ListedGroup(
                 group_id=str(group.group_id),
                 state=group.group_state,
-                type=group.group_type,
+                type=getattr(group, "group_type", "classic"),
                 protocol_type=group.protocol_type,
             )
             for group in answer.groups
@@ -79,13 +89,20 @@ CODECS: Final[dict[type[Any], Codec]] = {
     FindCoordinatorRequest: Codec(
         key=ApiKey.FIND_COORDINATOR,
         name="find_coordinator",
-        lowest=4,
+        lowest=3,
         highest=6,
         write=by_kio(_find),
         decode=_find_answer,
+        needs=lambda request: SHARE_FROM if request.kind == "share" else 0,
     ),
     ListGroupsRequest: Codec(
-        key=ApiKey.LIST_GROUPS, name="list_groups", lowest=5, highest=5, write=by_kio(_list), decode=_list_answer
+        key=ApiKey.LIST_GROUPS,
+        name="list_groups",
+        lowest=4,
+        highest=5,
+        write=by_kio(_list),
+        decode=_list_answer,
+        needs=lambda request: TYPES_FROM if request.types else 0,
     ),
     DeleteGroupsRequest: Codec(
         key=ApiKey.DELETE_GROUPS,

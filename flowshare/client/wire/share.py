@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.wire.base import Codec, by_kio, code, endpoints, text, whole_ms
+from flowshare.client.wire.base import Codec, alone, by_kio, code, endpoints, text, whole_ms
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.messages import (
     AcknowledgedPartition,
@@ -113,7 +113,7 @@ CODECS: Final[dict[type[Any], Codec]] = {
         lowest=1,
         highest=2,
         write=encode_fetch,
-        read=decode_fetched,
+        read=alone(decode_fetched),
         needs=_fetch_needs,
         wait_ms=lambda request: request.max_wait_ms,
     ),

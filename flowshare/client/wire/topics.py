@@ -19,6 +19,12 @@ from flowshare.protocol.messages import (
 
 WAIT_MS: Final = 15_000
 """How long the broker may work on a change; below request_timeout_s, so that its answer still comes."""
+CLUSTER_APART_FROM: Final = 11
+"""The version of Metadata from which what one may do with the cluster is no longer asked here."""
+NOT_TOLD: Final = -(2**31)
+"""What stands for operations when they are not told."""
+BY_ID_FROM: Final = 12
+"""The version of Metadata from which topics can be named by their ids; the answers have ids since version 10."""
 
 
 def _metadata(request: MetadataRequest, version: int) -> Any:
@@ -28,10 +34,16 @@ def _metadata(request: MetadataRequest, version: int) -> Any:
         topics = tuple(m.MetadataRequestTopic(topic_id=None, name=name) for name in request.topics or ()) + tuple(
             m.MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in request.topic_ids
         )
-    return m.MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
+    cluster: dict[str, Any] = {"include_cluster_authorized_operations": False} if version < CLUSTER_APART_FROM else {}
+    return m.MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=request.authorized,
+        **cluster,
+    )
 
 
-def _metadata_answer(answer: Any, _: MetadataRequest) -> MetadataResponse:
+def _metadata_answer(answer: Any, request: MetadataRequest) -> MetadataResponse:
     return MetadataResponse(
         topics=tuple(
             TopicMetadata(
@@ -39,16 +51,25 @@ def _metadata_answer(answer: Any, _: MetadataRequest) -> MetadataResponse:
                 error=code(topic.error_code),
                 topic_id=topic.topic_id,
                 partitions=len(topic.partitions),
-                leaders=_leaders(topic.partitions),
+                leaders=_each(topic.partitions, "leader_id"),
+                leader_epochs=_each(topic.partitions, "leader_epoch"),
+                replicas=min((len(part.replica_nodes) for part in topic.partitions), default=-1),
+                authorized=_operations(topic) if request.authorized else None,
             )
             for topic in answer.topics
         ),
         nodes=endpoints(answer.brokers),
+        controller=int(answer.controller_id),
     )
 
 
-def _leaders(partitions: tuple[Any, ...]) -> tuple[int, ...]:
-    by_index = {int(part.partition_index): int(part.leader_id) for part in partitions}
+def _operations(topic: Any) -> int | None:
+    told = int(topic.topic_authorized_operations)
+    return None if told == NOT_TOLD else told
+
+
+def _each(partitions: tuple[Any, ...], field: str) -> tuple[int, ...]:
+    by_index = {int(part.partition_index): int(getattr(part, field, -1)) for part in partitions}
     return tuple(by_index.get(index, -1) for index in range(len(by_index)))
 
 
@@ -61,7 +82,7 @@ def _create(request: CreateTopicRequest, version: int) -> Any:
         assignments=(),
         configs=tuple(m.CreatableTopicConfig(name=name, value=value) for name, value in request.configs.items()),
     )
-    return m.CreateTopicsRequest(topics=(topic,), timeout=timedelta_ms(WAIT_MS), validate_only=False)
+    return m.CreateTopicsRequest(topics=(topic,), timeout=timedelta_ms(WAIT_MS), validate_only=request.validate_only)
 
 
 def _create_answer(answer: Any, request: CreateTopicRequest) -> TopicResult:
@@ -81,7 +102,9 @@ def _delete_answer(answer: Any, request: DeleteTopicRequest) -> TopicResult:
 def _add(request: CreatePartitionsRequest, version: int) -> Any:
     m = module("create_partitions", version, "request")
     topic = m.CreatePartitionsTopic(name=request.name, count=request.total, assignments=None)
-    return m.CreatePartitionsRequest(topics=(topic,), timeout=timedelta_ms(WAIT_MS), validate_only=False)
+    return m.CreatePartitionsRequest(
+        topics=(topic,), timeout=timedelta_ms(WAIT_MS), validate_only=request.validate_only
+    )
 
 
 def _add_answer(answer: Any, request: CreatePartitionsRequest) -> TopicResult:
@@ -102,7 +125,13 @@ def _result(results: tuple[Any, ...], name: str) -> TopicResult:
 
 CODECS: Final[dict[type[Any], Codec]] = {
     MetadataRequest: Codec(
-        key=ApiKey.METADATA, name="metadata", lowest=12, highest=13, write=by_kio(_metadata), decode=_metadata_answer
+        key=ApiKey.METADATA,
+        name="metadata",
+        lowest=10,
+        highest=13,
+        write=by_kio(_metadata),
+        decode=_metadata_answer,
+        needs=lambda request: BY_ID_FROM if request.topic_ids else 0,
     ),
     CreateTopicRequest: Codec(
         key=ApiKey.CREATE_TOPICS,

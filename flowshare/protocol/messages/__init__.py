@@ -77,6 +77,10 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages.records import FetchResponse as FetchResponse
     from flowshare.protocol.messages.records import ListOffsetsRequest as ListOffsetsRequest
     from flowshare.protocol.messages.records import ListOffsetsResponse as ListOffsetsResponse
+    from flowshare.protocol.messages.records import ManyOffsetsRequest as ManyOffsetsRequest
+    from flowshare.protocol.messages.records import ManyOffsetsResponse as ManyOffsetsResponse
+    from flowshare.protocol.messages.records import OffsetForLeaderEpochRequest as OffsetForLeaderEpochRequest
+    from flowshare.protocol.messages.records import OffsetForLeaderEpochResponse as OffsetForLeaderEpochResponse
     from flowshare.protocol.messages.records import ProduceRequest as ProduceRequest
     from flowshare.protocol.messages.records import ProduceResponse as ProduceResponse
     from flowshare.protocol.messages.share import AckBatch as AckBatch
@@ -190,6 +194,10 @@ FAMILIES: Final = {
         "FetchResponse",
         "ListOffsetsRequest",
         "ListOffsetsResponse",
+        "ManyOffsetsRequest",
+        "ManyOffsetsResponse",
+        "OffsetForLeaderEpochRequest",
+        "OffsetForLeaderEpochResponse",
         "ProduceRequest",
         "ProduceResponse",
     ),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.base import Request
+
+CoordinatorKind = Literal["group", "transaction", "share"]
+"""What has a coordinator; `share`: the state of a share-partition, asked by its leader."""
+"""What has a coordinator; those of both kinds may be different nodes under the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +53,11 @@ class DeleteGroupsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
-    """Which node coordinates a group. Asked of sockets only: in process there is one server."""
+    """Which node coordinates a group, or a transactional id. Asked of sockets only: in process there is one server."""
 
-    group_id: str
+    key: str
+    """The group's id, or the transactional id."""
+    kind: CoordinatorKind = "group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.base import Request
@@ -49,6 +49,10 @@ class DescribeShareGroupOffsetsResponse:
 class AlterShareGroupOffsetsRequest(Request["AlterShareGroupOffsetsResponse"]):
     group_id: str
     offsets: Mapping[tuple[str, int], int]
+    finished: Mapping[tuple[str, int], tuple[tuple[int, int], ...]] = field(
+        default_factory=dict[tuple[str, int], tuple[tuple[int, int], ...]]
+    )
+    """Offsets from there on that count as processed: (first, last), ascending and disjoint (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,12 +37,17 @@ class ProduceResponse:
 
 
 class FetchPartition(NamedTuple):
-    """One partition to read; its first batch is given even if it is larger than `max_bytes`."""
+    """One partition to read; its first batch is given even if it is larger than `max_bytes`.
+
+    last_epoch: leader epoch of the batch before `offset`, −1: not known; Kafka says when that is not in the log (any
+    more), see `FetchedLog.diverging`.
+    """
 
     topic: str
     partition: int
     offset: int
     max_bytes: int = 1 << 20
+    last_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,11 @@ class FetchRequest(Request["FetchResponse"]):
     max_bytes: int = 50 << 20
     committed: bool = False
     """Read no further than the last stable offset, and say which transactions were aborted."""
+    session: tuple[int, int] | None = None
+    """Id and epoch of a fetch session with this broker (KIP-227), (0, 0): a new one. Within it `partitions` are what
+    has changed, and the answer holds what has news."""
+    forgotten: tuple[tuple[str, int], ...] = ()
+    """Partitions that leave the session."""
 
 
 class AbortedTransaction(NamedTuple):
@@ -69,7 +79,11 @@ class AbortedTransaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedLog:
-    """What was read of one partition: whole batches; the first may begin before the offset asked for."""
+    """What was read of one partition: whole batches; the first may begin before the offset asked for.
+
+    diverging: nothing was read, because the log was cut: the highest leader epoch up to the one asked for, and where
+    that ends.
+    """
 
     topic: str
     partition: int
@@ -80,15 +94,20 @@ class FetchedLog:
     high_watermark: int = -1
     last_stable: int = -1
     aborted: tuple[AbortedTransaction, ...] = ()
+    diverging: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResponse:
-    """`partitions` are in the order in which they were asked for."""
+    """`partitions` are in the order in which they were asked for, all of them but in a session.
+
+    session_id: the session that the broker keeps, 0: none.
+    """
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     partitions: tuple[FetchedLog, ...] = ()
+    session_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +128,43 @@ class ListOffsetsResponse:
     message: str | None = None
     offset: int = -1
     timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyOffsetsRequest(Request["ManyOffsetsResponse"]):
+    """`ListOffsetsRequest` of many partitions, all led by whoever is asked. Asked of sockets only."""
+
+    partitions: tuple[tuple[str, int], ...]
+    timestamp_ms: int
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyOffsetsResponse:
+    """In the order of the request."""
+
+    offsets: tuple[ListOffsetsResponse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetForLeaderEpochRequest(Request["OffsetForLeaderEpochResponse"]):
+    """Where the records of a leader's epoch end. Asked of sockets only: in process a log has one leader for ever."""
+
+    topic: str
+    partition: int
+    leader_epoch: int
+    current_epoch: int = -1
+    """The epoch that the asker takes for the present one; the broker refuses another. −1: it does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetForLeaderEpochResponse:
+    """The highest epoch up to the one asked for, and the offset behind its last record; −1, −1: there is none."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    leader_epoch: int = -1
+    end_offset: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,18 +128,23 @@ class ShareAcknowledgeResponse:
 
 
 class HeldRanges(NamedTuple):
-    """Ranges (first, last: inclusive) that a member holds of a partition."""
+    """Ranges (first, last: inclusive) that a member holds of a partition.
+
+    lapsed: what it held until no leader was heard of for the lock's time; that was run, or may have been.
+    """
 
     topic_id: uuid.UUID
     partition: int
     ranges: tuple[tuple[int, int], ...] = ()
+    lapsed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResumeRequest(Request["ShareResumeResponse"]):
     """A member whose connection ended says what it holds; it sends nothing else before the answer (flowshare's own).
 
-    partitions: all that it fetches from or holds something of.
+    partitions: all that it fetches from or holds something of. In a fleet: those of them that a worker leads that did
+    not lead them before, or whose connection ended; the rest goes on meanwhile.
     """
 
     group_id: str
@@ -149,11 +154,16 @@ class ShareResumeRequest(Request["ShareResumeResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResumeResponse:
-    """What of it is still the member's; whatever else was locked for it went back without costing an attempt."""
+    """What of it is still the member's. Whatever else was locked for it went back: without costing an attempt, unless
+    the member said that it had lapsed.
+
+    elsewhere: what this worker of a fleet does not lead (yet, or any more): nothing is said of that, and nothing done.
+    """
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     partitions: tuple[HeldRanges, ...] = ()
+    elsewhere: tuple[TopicPartition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

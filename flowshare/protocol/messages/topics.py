@@ -16,6 +16,8 @@ class MetadataRequest(Request["MetadataResponse"]):
     """None: all, unless `topic_ids` names some."""
     topic_ids: tuple[uuid.UUID, ...] = ()
     """Topics by id; one that does not exist comes back with an empty name and UNKNOWN_TOPIC_ID."""
+    authorized: bool = False
+    """Ask what the asker may do with the topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,12 @@ class TopicMetadata:
     partitions: int = 0
     leaders: tuple[int, ...] = ()
     """Leading node of each partition, −1 when there is none. Empty in process, where there are no nodes."""
+    leader_epochs: tuple[int, ...] = ()
+    """Leader epoch of each partition, −1 when it is not told."""
+    replicas: int = -1
+    """Replicas of the partition that has fewest, −1 when it is not told."""
+    authorized: int | None = None
+    """What the asker may do: a bit for each number of an operation; None: not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,8 @@ class MetadataResponse:
     topics: tuple[TopicMetadata, ...] = ()
     nodes: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """Host and port of each node; empty in process."""
+    controller: int = -1
+    """Node that the topic admin APIs are for; −1: not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.kafka import OWN_SOFTWARE, ApiKey, module, write_response
+from flowshare.protocol.kafka import ApiKey, module, write_response
+from flowshare.protocol.software import OWN_SOFTWARE, worker_of
 from flowshare.server.edge.base import Api, Call
 
 LOWEST: Final = 0
@@ -40,6 +41,7 @@ class ApiVersionsApi:
                 return _response(call.version, ErrorCode.INVALID_REQUEST, ())
             call.peer.software = name
             call.peer.connection.own = name == OWN_SOFTWARE
+            call.peer.connection.worker = worker_of(version) if name == OWN_SOFTWARE else None
         return _response(call.version, ErrorCode.NONE, self._ranges)
 
 

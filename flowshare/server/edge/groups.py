@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import DeleteGroupsRequest, GroupResult, ListGroupsRequest
-from flowshare.server.edge.base import Api, Call, Operation, ResourceType
+from flowshare.server.edge.base import Api, Call, Node, Operation, ResourceType
 from flowshare.server.edge.forms import NO_TIME, form, may_cluster, may_group
 from flowshare.server.failures import Refused
 
@@ -34,8 +34,16 @@ class KeyType(enum.IntEnum):
     SHARE = 2
 
 
+Place = tuple[int, str, int]
+"""Node id, host, port."""
+
+
 class GroupsEdge:
     """Answers what is asked about groups of any kind."""
+
+    def __init__(self, place: Callable[[KeyType, str], Place] | None = None) -> None:
+        """place: who coordinates what, raises Refused; None: this server everything."""
+        self._place = place
 
     def apis(self) -> Sequence[Api]:
         """The three APIs."""
@@ -46,19 +54,34 @@ class GroupsEdge:
         )
 
     async def find(self, call: Call) -> Any:
-        """Where the coordinator of groups, transactions or share-partitions is: here."""
+        """Where the coordinator of groups, transactions or share-partitions is."""
         make = form("find_coordinator", call.version)
         asked = call.request
         kind = asked.key_type if call.version >= 1 else KeyType.GROUP
         if call.version < BATCHED:
-            return make("FindCoordinatorResponse", throttle_time=NO_TIME, **_place(call, kind, asked.key))
+            return make("FindCoordinatorResponse", throttle_time=NO_TIME, **self._told(call, kind, asked.key))
         return make(
             "FindCoordinatorResponse",
             throttle_time=NO_TIME,
             coordinators=await call.peer.turns.each(
-                lambda key: make("Coordinator", key=key, **_place(call, kind, key)), asked.coordinator_keys
+                lambda key: make("Coordinator", key=key, **self._told(call, kind, key)), asked.coordinator_keys
             ),
         )
+
+    def _told(self, call: Call, kind: int, key: str) -> dict[str, Any]:
+        """The fields that say where the coordinator is, or why it is not told."""
+        try:
+            _check(call, kind, key)
+            node_id, host, port = self._find(call.peer.node, KeyType(kind), key)
+        except Refused as error:
+            return {"error_code": error.code, "error_message": str(error), "node_id": -1, "host": "", "port": -1}
+        return {"error_code": ErrorCode.NONE, "error_message": None, "node_id": node_id, "host": host, "port": port}
+
+    def _find(self, here: Node, kind: KeyType, key: str) -> Place:
+        """Raises: Refused."""
+        if self._place is not None:
+            return self._place(kind, key)
+        return here.node_id, here.host, here.port
 
     async def listed(self, call: Call) -> Any:
         """Groups by state and type."""
@@ -106,22 +129,6 @@ class GroupsEdge:
                 (*answer.groups, *refused),
             ),
         )
-
-
-def _place(call: Call, kind: int, key: str) -> dict[str, Any]:
-    """The fields that say where the coordinator is, or why it is not told."""
-    try:
-        _check(call, kind, key)
-    except Refused as error:
-        return {"error_code": error.code, "error_message": str(error), "node_id": -1, "host": "", "port": -1}
-    node = call.peer.node
-    return {
-        "error_code": ErrorCode.NONE,
-        "error_message": None,
-        "node_id": node.node_id,
-        "host": node.host,
-        "port": node.port,
-    }
 
 
 def _check(call: Call, kind: int, key: str) -> None:

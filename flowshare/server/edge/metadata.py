@@ -15,7 +15,7 @@ from flowshare.log.topics import RESERVED_PREFIX, check_name
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import CreateTopicRequest, MetadataRequest, TopicMetadata
-from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Node, Operation, Peer, ResourceType
+from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     LEADER_EPOCH,
     NO_TIME,
@@ -63,6 +63,7 @@ class MetadataEdge:
             found = await _all(peer)
         else:
             found = await self._asked(call, topics)
+        nodes, controller = await _nodes(peer)
         with_operations = call.version >= 8 and asked.include_topic_authorized_operations
         cluster_operations = NOT_ASKED
         if 8 <= call.version <= 10 and asked.include_cluster_authorized_operations:
@@ -70,9 +71,9 @@ class MetadataEdge:
         return make(
             "MetadataResponse",
             throttle_time=NO_TIME,
-            brokers=(make("MetadataResponseBroker", **_broker(peer.node), rack=None),),
+            brokers=tuple(make("MetadataResponseBroker", **node, rack=None) for node in nodes),
             cluster_id=peer.node.cluster_id,
-            controller_id=peer.node.node_id,
+            controller_id=controller,
             topics=await peer.turns.each(lambda topic: _topic(make, peer, topic, call.version, with_operations), found),
             cluster_authorized_operations=cluster_operations,
             error_code=ErrorCode.NONE,
@@ -142,7 +143,7 @@ class MetadataEdge:
                 brokers=(),
             )
         operations = _cluster_operations(peer) if asked.include_cluster_authorized_operations else NOT_ASKED
-        place = _broker(peer.node)
+        nodes, controller = await _nodes(peer)
         return make(
             "DescribeClusterResponse",
             throttle_time=NO_TIME,
@@ -150,16 +151,17 @@ class MetadataEdge:
             error_message=None,
             endpoint_type=kind,
             cluster_id=peer.node.cluster_id,
-            controller_id=peer.node.node_id,
-            brokers=(
+            controller_id=controller,
+            brokers=tuple(
                 make(
                     "DescribeClusterBroker",
-                    broker_id=place["node_id"],
-                    host=place["host"],
-                    port=place["port"],
+                    broker_id=node["node_id"],
+                    host=node["host"],
+                    port=node["port"],
                     rack=None,
                     is_fenced=False,
-                ),
+                )
+                for node in nodes
             ),
             cluster_authorized_operations=operations,
         )
@@ -216,8 +218,14 @@ def _visible(peer: Peer, topic: TopicMetadata) -> TopicMetadata:
     return TopicMetadata(name="", topic_id=topic.topic_id, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
-def _broker(node: Node) -> dict[str, Any]:
-    return {"node_id": node.node_id, "host": node.host, "port": node.port}
+async def _nodes(peer: Peer) -> tuple[list[dict[str, Any]], int]:
+    """All nodes that clients are told of, and the controller among them."""
+    told = await peer.connection.send(MetadataRequest(topics=()))
+    if not told.nodes:
+        node = peer.node
+        return [{"node_id": node.node_id, "host": node.host, "port": node.port}], node.node_id
+    nodes = [{"node_id": node_id, "host": host, "port": port} for node_id, (host, port) in told.nodes.items()]
+    return nodes, told.controller
 
 
 def _cluster_operations(peer: Peer) -> int:
@@ -230,7 +238,6 @@ def _topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, with_oper
     operations = NOT_ASKED
     if with_operations and topic.error is ErrorCode.NONE:
         operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
-    nodes = (peer.node.node_id,)
     return make(
         "MetadataResponseTopic",
         error_code=topic.error,
@@ -238,20 +245,25 @@ def _topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, with_oper
         topic_id=topic.topic_id,
         is_internal=topic.name.startswith(RESERVED_PREFIX),
         partitions=tuple(
-            make(
-                "MetadataResponsePartition",
-                error_code=ErrorCode.NONE,
-                partition_index=number,
-                leader_id=peer.node.node_id,
-                leader_epoch=LEADER_EPOCH,
-                replica_nodes=nodes,
-                isr_nodes=nodes,
-                offline_replicas=(),
-            )
+            make("MetadataResponsePartition", **_partition(peer, topic, number), offline_replicas=())
             for number in range(topic.partitions)
         ),
         topic_authorized_operations=operations,
     )
+
+
+def _partition(peer: Peer, topic: TopicMetadata, number: int) -> dict[str, Any]:
+    """Who leads a partition: this node, unless the topic says otherwise."""
+    leader = topic.leaders[number] if topic.leaders else peer.node.node_id
+    nodes = () if leader < 0 else (leader,)
+    return {
+        "error_code": ErrorCode.LEADER_NOT_AVAILABLE if leader < 0 else ErrorCode.NONE,
+        "partition_index": number,
+        "leader_id": leader,
+        "leader_epoch": topic.leader_epochs[number] if topic.leader_epochs else LEADER_EPOCH,
+        "replica_nodes": nodes,
+        "isr_nodes": nodes,
+    }
 
 
 async def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor: Any, limit: int) -> Any:
@@ -280,7 +292,6 @@ def _paged(make: Form, peer: Peer, topic: TopicMetadata, numbers: Iterable[int])
     operations = NOT_ASKED
     if topic.error is ErrorCode.NONE:
         operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
-    nodes = (peer.node.node_id,)
     return make(
         "DescribeTopicPartitionsResponseTopic",
         error_code=topic.error,
@@ -290,12 +301,7 @@ def _paged(make: Form, peer: Peer, topic: TopicMetadata, numbers: Iterable[int])
         partitions=tuple(
             make(
                 "DescribeTopicPartitionsResponsePartition",
-                error_code=ErrorCode.NONE,
-                partition_index=number,
-                leader_id=peer.node.node_id,
-                leader_epoch=LEADER_EPOCH,
-                replica_nodes=nodes,
-                isr_nodes=nodes,
+                **_partition(peer, topic, number),
                 eligible_leader_replicas=(),
                 last_known_elr=(),
                 offline_replicas=(),

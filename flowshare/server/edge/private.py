@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest, HeldRanges, ShareResumeRequest
-from flowshare.protocol.private import SHARE_OFFSETS, SHARE_RESUME, VERSION, decode_call, encode_answer
+from flowshare.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequest,
+    HeldRanges,
+    ShareResumeRequest,
+)
+from flowshare.protocol.private import (
+    SHARE_OFFSETS,
+    SHARE_PLACE,
+    SHARE_RESUME,
+    VERSION,
+    decode_call,
+    encode_answer,
+)
 from flowshare.server.edge.base import Api, Call, Operation
 from flowshare.server.edge.forms import may_group, may_topic
 
@@ -21,10 +33,13 @@ TOPICS_MAX: Final = 10_000
 class PrivateApis:
     """Answers flowshare's own calls, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Mapping[str, Callable[[Call], Awaitable[Body]]] | None = None) -> None:
+        """more: further calls by name."""
         self._calls: dict[str, Callable[[Call], Awaitable[Body]]] = {
             SHARE_OFFSETS: self.share_offsets,
             SHARE_RESUME: self.share_resume,
+            SHARE_PLACE: self.share_place,
+            **(more or {}),
         }
 
     def apis(self) -> Sequence[Api]:
@@ -80,7 +95,35 @@ class PrivateApis:
         answer = await call.peer.connection.send(request)
         if answer.error is not ErrorCode.NONE:
             return refusal(answer.error, answer.message)
-        return {"partitions": [[part.topic_id.hex, part.partition, part.ranges] for part in answer.partitions]}
+        return {
+            "partitions": [[part.topic_id.hex, part.partition, part.ranges] for part in answer.partitions],
+            "elsewhere": [[tp.topic_id.hex, tp.partition] for tp in answer.elsewhere],
+        }
+
+    async def share_place(self, call: Call) -> Body:
+        """Let an empty group begin at offsets with gaps behind them. Needs READ on group and topics, as altering does.
+
+        All or nothing: a topic that may not be read refuses the call.
+        """
+        group_id, placed = call.request.get("group_id"), _placed(call.request.get("partitions"))
+        if not isinstance(group_id, str) or placed is None:
+            return refusal(ErrorCode.INVALID_REQUEST, "share_place needs a group_id and partitions")
+        if not may_group(call.peer, Operation.READ, group_id):
+            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"reading with group {group_id} is not allowed")
+        for topic in {topic for topic, _ in placed}:
+            if not may_topic(call.peer, Operation.READ, topic):
+                return refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic} is not allowed")
+        request = AlterShareGroupOffsetsRequest(
+            group_id=group_id,
+            offsets={at: offset for at, (offset, _) in placed.items()},
+            finished={at: ranges for at, (_, ranges) in placed.items()},
+        )
+        answer = await call.peer.connection.send(request)
+        if answer.error is not ErrorCode.NONE:
+            return refusal(answer.error, answer.message)
+        return {
+            "partitions": [[part.topic, part.partition, int(part.error), part.message] for part in answer.partitions]
+        }
 
 
 INVALID: Final[dict[str, tuple[int, ...]]] = {}
@@ -117,14 +160,43 @@ def _held(told: Any) -> tuple[HeldRanges, ...] | None:
     found: list[HeldRanges] = []
     for part in cast("Sequence[Any]", told):
         try:
-            topic_id, partition, ranges = part
-            held = HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
+            topic_id, partition, *two = part
+            ranges, lapsed = (tuple((first, last) for first, last in one) for one in two)
+            held = HeldRanges(uuid.UUID(topic_id), partition, ranges, lapsed)
         except (TypeError, ValueError, AttributeError):
             return None
-        edges = [edge for one in held.ranges for edge in one]
-        if type(partition) is not int or any(type(edge) is not int for edge in edges):
-            return None
-        if any(last < first for first, last in held.ranges) or edges != sorted(edges):
+        if type(partition) is not int or not (_in_order(ranges) and _in_order(lapsed)):
             return None
         found.append(held)
     return tuple(found)
+
+
+Placed = Mapping[tuple[str, int], tuple[int, tuple[tuple[int, int], ...]]]
+
+
+def _placed(told: Any) -> Placed | None:
+    """Offset and what is finished behind it by topic and partition; None when that makes no sense."""
+    if not isinstance(told, list):
+        return None
+    parts = cast("Sequence[Any]", told)
+    if len(parts) > TOPICS_MAX:
+        return None
+    found: dict[tuple[str, int], tuple[int, tuple[tuple[int, int], ...]]] = {}
+    for part in parts:
+        try:
+            topic, partition, offset, ranges = part
+            finished = tuple((first, last) for first, last in ranges)
+        except (TypeError, ValueError):
+            return None
+        if type(topic) is not str or type(partition) is not int or type(offset) is not int or not _in_order(finished):
+            return None
+        found[topic, partition] = offset, finished
+    return found
+
+
+def _in_order(ranges: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether ranges are of whole numbers, ascending and disjoint."""
+    edges = [edge for one in ranges for edge in one]
+    if any(type(edge) is not int for edge in edges):
+        return False
+    return all(first <= last for first, last in ranges) and edges == sorted(edges)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from flowshare.server.edge.acls import AclApis
@@ -60,10 +60,15 @@ def families(
     )
 
 
-def table(families: Iterable[Family]) -> Mapping[int, Api]:
-    """API key -> API; ApiVersions comes along and advertises the rest. Raises: ValueError for a key given twice."""
+def table(families: Iterable[Family], *, only: Container[int] | None = None) -> Mapping[int, Api]:
+    """API key -> API; ApiVersions comes along and advertises the rest. Raises: ValueError for a key given twice.
+
+    only: keys to leave out all others.
+    """
     found: dict[int, Api] = {}
     for api in (api for family in families for api in family.apis()):
+        if only is not None and api.key not in only:
+            continue
         if api.key in found:
             raise ValueError(f"two families serve {api.key.name}")
         found[api.key] = api

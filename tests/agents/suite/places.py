@@ -3,6 +3,7 @@
 memory     a log in this process, reached by direct calls
 embedded   a path that the worker itself leads
 joined     a path that another process leads, reached over TCP
+workers    a real Kafka broker whose share groups are led by the workers themselves
 native     a real Kafka broker's share groups
 
 What backends do differently on purpose is read from their capabilities, never from their names.
@@ -158,7 +159,7 @@ class Place:
     @asynccontextmanager
     async def outside(self) -> AsyncIterator[tuple[Backend, ShareAdmin, RecordProducer]]:
         """A process of somebody else's, while no worker runs: its backend, admin and producer."""
-        backend = self.backend or open_backend(self.url)
+        backend = self.backend or open_backend(self.url, lead=True)
         if self.backend is None:
             await backend.start()
         clock = LoopClock()

@@ -46,6 +46,53 @@ async def test_members_share_many_records_and_each_ends_once(place: Place) -> No
     assert sorted(got) == list(range(3000))
 
 
+async def test_members_of_a_limited_group_hold_no_more_than_its_limit_together(place: Place) -> None:
+    if not place.capabilities.group_limit:
+        pytest.skip("refused there: tests/agents/suite/test_refusals.py")
+    running: set[bytes] = set()
+    seen: list[int] = []
+
+    async def work(value: bytes) -> None:
+        running.add(value)
+        seen.append(len(running))
+        await asyncio.sleep(0)
+        running.remove(value)
+
+    apps = [place.agent(work, concurrency=8, max_in_flight=3) for _ in range(2)]
+    async with place.running(*apps) as workers:
+        await workers[0].send(place.topic, *(b"%d" % n for n in range(60)))
+        await until(lambda: sum(worker.stats()["accepted"] for worker in workers) >= 60)
+
+    assert max(seen) <= 3
+    assert sum(worker.outcomes().count("accepted") for worker in workers) == 60
+
+
+async def test_a_paused_group_takes_nothing_and_goes_on_when_resumed(place: Place) -> None:
+    if not place.capabilities.pausing:
+        pytest.skip("brokers cannot pause a group")
+    got: list[bytes] = []
+
+    async def work(value: bytes) -> None:
+        got.append(value)
+
+    async def other(value: bytes) -> None: ...
+
+    app = place.agent(work)
+    app.share_agent(place.topic, name="other")(other)
+    async with place.running(app) as [worker]:
+        await worker.send(place.topic, b"before")
+        await worker.ended(1)
+        await worker.ask(lambda admin: admin.pause_group(place.group))
+        await worker.send(place.topic, b"while")
+        await worker.ended(2, "other")
+        while_paused = list(got)
+        await worker.ask(lambda admin: admin.resume_group(place.group))
+        await worker.ended(2)
+
+    assert while_paused == [b"before"]
+    assert got == [b"before", b"while"]
+
+
 async def test_a_paused_agent_takes_nothing_and_goes_on_when_resumed(place: Place) -> None:
     got: list[bytes] = []
 

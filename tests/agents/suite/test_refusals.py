@@ -48,6 +48,30 @@ async def test_what_is_beyond_the_brokers_limits_is_refused_where_they_are_not_o
         assert names in said
 
 
+@pytest.mark.parametrize(
+    ("options", "can", "names"),
+    [
+        ({"max_in_flight": 3}, "group_limit", "let concurrency=16 times the number of workers"),
+        ({"priority": "new"}, "priority", "leave it out"),
+    ],
+)
+async def test_what_only_a_leader_of_our_own_can_do_is_refused_elsewhere(
+    place: Place, options: dict[str, Any], can: str, names: str
+) -> None:
+    app = place.agent(work, **options)
+    async with place.outside() as (backend, admin, _):
+        findings = await _log(Session(backend, admin, LoopClock()), app)
+        checked = [found.text for found in findings if found.level == "error"]
+    said = await refusal(place, app)
+
+    if getattr(place.capabilities, can):
+        assert (said, checked) == (None, [])
+    else:
+        assert said is not None
+        assert names in said
+        assert checked == [said]
+
+
 async def test_delays_that_could_not_be_kept_honestly_are_refused(place: Place) -> None:
     said = await refusal(place, place.agent(work, retry=fs.Retry(delay=2 * 24 * 3600)))
 

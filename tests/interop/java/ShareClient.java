@@ -16,7 +16,7 @@ import org.apache.kafka.common.serialization.StringDeserializer;
  *
  * <p>Arguments are key=value: bootstrap, topic, group, mode (implicit, explicit), acquire (batch_optimized,
  * record_limit), max (records a poll), count (deliveries to end after), seconds (to end after), renews and every_ms
- * (how often a record is renewed before it is settled, and how long to wait before each).
+ * (how often a record is renewed before it is settled, and how long to wait before each), pause_ms (after each poll).
  *
  * <p>In explicit mode the value of a record says what is done with it: "release…" is released at its first delivery,
  * "reject…" is rejected, "leave…" is left to the end of the consumer, all others are accepted.
@@ -68,6 +68,7 @@ public final class ShareClient {
                 told.add(tell(record, settle(record)));
             }
             System.out.println(JSON.writeValueAsString(Map.of("records", told, "errors", commit())));
+            Thread.sleep(Long.parseLong(options.getOrDefault("pause_ms", "0")));
         }
     }
 

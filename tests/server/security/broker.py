@@ -104,7 +104,13 @@ class Secured:
 
 @asynccontextmanager
 async def secured(
-    folder: Path, *, users: str | None = USERS, acls: str | None = None, tls: ServerTls | None = None, **settings
+    folder: Path,
+    *,
+    users: str | None = USERS,
+    acls: str | None = None,
+    tls: ServerTls | None = None,
+    clock: LoopClock | None = None,
+    **settings,
 ):
     """A broker over memory; super user is admin. Settings are given with `_` for `.`."""
     users_file, acl_file = folder / "users", folder / "acls"
@@ -122,7 +128,7 @@ async def secured(
         acl_file=None if acls is None else acl_file,
         super_users=() if acls is None else ("User:admin",),
     )
-    broker = Standalone(options, clock=LoopClock())
+    broker = Standalone(options, clock=clock or LoopClock())
     await broker.start()
     here = Secured(broker)
     try:

@@ -1,0 +1,248 @@
+"""`LoadWatch`: looks at the agents' groups every few seconds and says how many workers they need (`scaling.py`).
+
+It lives on the service loop, beside the health pages, which show what it found. One look asks for the offsets of each
+share-partition of the groups, so the time between two looks is at least twenty times what the last one took: watching
+costs no more than a twentieth of one connection, however many partitions there are. A look that fails is tried again
+at the next one; what was found last stands for `STALE_S` (or three looks, if that is longer), then nothing is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from flowshare.agents import lag
+from flowshare.agents.rates import HandlerCost, Rates
+from flowshare.agents.retention import Facts
+from flowshare.agents.retry_topic import retry_topic
+from flowshare.agents.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
+from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
+from flowshare.client.errors import ClientError, ServerError
+
+if TYPE_CHECKING:
+    from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.rates import HandlerLook
+    from flowshare.backend.base import Backend
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.clock import Clock
+
+logger = logging.getLogger("flowshare.host")
+
+Row = dict[str, Any]
+
+LOOK_S: Final = 2.0
+"""Time from one look to the next one."""
+SHARE: Final = 20
+STALE_S: Final = 60.0
+
+
+class Runtime(Protocol):
+    """What is asked of an agent's runtime."""
+
+    @property
+    def agent(self) -> ShareAgent:
+        """The agent."""
+        ...
+
+    def handler_look(self) -> HandlerLook:
+        """Its handlers' counters."""
+        ...
+
+
+class Source(Protocol):
+    """Where the figures come from: `host.Host`."""
+
+    @property
+    def clock(self) -> Clock:
+        """Rules the waiting."""
+        ...
+
+    @property
+    def runtimes(self) -> Mapping[str, Runtime]:
+        """Runtime of each agent by its name."""
+        ...
+
+    @property
+    def admin(self) -> ShareAdmin:
+        """The process's admin client."""
+        ...
+
+    @property
+    def backend(self) -> Backend:
+        """Where the groups live."""
+        ...
+
+
+class LoadWatch:
+    """Figures of one app, as this process sees them. Everything on the service loop."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._clock = source.clock
+        self._facts = Facts(source.admin)
+        self._rates = Rates()
+        self._costs: dict[str, HandlerCost] = {}
+        self._members: dict[str, int | None] = {}
+        self._in_flight_max: dict[str, int | None] = {}
+        self._rows: list[Row] = []
+        self._at_s: float | None = None
+        self._every_s = LOOK_S
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-load")
+
+    async def close(self) -> None:
+        """End."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def look(self) -> None:
+        """Take one look. Raises: ClientError, OSError."""
+        source, facts, now_s = self._source, self._facts, self._clock.monotonic()
+        for name, runtime in list(source.runtimes.items()):
+            cost = self._costs.get(name)
+            if cost is None:
+                cost = self._costs[name] = HandlerCost(runtime.agent.options.retry.max_attempts)
+            cost.look(runtime.handler_look())
+        groups = list(dict.fromkeys(runtime.agent.group for runtime in source.runtimes.values()))
+        facts.begin()
+        found = await lag.rows(source.admin, groups, self._clock.now_ms(), facts)
+        self._rates.look(found, now_s)
+        await lag.add_retention(found, facts, self._rates, now_s)
+        for group in groups:
+            self._members[group] = await lag.members(source.admin, group)
+            self._in_flight_max[group] = await self._find_in_flight_max(group)
+        self._rows, self._at_s = found, now_s
+
+    # --- what was found ---------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """One row a share-partition (`lag.rows`, `lag.add_retention`); none when the last look is too old."""
+        return self._rows if self._fresh else ()
+
+    @property
+    def members(self) -> Mapping[str, int | None]:
+        """Members of each group; None: unknown."""
+        return self._members if self._fresh else {}
+
+    def topics(self, target_age_s: float = TARGET_AGE_S) -> list[Row]:
+        """One row a group and topic (`lag.by_topic`), with `needed_workers`, None when unknown."""
+        made: list[Row] = []
+        found = lag.by_topic(self.rows, self._rates)
+        for name, runtime in list(self._source.runtimes.items()):
+            agent = runtime.agent
+            mine = [row for row in found if row["group"] == agent.group and _reads(agent, row["topic"])]
+            busy = self._busy_share(agent, mine)
+            made += [{**row, "agent": name, **self._needs(name, agent, row, busy, target_age_s)} for row in mine]
+        return made
+
+    def report(self, target_age_s: float = TARGET_AGE_S) -> Row:
+        """How many workers the app needs, for autoscalers: a whole number `workers`, and how it came about.
+
+        While it is not known (`known` false) that is the number of members there are, so that nothing changes.
+        """
+        by_topic = self.topics(target_age_s)
+        agents = [self._agent(name, by_topic) for name in list(self._source.runtimes)]
+        figures = [agent["needed"] for agent in agents]
+        known = self._fresh and None not in figures
+        figure = max((one for one in figures if one is not None), default=0.0)
+        there = max((count for count in self.members.values() if count is not None), default=1)
+        return {
+            "workers": whole(figure) if known else max(whole(figure), there),
+            "needed": figure if known else None,
+            "known": known,
+            "members": there,
+            "target_age_s": target_age_s,
+            "agents": agents,
+        }
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _fresh(self) -> bool:
+        return self._at_s is not None and self._clock.monotonic() - self._at_s <= max(STALE_S, 3 * self._every_s)
+
+    def _agent(self, name: str, by_topic: Sequence[Row]) -> Row:
+        agent = self._source.runtimes[name].agent
+        mine = [row for row in by_topic if row["agent"] == name]
+        figures = [row["needed_workers"] for row in mine]
+        cost = self._costs.get(name)
+        return {
+            "agent": name,
+            "group": agent.group,
+            "needed": None if None in figures else sum(figures),
+            "members": self.members.get(agent.group),
+            "concurrency": agent.options.concurrency,
+            "handler_s": None if cost is None else cost.seconds,
+            "topics": [{key: value for key, value in row.items() if key not in ("agent", "group")} for row in mine],
+        }
+
+    def _busy_share(self, agent: ShareAgent, mine: Sequence[Row]) -> float:
+        """How much of what is in flight is in handlers; the rest is prefetched, and waits."""
+        in_flight = sum(_in_flight(row) for row in mine)
+        places = (self.members.get(agent.group) or 1) * agent.options.records_at_once
+        return min(1.0, places / in_flight) if in_flight else 0.0
+
+    def _needs(self, name: str, agent: ShareAgent, row: Row, busy: float, target_age_s: float) -> Row:
+        cost, limit = self._costs.get(name), agent.options.rate_limit
+        waiting = max(0, row["backlog"]) - (row["delayed"] or 0) - round(busy * _in_flight(row))
+        if row["topic"] == retry_topic(agent.group):
+            waiting = 0  # for their time to come, not for handlers
+        in_flight_max = self._in_flight_max.get(agent.group)
+        demand = Demand(
+            arrival_per_s=row["arrival_rate"],
+            waiting=max(0, waiting),
+            handler_s=None if cost is None else cost.seconds,
+            concurrency=agent.options.concurrency,
+            rate_per_s=None if limit is None else limit.per_s,
+            workers_max=None if in_flight_max is None else in_flight_max / agent.options.records_at_once,
+        )
+        return {
+            "waiting": demand.waiting,
+            "capacity_per_s": capacity_per_s(demand),
+            "needed_workers": needed(demand, target_age_s),
+        }
+
+    async def _find_in_flight_max(self, group: str) -> int | None:
+        """Records that a group may have in flight, 0 while it is paused; None: as many as there are, or unknown."""
+        can = self._source.backend.capabilities
+        if not (can.pausing or can.group_limit):
+            return None  # brokers may want a right of its own for the question
+        try:
+            configs = {entry.name: entry.value for entry in await self._source.admin.group_configs(group)}
+        except ServerError as error:
+            logger.debug("the settings of group %s were refused: %s", group, error)
+            return None
+        if configs.get(PAUSED) == "true":
+            return 0
+        limit = int(configs.get(MAX_IN_FLIGHT) or 0)
+        return limit if limit > 0 else None
+
+    async def _run(self) -> None:
+        while True:
+            begun_s = self._clock.monotonic()
+            try:
+                await self.look()
+            except (ClientError, OSError) as error:
+                logger.debug("the load could not be looked at: %s", error)
+            self._every_s = max(LOOK_S, SHARE * (self._clock.monotonic() - begun_s))
+            await self._clock.sleep(self._every_s)
+
+
+def _reads(agent: ShareAgent, topic: str) -> bool:
+    return topic in agent.topics or topic == retry_topic(agent.group)
+
+
+def _in_flight(row: Row) -> int:
+    """Records in flight; where that is not told, as many as there are unfinished ones."""
+    known: int | None = row["in_flight"]
+    return max(0, row["backlog"]) if known is None else known

@@ -1,0 +1,136 @@
+"""Rates out of counters that somebody looked at: of share-partitions, and of an agent's handlers. Pure.
+
+Counters only grow; one that fell (a topic made anew, a share-partition loaded elsewhere) counts as unchanged for that
+look. What was seen is kept for a limited time and in a limited number of looks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+Topic = tuple[str, str]
+"""Group and topic."""
+
+WINDOW_S: Final = 15.0
+"""Rates of share-partitions are those of this time: short, as a fleet is to follow them."""
+LOOKS_MAX: Final = 16
+COST_WINDOW_S: Final = 300.0
+COST_SETTLED: Final = 100
+"""The handlers' time is that of the last so many records, or of the last five minutes if those are fewer."""
+_IN_VAIN: Final = 10
+
+
+class TopicRates(NamedTuple):
+    """Per second; None when unknown."""
+
+    arrival: float | None
+    finished: float | None
+    redelivered: float | None
+
+
+_UNKNOWN: Final = TopicRates(None, None, None)
+_COUNTERS: Final = ("log_end", "finished", "redeliveries")
+_Counts = tuple[int | None, ...]
+
+
+class Rates:
+    """Rates of each group and topic, from rows of `lag.rows`."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._looks: deque[tuple[float, Mapping[Topic, Mapping[int, _Counts]]]] = deque(maxlen=LOOKS_MAX)
+
+    def look(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
+        """Take in what was found at `now_s` (seconds of a monotonic clock)."""
+        seen: dict[Topic, dict[int, _Counts]] = {}
+        for row in rows:
+            counts = tuple(row[name] for name in _COUNTERS)
+            seen.setdefault((row["group"], row["topic"]), {})[row["partition"]] = counts
+        if self._looks and len(self._looks) == LOOKS_MAX and now_s - self._looks[0][0] < self._window_s:
+            self._looks.pop()  # looked at too often: the first one of the window is the one that counts
+        self._looks.append((now_s, seen))
+        while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:
+            self._looks.popleft()
+
+    def of(self, group: str, topic: str) -> TopicRates:
+        """Rates of the window; unknown until there were two looks with a partition in common."""
+        where = (group, topic)
+        with_it = [(at_s, seen[where]) for at_s, seen in self._looks if where in seen]
+        if len(with_it) < 2:
+            return _UNKNOWN
+        (begun_s, before), (end_s, after) = with_it[0], with_it[-1]
+        if end_s <= begun_s:
+            return _UNKNOWN
+        grown = [_grown(before, after, index) for index in range(len(_COUNTERS))]
+        return TopicRates(*(None if count is None else count / (end_s - begun_s) for count in grown))
+
+
+def _grown(before: Mapping[int, _Counts], after: Mapping[int, _Counts], index: int) -> int | None:
+    total: int | None = None
+    for partition, counts in after.items():
+        now, then = counts[index], before[partition][index] if partition in before else None
+        if now is not None and then is not None:
+            total = (total or 0) + max(0, now - then)
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerLook:
+    """Counters of one agent in one process.
+
+    busy_s: seconds that handlers worked, running ones included. settled: deliveries that ended. again: those of them
+    that come again. running: handlers at work.
+    """
+
+    at_s: float
+    busy_s: float
+    settled: float
+    again: float
+    running: int
+
+
+class HandlerCost:
+    """How many seconds of a handler one record of an agent takes, retries included."""
+
+    def __init__(self, attempts_max: int) -> None:
+        """attempts_max: no record is handled more often than this."""
+        self._attempts_max = attempts_max
+        self._looks: deque[HandlerLook] = deque(maxlen=256)
+        self._known: float | None = None
+        self._busy_at_settled_s = 0.0
+
+    def look(self, look: HandlerLook) -> None:
+        """Take in the counters of now."""
+        ended = bool(self._looks) and look.settled > self._looks[-1].settled
+        self._looks.append(look)
+        while len(self._looks) > 2 and self._beyond(self._looks[1], look):
+            self._looks.popleft()
+        first = self._looks[0]
+        settled = look.settled - first.settled
+        if ended:
+            self._busy_at_settled_s = look.busy_s
+            again = min(1.0, max(0.0, (look.again - first.again) / settled))
+            attempts = min(self._attempts_max, 1 / (1 - again)) if again < 1 else self._attempts_max
+            self._known = max(0.0, look.busy_s - first.busy_s) / settled * attempts
+
+    @property
+    def seconds(self) -> float | None:
+        """The figure; None until a handler ran. While nothing ends it grows with the time that handlers work.
+
+        They take at least as long as they have worked on the average. (The last figure stands until they have worked
+        for ten records of that kind: by chance nothing ends for a while.)
+        """
+        last = self._looks[-1] if self._looks else None
+        if last is None or not last.running:
+            return self._known
+        in_vain_s = last.busy_s - self._busy_at_settled_s
+        if self._known is None:
+            return in_vain_s / last.running
+        return max(self._known, in_vain_s / max(_IN_VAIN, last.running))
+
+    def _beyond(self, second: HandlerLook, last: HandlerLook) -> bool:
+        """Whether the first look is not needed any more, given the one after it."""
+        return last.settled - second.settled >= COST_SETTLED or last.at_s - second.at_s >= COST_WINDOW_S

@@ -1,0 +1,173 @@
+"""How many workers a share group needs, and when a fleet is made larger or smaller. Pure: times come in as arguments.
+
+The figure. By Little's law λ records a second that take S seconds each keep λ·S handlers busy. A worker has
+`concurrency` of them, and a rate limit may allow it fewer records. What waits already is to be worked off within the
+target age T, so that
+
+    needed workers = (λ + waiting / T) / min(concurrency / S, rate limit)
+
+where S counts retries (a record that fails half of its deliveries takes two on the average), and what handlers work on
+does not wait. What a group may have in flight (`share.max.in.flight`, nothing while it is paused) bounds the figure:
+more workers would get nothing. It does not depend on how many workers there are: asking again while new ones start asks
+for no more of them. An app needs as many workers as the most demanding of its agents, as each worker runs all of them.
+
+The decision (`Scaler`). Invariant: `min` ≤ workers ≤ `max` after each decision, whatever the figure is.
+
+| the figure | what happens |
+|---|---|
+| more than the workers there are | up to it at once, by a step at most: `up_step`, or as many as there are |
+| fewer, but not so for all of the last `down_after_s` | nothing |
+| fewer for all of that time | down to its highest value of that time, by a step: `down_step`, or a quarter |
+| not known | nothing, and it counts as the workers there are: what cannot be measured is not made smaller |
+
+Two steps in the same direction are `pause_s` apart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+TARGET_AGE_S: Final = 10.0
+"""Within how many seconds what waits is to be worked off, unless somebody says otherwise."""
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+ROUNDING: Final = 0.02
+"""So much above a whole number asks for no further worker: the rates are measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one agent of one app is asked to do, and what one of its workers can.
+
+    arrival_per_s: new records; None when unknown. waiting: records that wait for a handler (delayed ones do not).
+    handler_s: seconds of a handler that one record takes, retries included; None when none was measured.
+    concurrency: handlers of one worker (one that takes a batch counts once: `handler_s` is shorter then). rate_per_s:
+    what the agent's rate limit allows one worker; None: no limit. workers_max: how many the group gives records to at
+    the same time, by what it may have in flight: 0 while it is paused; None: no limit.
+    """
+
+    arrival_per_s: float | None
+    waiting: int
+    handler_s: float | None
+    concurrency: int
+    rate_per_s: float | None = None
+    workers_max: float | None = None
+
+
+def needed(demand: Demand, target_age_s: float = TARGET_AGE_S) -> float | None:
+    """Workers that the demand keeps busy, not rounded; None when it cannot be known yet."""
+    if demand.workers_max == 0:
+        return 0.0
+    work = work_per_s(demand, target_age_s)
+    if work is None or work == 0:
+        return work
+    per_worker = capacity_per_s(demand)
+    if per_worker is None:
+        return None
+    return min(work / per_worker, math.inf if demand.workers_max is None else demand.workers_max)
+
+
+def work_per_s(demand: Demand, target_age_s: float) -> float | None:
+    """Records a second that have to be finished; None when it is not known how many arrive."""
+    if demand.arrival_per_s is None:
+        return None
+    return demand.arrival_per_s + demand.waiting / target_age_s
+
+
+def capacity_per_s(demand: Demand) -> float | None:
+    """Records a second that one worker finishes; None when no handler was measured."""
+    if demand.handler_s is None:
+        return None
+    by_handlers = demand.concurrency / max(demand.handler_s, 1e-9)
+    return by_handlers if demand.rate_per_s is None else min(by_handlers, demand.rate_per_s)
+
+
+def whole(workers: float) -> int:
+    """Workers to run for a figure of `needed`: 0 only when there is nothing to do."""
+    return math.ceil(workers - ROUNDING) if workers > 1 else math.ceil(workers)
+
+
+def read_seconds(text: str) -> float:
+    """`10`, `10s`, `1.5m`, `500ms`, `1h` in seconds, more than none. Raises: ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    value = float(found[1]) * _UNITS_S[found[2] or "s"] if found else 0.0
+    if not 0 < value < math.inf:
+        raise ValueError(f"a time such as 10s, 500ms or 2m is needed, not {text!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalePolicy:
+    """Bounds of a fleet and how fast it moves between them. See the module's text.
+
+    min, max: workers. down_after_s: how long fewer must have been enough. up_step, down_step: workers a step, at least.
+    pause_s: seconds from one step to the next one in the same direction.
+    """
+
+    min: int = 1
+    max: int = 8
+    down_after_s: float = 60.0
+    up_step: int = 4
+    down_step: int = 1
+    pause_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError."""
+        if not 1 <= self.min <= self.max:
+            raise ValueError(f"min must be at least 1 and no more than max, not {self.min} and {self.max}")
+        if min(self.up_step, self.down_step) < 1 or min(self.down_after_s, self.pause_s) < 0:
+            raise ValueError("steps must be at least 1, and times not below 0")
+
+
+class _Seen(NamedTuple):
+    at_s: float
+    workers: int
+
+
+class Scaler:
+    """Decides, one figure after the other, how many workers there shall be. Times are seconds of a monotonic clock."""
+
+    def __init__(self, policy: ScalePolicy, now_s: float) -> None:
+        self.policy = policy
+        self._highest: deque[_Seen] = deque()
+        """Figures of the last `down_after_s`: each lower than those before it, the first is the highest of all."""
+        self._since_s = now_s
+        self._up_at_s = self._down_at_s = -math.inf
+
+    def decide(self, workers: int, figure: float | None, now_s: float) -> int:
+        """Workers that there shall be. workers: how many there are to be now. figure: of `needed`, None: unknown."""
+        wanted = workers if figure is None else whole(min(figure, float(self.policy.max)))
+        wanted = self._bounded(wanted)
+        self._remember(wanted, now_s)
+        if workers != self._bounded(workers):
+            return self._bounded(workers)
+        if wanted > workers:
+            return self._up(workers, wanted, now_s)
+        return self._down(workers, now_s)
+
+    def _up(self, workers: int, wanted: int, now_s: float) -> int:
+        if now_s - self._up_at_s < self.policy.pause_s:
+            return workers
+        self._up_at_s = now_s
+        return min(wanted, workers + max(self.policy.up_step, workers))
+
+    def _down(self, workers: int, now_s: float) -> int:
+        highest = self._highest[0].workers
+        watched_s = now_s - self._since_s
+        if highest >= workers or watched_s < self.policy.down_after_s or now_s - self._down_at_s < self.policy.pause_s:
+            return workers
+        self._down_at_s = now_s
+        return max(highest, workers - max(self.policy.down_step, workers // 4))
+
+    def _remember(self, wanted: int, now_s: float) -> None:
+        while self._highest and self._highest[-1].workers <= wanted:
+            self._highest.pop()
+        self._highest.append(_Seen(now_s, wanted))
+        while self._highest[0].at_s <= now_s - self.policy.down_after_s and len(self._highest) > 1:
+            self._highest.popleft()
+
+    def _bounded(self, workers: int) -> int:
+        return min(self.policy.max, max(self.policy.min, workers))

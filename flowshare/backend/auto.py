@@ -1,0 +1,162 @@
+"""`share="auto"` on a Kafka cluster: its brokers lead the share groups where they can, else the workers do.
+
+Decided when an app starts, and kept by what is there:
+
+    the fleet has a state topic                          -> workers: its groups live there
+    the brokers have no share groups                     -> workers
+    an agent asks for what brokers lack (max_in_flight…) -> workers, unless its group lives on the brokers already:
+                                                            then it is refused, with the command that moves it
+    else                                                 -> native
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
+from flowshare.backend.fleet import WorkersBackend
+from flowshare.backend.fleet_options import fleet_of
+from flowshare.backend.native import NativeBackend, missing_apis
+from flowshare.client.cluster import Cluster
+from flowshare.client.errors import ClientError
+from flowshare.clock import LoopClock
+from flowshare.fleet.names import state_topic
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ListGroupsRequest, MetadataRequest
+
+if TYPE_CHECKING:
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.kafka_producer import KafkaProducer
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import Connection
+
+logger = logging.getLogger(__name__)
+
+
+class KafkaBackend(Protocol):
+    """One of the two."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def kafka(self) -> KafkaAddress | None: ...
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    async def connect(self, client_id: str) -> Connection: ...
+    async def set_address(self, address: str) -> None: ...
+    def stats(self) -> Mapping[str, Any]: ...
+    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer: ...
+
+
+class AutoBackend:
+    """The share groups of a Kafka cluster, wherever they can live; `chosen` and `reason` are known after `start`."""
+
+    def __init__(
+        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = False, asked: Asked = NOTHING_ASKED
+    ) -> None:
+        """Raises: BadBrokerUrl (how it is secured cannot be)."""
+        self._broker = broker
+        self._clock = clock or LoopClock()
+        self._lead = lead
+        self._asked = asked
+        self._security = broker.security()
+        self._chosen: KafkaBackend | None = None
+        self.reason = ""
+        """Why it is the one that it is."""
+
+    @property
+    def chosen(self) -> KafkaBackend:
+        """The backend that it came to. Raises: BackendError before `start` and after `close`."""
+        if self._chosen is None:
+            raise BackendError("the backend is not open")
+        return self._chosen
+
+    @property
+    def kind(self) -> str:
+        """`native` or `workers`; `auto` while that is not known."""
+        return "auto" if self._chosen is None else self._chosen.kind
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the one that was chosen."""
+        return self.chosen.capabilities
+
+    @property
+    def kafka(self) -> KafkaAddress:
+        """The brokers."""
+        return KafkaAddress(hosts=self._broker.hosts, security=self._security)
+
+    async def start(self) -> None:
+        """Look what there is, choose, and open it. Raises: BackendError."""
+        if self._chosen is not None:
+            raise BackendError("the backend is open already")
+        cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
+        try:
+            await cluster.start()
+            native, self.reason = await self._choose(cluster)
+        except (OSError, ClientError) as error:
+            raise BackendError(f"broker {self._broker}: {error}") from error
+        finally:
+            await asyncio.shield(cluster.close())
+        if native:
+            chosen: KafkaBackend = NativeBackend(self._broker, clock=self._clock)
+        else:
+            chosen = WorkersBackend(self._broker, clock=self._clock, lead=self._lead)
+        logger.info("share=%s (asked: auto), as %s", chosen.kind, self.reason)
+        await chosen.start()
+        self._chosen = chosen
+
+    async def close(self) -> None:
+        """Close what was opened; harmless when nothing was."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            await chosen.close()
+
+    async def connect(self, client_id: str) -> Connection:
+        """A new connection. Raises: BackendError before `start` and after `close`."""
+        return await self.chosen.connect(client_id)
+
+    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer:
+        """A producer on the brokers."""
+        return self.chosen.producer(client_id=client_id, linger_s=linger_s)
+
+    async def set_address(self, address: str) -> None:
+        """Passed on."""
+        await self.chosen.set_address(address)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Those of the one that was chosen."""
+        return {} if self._chosen is None else self._chosen.stats()
+
+    # --- choosing -----------------------------------------------------------------------------------------------
+
+    async def _choose(self, cluster: Cluster) -> tuple[bool, str]:
+        """Whether the brokers lead, and why. Raises: BackendError, OSError, ClientError."""
+        fleet = fleet_of(self._broker)
+        kafka = cluster.connect("flowshare-choice")
+        try:
+            missing = missing_apis(cluster)
+            asks = {group: words for group, words in self._asked.groups.items() if words}
+            (topic,) = (await kafka.send(MetadataRequest(topics=(state_topic(fleet),)))).topics
+            if topic.error in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+                return False, f"the fleet {fleet} keeps its groups in {topic.name}"
+            if missing:
+                return False, f"the brokers have no share groups ({', '.join(missing)} are missing)"
+            if not asks:
+                return True, "the brokers have share groups and no agent asks for anything they lack"
+            listed = await kafka.send(ListGroupsRequest(types=("share",)))
+            there = sorted(asks.keys() & {group.group_id for group in listed.groups})
+            if there:
+                raise BackendError(
+                    f"group {there[0]} lives on the brokers, which lack {' and '.join(asks[there[0]])}: leave that "
+                    f"out, or move the group while no worker runs: flowshare groups move {there[0]} --to workers"
+                )
+            group, words = next(iter(asks.items()))
+            return False, f"group {group} asks for {' and '.join(words)}, which the brokers lack"
+        finally:
+            await kafka.close()

@@ -1,0 +1,318 @@
+"""The workers backend: share groups on any Kafka, led by the workers themselves (docs/architecture.md).
+
+A worker that leads opens a listener that other workers, and anybody's share clients, reach; one that does not (a short
+command, `lead=false`) finds the others by their slot group. Records, producers and consumer groups are Kafka's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.backend.base import BackendError, Capabilities, KafkaAddress
+from flowshare.backend.capabilities import WORKERS
+from flowshare.backend.fleet_options import ADVICE, FleetPlace
+from flowshare.backend.fleet_security import FleetSecurity
+from flowshare.client.cluster import Cluster
+from flowshare.client.errors import ClientError, NotConnected
+from flowshare.client.routing import ClusterConnection
+from flowshare.client.settings import LinkSettings
+from flowshare.clock import LoopClock
+from flowshare.log.base import LogError
+from flowshare.protocol import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.connections import NodeConnection
+    from flowshare.client.kafka_producer import KafkaProducer
+    from flowshare.client.security import Security
+    from flowshare.client.tcp import TcpConnection
+    from flowshare.clock import Clock
+    from flowshare.fleet.directory import Place
+    from flowshare.fleet.worker import FleetWorker
+    from flowshare.protocol.messages import Connection
+    from flowshare.server.connection import InProcess
+    from flowshare.server.listener import Listener
+
+TO_KAFKA: Final = (
+    m.ProduceRequest,
+    m.FetchRequest,
+    m.ListOffsetsRequest,
+    m.DeleteRecordsRequest,
+    m.CreateTopicRequest,
+    m.DeleteTopicRequest,
+    m.CreatePartitionsRequest,
+    m.MetadataRequest,
+)
+"""What the brokers answer, not the workers."""
+TO_KAFKA_BY_NAME: Final = frozenset({"DescribeGroupRequest", "OffsetFetchRequest"})
+"""The same of messages that are loaded when they are first used: consumer groups."""
+CHECK_S: Final = 5.0
+"""How long the advertised address may take to lead back here."""
+
+logger = logging.getLogger(__name__)
+
+
+class WorkersBackend:
+    """The share groups of a fleet on the Kafka at `broker`, whose options say which fleet and where to listen."""
+
+    def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = True) -> None:
+        """lead: share in leading the groups. Raises: BadBrokerUrl."""
+        self._broker = broker
+        self._clock = clock or LoopClock()
+        self._security: Security = broker.security()
+        self._place = FleetPlace.of(broker, lead=lead)
+        self._secured = FleetSecurity.of(broker)
+        self._cluster: Cluster | None = None
+        self._workers: Cluster | None = None
+        self._worker: FleetWorker | None = None
+        self._listener: Listener | None = None
+        self._own: tuple[str, int] | None = None
+        self._led = False
+
+    @property
+    def kind(self) -> str:
+        """`workers`."""
+        return "workers"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything."""
+        return WORKERS
+
+    @property
+    def kafka(self) -> KafkaAddress:
+        """The brokers."""
+        return KafkaAddress(hosts=self._broker.hosts, security=self._security)
+
+    @property
+    def bootstrap(self) -> str | None:
+        """`host:port` where share clients reach this worker; None for one that does not lead."""
+        return None if self._own is None else f"{self._own[0]}:{self._own[1]}"
+
+    @property
+    def led(self) -> bool:
+        """Whether there were workers that lead when it was opened."""
+        return self._led
+
+    @property
+    def worker(self) -> FleetWorker | None:
+        """This process's part in leading."""
+        return self._worker
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find the brokers, then lead or find who does. Raises: BackendError."""
+        if self._cluster is not None:
+            raise BackendError("the workers backend is open already")
+        self._cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
+        try:
+            await self._cluster.start()
+            await (self._lead() if self._place.lead else self._find())
+        except (OSError, ClientError, LogError) as error:
+            await asyncio.shield(self.close())
+            raise BackendError(f"broker {self._broker}: {error}") from error
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    async def close(self) -> None:
+        """Leave the fleet in order; harmless when it is not open."""
+        worker, self._worker = self._worker, None
+        listener, self._listener = self._listener, None
+        workers, self._workers = self._workers, None
+        cluster, self._cluster = self._cluster, None
+        if worker is not None:
+            await worker.leave()
+        if listener is not None:
+            await listener.close()
+        if worker is not None:
+            await worker.close()
+        for one in (workers, cluster):
+            if one is not None:
+                await one.close()
+
+    async def _lead(self) -> None:
+        from flowshare.fleet.worker import FleetWorker
+        from flowshare.server.edge.base import Node
+        from flowshare.server.listener import Listener, ListenerError
+
+        cluster, place = self._cluster, self._place
+        assert cluster is not None
+        self._secured.check(place.listen[0], self._security)
+        doors = await self._secured.doors(self._clock)
+        worker = self._worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
+        await worker.prepare()
+        host = place.advertised_host(self._broker.hosts)
+        node = Node(host=host, port=place.advertised_port, cluster_id=f"flowshare-{place.fleet}")
+        listener = self._listener = Listener(
+            worker.server,
+            node=node,
+            clock=self._clock,
+            tls=doors.tls,
+            sasl=doors.sasl,
+            authorizer=doors.authorizer,
+            apis=worker.server.apis(sasl=doors.sasl),
+        )
+        try:
+            await listener.start(*place.listen)
+        except ListenerError as error:
+            raise BackendError(str(error)) from None
+        self._own = listener.node.host, listener.node.port
+        await self._check_address(*self._own)
+        await worker.join(*self._own)
+        self._led = True
+        self._workers = self._cluster_of([f"{self._own[0]}:{self._own[1]}"])
+
+    async def _check_address(self, host: str, port: int) -> None:
+        """Whether what others are told leads back here, and a worker of the fleet is let in. Raises: BackendError."""
+        from flowshare.fleet.calls import WHO
+
+        assert self._worker is not None
+        try:
+            line = await self._open(host, port, "flowshare-check", LinkSettings(connect_timeout_s=CHECK_S))
+        except (OSError, ClientError) as error:
+            raise BackendError(f"this worker is not reached at {host}:{port}: {error}; {ADVICE}") from None
+        try:
+            told = await line.call(WHO)
+        except (OSError, ClientError) as error:
+            raise BackendError(f"what answers at {host}:{port} is not this worker ({error}); {ADVICE}") from None
+        finally:
+            await line.close()
+        if told.get("node_id") != self._worker.node_id:
+            raise BackendError(f"what answers at {host}:{port} is another worker; {ADVICE}")
+        if not told.get("worker"):
+            raise BackendError(
+                f"the fleet's listeners take this worker for {told.get('principal')}, who is no worker: name the "
+                "principals of all workers in listen_super_users (several with ; between them)"
+            )
+
+    async def _find(self) -> None:
+        try:
+            hosts = await self._addresses()
+        except NotConnected as error:
+            logger.debug("%s", error)  # who only asks the brokers needs no workers
+            hosts = []
+        self._led = bool(hosts)
+        self._workers = self._cluster_of(hosts)
+
+    async def _addresses(self) -> list[str]:
+        """Where the fleet's workers listen, as their slot group says. Raises: NotConnected, ClientError."""
+        from flowshare.fleet.describing import describe_fleet
+
+        if self._cluster is None:
+            raise NotConnected("the workers backend is not open")
+        kafka = self._cluster.connect("flowshare-look")
+        try:
+            slot_map = await describe_fleet(kafka, self._place.fleet)
+        finally:
+            await kafka.close()
+        if slot_map is None or not slot_map.nodes:
+            raise NotConnected(
+                f"nobody leads the fleet {self._place.fleet!r} on {self._broker} at the moment: start a worker that "
+                "may lead (flowshare worker app:app), or name another fleet (&fleet=… in the broker's URL)"
+            )
+        return [f"{host}:{port}" for host, port in slot_map.nodes.values()]
+
+    def _cluster_of(self, hosts: list[str]) -> Cluster:
+        worker = None if self._worker is None else self._worker.node_id
+        return Cluster(
+            hosts,
+            clock=self._clock,
+            security=self._secured.own,
+            local={} if worker is None else {worker: self._connect_own},
+            fresh_addresses=self._addresses,
+            worker=worker,
+            who=_who,
+            outdated=self._outdated,
+            own_address=self.bootstrap,
+        )
+
+    def _outdated(self) -> bool:
+        """Whether this process's worker has lost touch with its fleet."""
+        return self._worker is not None and not self._worker.sure
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    async def connect(self, client_id: str) -> Connection:
+        """A new connection to brokers and workers. Raises: BackendError before `start` and after `close`."""
+        if self._cluster is None or self._workers is None:
+            raise BackendError("the workers backend is not open")
+        return FleetConnection(self._workers, client_id, self._cluster.connect(client_id))
+
+    async def _connect_own(self, client_id: str) -> InProcess:
+        """A connection to this process's own worker, without a socket."""
+        if self._worker is None:
+            raise NotConnected("this worker has left the fleet")
+        return self._worker.connect(client_id)
+
+    async def _dial(self, place: Place) -> TcpConnection:
+        return await self._open(place.host, place.port, "flowshare-peer", LinkSettings())
+
+    async def _open(self, host: str, port: int, client_id: str, settings: LinkSettings) -> TcpConnection:
+        """A connection to a worker, as one of the fleet. Raises: OSError, ClientError."""
+        from flowshare.client.tcp import open_tcp
+
+        return await open_tcp(
+            host, port, client_id=client_id, clock=self._clock, settings=settings, security=self._secured.own
+        )
+
+    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer:
+        """A producer on the brokers; it connects at the first record."""
+        from flowshare.client.kafka_producer import KafkaProducer
+
+        async def connect() -> Connection:
+            if self._cluster is None:
+                raise NotConnected("the workers backend is not open")
+            return self._cluster.connect(client_id)
+
+        return KafkaProducer(
+            self._broker.hosts,
+            connect,
+            clock=self._clock,
+            client_id=client_id,
+            linger_s=linger_s,
+            security=self._security,
+        )
+
+    async def set_address(self, address: str) -> None:
+        """Nothing: workers on a cluster are found by their groups."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and gauges of what this worker leads."""
+        return {} if self._worker is None else self._worker.stats()
+
+
+class FleetConnection(ClusterConnection):
+    """A connection to a fleet's workers; what is the brokers' goes to them."""
+
+    def __init__(self, workers: Cluster, client_id: str, brokers: ClusterConnection) -> None:
+        super().__init__(workers, client_id)
+        self._brokers = brokers
+
+    async def _send(self, request: Any) -> Any:
+        kafka = (
+            isinstance(request, TO_KAFKA)
+            or type(request).__name__ in TO_KAFKA_BY_NAME
+            or getattr(request, "resource_type", "") == "topic"
+        )
+        return await (self._brokers.send(request) if kafka else super()._send(request))
+
+    async def close(self) -> None:
+        """Close all of them."""
+        await self._brokers.close()
+        await super().close()
+
+
+async def _who(connection: NodeConnection) -> int:
+    """The node id of the worker at the other end. Raises: OSError, ClientError."""
+    from flowshare.client.tcp import TcpConnection
+    from flowshare.fleet.calls import WHO
+
+    assert isinstance(connection, TcpConnection)  # who is reached by an address
+    told = await connection.call(WHO)
+    return int(told["node_id"])

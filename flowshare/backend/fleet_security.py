@@ -1,0 +1,255 @@
+"""Who may talk to a fleet's listeners, and how the fleet's own processes prove that they are of it.
+
+A worker reads Kafka with its own credentials and hands records out, so its listener must not give away more than the
+brokers would. What is on:
+
+    TLS                     `listen_tls_cert` (key, ca, client_auth: as `flowshare serve` has them)
+    logins                  `listen_sasl_users`, or client certificates that are required
+    rights                  as soon as the listener asks who somebody is, or `listen_acls` is named: nobody but the
+                            fleet itself may do anything that the ACL file does not grant
+
+The fleet's own processes, workers and commands, reach its listeners by `fleet_user` or by certificate. A worker's call
+to another one needs the fleet's secret and, where rights are on, CLUSTER_ACTION on the cluster: super users have it,
+`fleet_user` is one. Each option stands in the broker URL, or in the environment as FLOWSHARE_ and its name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+
+from flowshare.backend.base import BackendError
+from flowshare.backend.url import BadBrokerUrl
+
+if TYPE_CHECKING:
+    import ssl
+
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.security import Security
+    from flowshare.clock import Clock
+    from flowshare.server.edge.base import Authorizer
+    from flowshare.server.security.sasl import Sasl
+    from flowshare.server.security.tls import ClientCertificates, ServerTls
+
+PASSWORD_VARIABLE: Final = "FLOWSHARE_FLEET_PASSWORD"  # noqa: S105 - the variable's name
+PREFIX: Final = "FLOWSHARE_"
+OPTIONS: Final = (
+    "listen_tls_cert",
+    "listen_tls_key",
+    "listen_tls_ca",
+    "listen_tls_client_auth",
+    "listen_sasl_users",
+    "listen_acls",
+    "listen_super_users",
+    "listen_insecure",
+    "fleet_security",
+    "fleet_user",
+    "fleet_password_file",
+    "fleet_sasl_mechanism",
+    "fleet_ca_file",
+    "fleet_certificate_file",
+    "fleet_key_file",
+    "fleet_check_hostname",
+)
+"""Each also as an environment variable, FLOWSHARE_LISTEN_TLS_CERT and so on; the URL has the last word."""
+_CLIENT_AUTH: Final = ("none", "requested", "required")
+
+
+class Doors(NamedTuple):
+    """What a listener is opened with; None for what is off."""
+
+    tls: ssl.SSLContext | None = None
+    sasl: Sasl | None = None
+    authorizer: Authorizer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSecurity:
+    """How a fleet's listeners are secured.
+
+    tls, users_file, acl_file, super_users: as in `server.standalone.StandaloneOptions`. client_auth: none, requested or
+    required. insecure: listen beyond this machine although the brokers ask for more. own: how the fleet's processes
+    reach each other.
+    """
+
+    tls: ServerTls | None
+    users_file: Path | None
+    acl_file: Path | None
+    super_users: tuple[str, ...]
+    client_auth: ClientCertificates
+    insecure: bool
+    own: Security
+
+    @classmethod
+    def of(cls, broker: BrokerUrl, environment: Mapping[str, str] = os.environ) -> FleetSecurity:
+        """Read the options. Raises: BadBrokerUrl."""
+        options = _options(broker, environment)
+        auth = _client_auth(options)
+        users = options.get("listen_sasl_users")
+        acls = options.get("listen_acls")
+        super_users = tuple(name.strip() for name in options.get("listen_super_users", "").split(";") if name.strip())
+        own = _own(options, auth, environment)
+        if users and not own.sasl:
+            raise BadBrokerUrl(
+                "listen_sasl_users makes everybody log in, the fleet's own workers, too: name their user, "
+                f"fleet_user=…, and its password, {PASSWORD_VARIABLE} or fleet_password_file=…"
+            )
+        if super_users and not (users or acls or auth != "none"):
+            raise BadBrokerUrl("listen_super_users goes with listen_sasl_users, listen_tls_client_auth or listen_acls")
+        return cls(
+            tls=_tls(options, auth),
+            users_file=Path(users) if users else None,
+            acl_file=Path(acls) if acls else None,
+            super_users=(*super_users, *((f"User:{own.username}",) if own.sasl else ())),
+            client_auth=auth,
+            insecure=_flag("listen_insecure", options.get("listen_insecure", "false")),
+            own=own,
+        )
+
+    def check(self, listen: str, kafka: Security) -> None:
+        """Refuse a listener at `listen` that gives away what the brokers protect. Raises: BackendError."""
+        if self.insecure or _loopback(listen):
+            return
+        missing: list[str] = []
+        if kafka.tls and self.tls is None:
+            missing.append("TLS (listen_tls_cert)")
+        known = self.users_file is not None or self.client_auth == "required"
+        if (kafka.sasl or kafka.certificate_file is not None) and not known:
+            missing.append("logins (listen_sasl_users, or listen_tls_client_auth=required)")
+        if missing:
+            raise BackendError(
+                "this worker's listener can be reached from other machines and hands out what the worker may read, and "
+                f"the brokers ask for more than it does: add {' and '.join(missing)}; or listen on this machine only, "
+                "listen=127.0.0.1:0; or say listen_insecure=true"
+            )
+
+    async def doors(self, clock: Clock) -> Doors:
+        """Read the files. Raises: BackendError."""
+        from flowshare.log.memory import MemoryStorage
+        from flowshare.server.security.acl_file import BadAclFile
+        from flowshare.server.security.tls import BadTls
+        from flowshare.server.security.users_file import BadUsersFile
+
+        store = MemoryStorage(clock)  # what is made over the wire elsewhere is not served here: files say it all
+        try:
+            return Doors(
+                tls=None if self.tls is None else self.tls.context(),
+                sasl=await self._sasl(store),
+                authorizer=await self._authorizer(store),
+            )
+        except (BadTls, BadUsersFile, BadAclFile) as error:
+            raise BackendError(str(error)) from None
+
+    async def _sasl(self, store: Any) -> Sasl | None:
+        if self.users_file is None:
+            return None
+        from flowshare.server.security.sasl import Sasl
+        from flowshare.server.security.users import Users
+        from flowshare.server.security.users_file import read_users
+
+        users = Users(store, read_users(self.users_file))
+        await users.start(os.urandom)
+        return Sasl(users, random=os.urandom)
+
+    async def _authorizer(self, store: Any) -> Authorizer | None:
+        if self.users_file is None and self.acl_file is None and self.client_auth == "none":
+            return None
+        from flowshare.server.security.acl_file import check_principal, read_acls
+        from flowshare.server.security.authorizer import AclStore
+
+        for principal in self.super_users:
+            check_principal(principal)
+        acls = () if self.acl_file is None else read_acls(self.acl_file)
+        authorizer = AclStore(store, file=acls, super_users=self.super_users)
+        await authorizer.start()
+        return authorizer
+
+
+def _options(broker: BrokerUrl, environment: Mapping[str, str]) -> dict[str, str]:
+    found = {name: environment.get(PREFIX + name.upper(), "") for name in OPTIONS}
+    found.update({name: broker.options[name] for name in OPTIONS if name in broker.options})
+    return {name: text for name, text in found.items() if text}
+
+
+def _client_auth(options: Mapping[str, str]) -> ClientCertificates:
+    """Raises: BadBrokerUrl."""
+    beside = ("listen_tls_key", "listen_tls_ca", "listen_tls_client_auth")
+    if "listen_tls_cert" not in options and any(name in options for name in beside):
+        raise BadBrokerUrl(f"{', '.join(beside)} need the listener's certificate: listen_tls_cert")
+    text = options.get("listen_tls_client_auth", "requested" if "listen_tls_ca" in options else "none")
+    if text not in _CLIENT_AUTH:
+        raise BadBrokerUrl(f"listen_tls_client_auth={text!r}: write none, requested or required")
+    return cast("Literal['none', 'requested', 'required']", text)
+
+
+def _tls(options: Mapping[str, str], auth: ClientCertificates) -> ServerTls | None:
+    if "listen_tls_cert" not in options:
+        return None
+    from flowshare.server.security.tls import ServerTls
+
+    key, ca = options.get("listen_tls_key"), options.get("listen_tls_ca")
+    return ServerTls(
+        certificate=Path(options["listen_tls_cert"]),
+        key=Path(key) if key else None,
+        ca=Path(ca) if ca else None,
+        client_certificates=auth,
+    )
+
+
+def _own(options: Mapping[str, str], auth: ClientCertificates, environment: Mapping[str, str]) -> Security:
+    """How this process reaches the fleet's listeners. Raises: BadBrokerUrl."""
+    from flowshare.client.security import BadSecurity, Security, find_password
+
+    certificate, key = options.get("fleet_certificate_file"), options.get("fleet_key_file")
+    if certificate is None and auth != "none":
+        certificate, key = options["listen_tls_cert"], options.get("listen_tls_key")
+    tls = "listen_tls_cert" in options or "fleet_ca_file" in options or certificate is not None
+    user = options.get("fleet_user", "")
+    protocol: Any = options.get("fleet_security", _protocol(tls=tls, sasl=bool(user))).upper()
+    ca = options.get("fleet_ca_file", options.get("listen_tls_ca"))
+    file = options.get("fleet_password_file")
+    try:
+        password = ""
+        if user:
+            own = environment.get(PASSWORD_VARIABLE, "")
+            password = find_password("" if file else own, Path(file) if file else None, {})
+            if not password:
+                raise BadBrokerUrl(
+                    f"fleet_user={user} has no password: set {PASSWORD_VARIABLE} or fleet_password_file=…"
+                )
+        return Security(
+            protocol=protocol,
+            mechanism=cast("Any", options.get("fleet_sasl_mechanism", "SCRAM-SHA-512").upper()),
+            username=user,
+            password=password,
+            ca_file=Path(ca) if ca else None,
+            certificate_file=Path(certificate) if certificate else None,
+            key_file=Path(key) if key else None,
+            check_hostname=_flag("fleet_check_hostname", options.get("fleet_check_hostname", "true")),
+        )
+    except BadSecurity as error:
+        raise BadBrokerUrl(f"how the fleet's workers reach each other (fleet_…, listen_…): {error}") from None
+
+
+def _protocol(*, tls: bool, sasl: bool) -> str:
+    secured = "SSL" if tls else "PLAINTEXT"
+    return f"SASL_{secured}" if sasl else secured
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise BadBrokerUrl(f"{name}={text!r}: write true or false")
+    return text.lower() == "true"
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

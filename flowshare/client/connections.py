@@ -1,0 +1,52 @@
+"""What a connection to one node is to a client, within the process or over a socket, and how one is come by."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from flowshare.protocol.kafka import ApiKey
+
+LOCAL_VERSIONS: Final[Mapping[int, tuple[int, int]]] = {int(key): (0, 0x7FFF) for key in ApiKey}
+
+
+class InProcessConnection(Protocol):
+    """A connection within the process."""
+
+    async def send(self, request: Any) -> Any:
+        """As `Connection.send`."""
+        ...
+
+    def on_closed(self, listener: Callable[[str], object]) -> None:
+        """Call `listener` with the reason when the connection ends, from whichever end."""
+
+    async def close(self) -> None:
+        """As `Connection.close`."""
+
+
+class NodeConnection(InProcessConnection, Protocol):
+    """A connection to one broker that says what it is."""
+
+    api_versions: Mapping[int, tuple[int, int]]
+    is_flowshare: bool
+
+
+class LocalConnection:
+    """A connection to a server of this process, which is one of flowshare's own and has all that it has."""
+
+    def __init__(self, connection: InProcessConnection) -> None:
+        self.api_versions: Mapping[int, tuple[int, int]] = LOCAL_VERSIONS
+        self.is_flowshare = True
+        self.send = connection.send
+        self.close = connection.close
+        self.on_closed = connection.on_closed
+
+
+OpenNode = Callable[[str, int, str], Awaitable[NodeConnection]]
+"""(host, port, client id) -> a new connection. Raises OSError when trying again may help, else ClientError."""
+Local = Callable[[str], Awaitable[InProcessConnection]]
+"""Client id -> a new connection to a server of this process. Raises OSError while there is none to be had."""
+Who = Callable[[NodeConnection], Awaitable[int]]
+"""Asks a server of a fleet for its node id. Raises: OSError, ClientError."""
+FreshAddresses = Callable[[], Awaitable[Sequence[str]]]
+"""Gives `host:port` of brokers that are there now. Raises OSError, ClientError."""

@@ -1,0 +1,171 @@
+"""A share group is carried from one place to another: from Kafka's brokers to workers, or back.
+
+What goes along: the start offset of each share-partition, what is finished behind it where the target can take that
+(workers can, brokers cannot), and the group's settings as far as the target knows them. What does not: attempts are
+counted anew, delays of released records end.
+
+Order, so that at no moment the group is nowhere: settings and positions at the target, looked at again there, then the
+source's group is deleted. Whoever is interrupted in between has the group in both places, and deletes it in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.client.errors import ClientError, ServerError, Unsupported
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.protocol.messages import SharePartitionOffsets
+
+Ranges = tuple[tuple[int, int], ...]
+NOT_TOLD: Final = frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED})
+
+
+class Move(NamedTuple):
+    """One share-partition. finished: what is taken along from `start` on. again: finished records that are not."""
+
+    topic: str
+    partition: int
+    start: int
+    finished: Ranges
+    again: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovePlan:
+    """What would be carried. unresolved: share-partitions whose start is not known yet, which begin anew.
+
+    settings: what the target takes; left: names of what it does not. delayed: records whose delay ends. reason: why
+    finished records are not taken along.
+    """
+
+    group_id: str
+    moves: Sequence[Move]
+    unresolved: Sequence[tuple[str, int]] = ()
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    left: Sequence[str] = ()
+    delayed: int = 0
+    reason: str = ""
+
+    @property
+    def again(self) -> int:
+        """Finished records that will run again."""
+        return sum(move.again for move in self.moves)
+
+
+async def plan_move(source: ShareAdmin, target: ShareAdmin | None, group_id: str, *, ranges: bool) -> MovePlan:
+    """What carrying a group would take along. target: None while it is not there. ranges: it takes finished ranges.
+
+    Raises: ClientError (not empty, there already; ServerError: not there, not allowed), OSError.
+    """
+    await _check_empty(source, group_id)
+    if target is not None:
+        await _check_free(target, group_id)
+    found = await source.group_offsets(group_id)
+    moves: list[Move] = []
+    reason = "" if ranges else "brokers take start offsets only"
+    for part in found:
+        if part.start_offset < 0:
+            continue
+        moves.append(await _move(source, group_id, part, ranges=ranges and not reason))
+        if ranges and not reason and moves[-1].again:
+            reason = "the brokers tell what is finished only to whoever may CLUSTER_ACTION on the cluster"
+    settings, left = await _settings(source, target, group_id)
+    return MovePlan(
+        group_id=group_id,
+        moves=moves,
+        unresolved=[(part.topic, part.partition) for part in found if part.start_offset < 0],
+        settings=settings,
+        left=left,
+        delayed=sum(max(0, part.delayed) for part in found),
+        reason=reason,
+    )
+
+
+async def carry(source: ShareAdmin, target: ShareAdmin, plan: MovePlan, *, keep: bool) -> None:
+    """Do what was planned. keep: leave the group at the source, too. Raises: as `plan_move`."""
+    group_id = plan.group_id
+    await _check_empty(source, group_id)
+    if plan.settings:
+        await target.alter_group_configs(group_id, plan.settings)
+    offsets = {(move.topic, move.partition): move.start for move in plan.moves}
+    if offsets:
+        await target.place_group(
+            group_id, offsets, {(move.topic, move.partition): move.finished for move in plan.moves}
+        )
+        await _check_placed(target, plan)
+    if not keep:
+        await source.delete_group(group_id)
+
+
+async def _check_empty(admin: ShareAdmin, group_id: str) -> None:
+    members = (await admin.describe_group(group_id)).members
+    if members:
+        raise ClientError(f"group {group_id} has {len(members)} members: stop its workers first, then move it")
+
+
+async def _check_free(target: ShareAdmin, group_id: str) -> None:
+    """What is there already would be overwritten in part."""
+    if group_id not in {group.group_id for group in await target.list_groups()}:
+        return
+    if (await target.describe_group(group_id)).members or await target.group_offsets(group_id):
+        raise ClientError(
+            f"there is a group {group_id} already where it is to be moved to, with members or positions of its own: "
+            "delete one of the two first (flowshare groups delete)"
+        )
+
+
+async def _move(source: ShareAdmin, group_id: str, part: SharePartitionOffsets, *, ranges: bool) -> Move:
+    end = await source.log_end(part.topic, part.partition)
+    count = max(0, end - part.start_offset - part.lag) if part.lag >= 0 else 0
+    finished: Ranges = ()
+    if ranges and count:
+        try:
+            known = await source.finished_ranges(group_id, part)
+        except ServerError as error:
+            if error.code not in NOT_TOLD:
+                raise
+        except Unsupported:
+            pass
+        else:
+            finished = tuple(
+                (max(first, part.start_offset), last) for first, last in known if last >= part.start_offset
+            )
+            count = 0
+    start = part.start_offset
+    while finished and finished[0][0] == start:  # brokers store a start that moved with the next write only
+        start, finished = finished[0][1] + 1, finished[1:]
+    return Move(part.topic, part.partition, start, finished, count)
+
+
+async def _settings(source: ShareAdmin, target: ShareAdmin | None, group_id: str) -> tuple[dict[str, str], list[str]]:
+    """The group's own settings that the target takes, and the others; a target that is not there takes all."""
+    taken: dict[str, str] = {}
+    left: list[str] = []
+    for entry in await source.group_configs(group_id):
+        if entry.is_default:
+            continue
+        try:
+            if target is not None:
+                await target.alter_group_configs(group_id, {entry.name: entry.value}, dry_run=True)
+        except ServerError as error:
+            if error.retriable:
+                raise
+            left.append(f"{entry.name}={entry.value}")
+        else:
+            taken[entry.name] = entry.value
+    return taken, left
+
+
+async def _check_placed(target: ShareAdmin, plan: MovePlan) -> None:
+    placed = {(part.topic, part.partition): part.start_offset for part in await target.group_offsets(plan.group_id)}
+    for move in plan.moves:
+        if placed.get((move.topic, move.partition), -1) < move.start:
+            raise ClientError(
+                f"group {plan.group_id} was written to its new place, but {move.topic}-{move.partition} does not stand "
+                f"at {move.start} there; the old group is kept: delete the new one and try again"
+            )

@@ -1,0 +1,213 @@
+"""What workers ask each other, at the one that is asked.
+
+Callers without the fleet's secret are refused, and where the listener has rights, so is who may not do CLUSTER_ACTION.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.fleet.configs import ALTER, CONFIGURED, DESCRIBE
+from flowshare.fleet.directory import Claimed, Place
+from flowshare.fleet.errors import NotLed
+from flowshare.fleet.forms import first_of, key_of, state_of, tell_offsets
+from flowshare.fleet.groups import FACTS, SETTINGS
+from flowshare.fleet.keeper import CLAIMED, HAND_OVER
+from flowshare.fleet.leaders import BEGIN, GONE, OFFSETS, REPLACE
+from flowshare.fleet.limits import LEASE
+from flowshare.fleet.views import GroupFacts
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.edge.private import refusal
+from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.state import ShareKey
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.fleet.configs import FleetConfigs
+    from flowshare.fleet.directory import Directory
+    from flowshare.fleet.groups import FleetGroups
+    from flowshare.fleet.keeper import SlotKeeper
+    from flowshare.fleet.limits import FleetLimits
+    from flowshare.log.base import StateStore
+    from flowshare.server.connection import InProcess
+    from flowshare.server.edge.base import Call, Peer
+    from flowshare.server.share_service import ShareService
+    from flowshare.share.group import ToInitialize
+
+LEAVING: Final = "fleet_leaving"
+"""{} -> {}: a worker left the slot group; look now instead of at the next heartbeat."""
+
+WHO: Final = "fleet_who"
+"""{} -> node_id, principal, worker: which worker answers, who it takes the caller for, and whether for a worker.
+
+Needs no secret: a worker asks itself before it joins, to see that its address leads to it and its login is a worker's.
+"""
+
+Body = dict[str, Any]
+
+
+class FleetCalls:
+    """Answers the workers' calls, by name."""
+
+    def __init__(
+        self,
+        *,
+        service: ShareService,
+        store: StateStore,
+        directory: Directory,
+        groups: FleetGroups,
+        configs: FleetConfigs,
+        limits: FleetLimits,
+        keeper: SlotKeeper,
+        know: Callable[[Collection[uuid.UUID]], Awaitable[None]],
+        look: Callable[[], object],
+        node_id: int,
+    ) -> None:
+        """know: looks for topics by their ids. look: makes the slot group's member look now.
+
+        node_id: drawn by this worker.
+        """
+        self._node_id = node_id
+        self._know = know
+        self._service = service
+        self._store = store
+        self._directory = directory
+        self._groups = groups
+        self._keeper = keeper
+        self._look = look
+        self._configs: Mapping[str, Callable[[Body, InProcess], Awaitable[Body]]] = {
+            DESCRIBE: configs.answer_describe,
+            ALTER: configs.answer_alter,
+            CONFIGURED: configs.answer_configured,
+        }
+        self._calls: Mapping[str, Callable[[Body], Awaitable[Body]]] = {
+            FACTS: self._facts,
+            SETTINGS: self._settings,
+            GONE: self._gone,
+            BEGIN: self._begin,
+            REPLACE: self._replace,
+            OFFSETS: self._offsets,
+            LEASE: limits.answer,
+            HAND_OVER: self._hand_over,
+            CLAIMED: self._claimed,
+            LEAVING: self._leaving,
+        }
+
+    def by_name(self) -> Mapping[str, Callable[[Call], Awaitable[Body]]]:
+        """The calls, for `PrivateApis`."""
+        return {**dict.fromkeys((*self._calls, *self._configs), self.answer), WHO: self.who}
+
+    async def answer(self, call: Call) -> Body:
+        """What is asked for, or why not."""
+        body: Body = call.request
+        known = self._directory.map
+        secret = "" if known is None else known.secret
+        if not secret or not hmac.compare_digest(str(body.get("secret", "")).encode(), secret.encode()):
+            if known is None or known.generation < _generation(body):
+                return refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "this worker is joining its fleet; try again")
+            return refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this call is for the workers of this fleet only")
+        if not _is_worker(call.peer):
+            return refusal(
+                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+                f"{call.peer.principal} is no worker here: name it in listen_super_users of all workers",
+            )
+        name = str(body["call"])
+        try:
+            if name in self._configs:
+                return await self._configs[name](body, call.peer.connection)
+            return await self._calls[name](body)
+        except EXPECTED as error:
+            return refusal(*failure(error))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            return refusal(ErrorCode.INVALID_REQUEST, f"the call makes no sense here ({error!r}); are versions mixed?")
+
+    async def who(self, call: Call) -> Body:
+        """Who answers, and who asks."""
+        place = self._directory.place
+        node_id = self._node_id if place is None else place.node_id
+        return {"node_id": node_id, "principal": call.peer.principal, "worker": _is_worker(call.peer)}
+
+    async def _facts(self, body: Body) -> Body:
+        group_id = str(body["group_id"])
+        exists = group_id in self._service.coordinator.groups
+        return {**self._groups.facts(group_id).to_json(), "exists": exists}
+
+    async def _settings(self, body: Body) -> Body:
+        self._groups.told(GroupFacts.from_json(body))
+        return {}
+
+    async def _gone(self, body: Body) -> Body:
+        epoch, count = body["version"]
+        version = int(epoch), int(count)
+        self._groups.member_gone(str(body["group_id"]), str(body["member_id"]), version, died=bool(body["died"]))
+        return {}
+
+    async def _begin(self, body: Body) -> Body:
+        group_id = str(body["group_id"])
+        items = [first_of(told) for told in body["items"]]
+        for item in items:
+            self._service.duties.check_leader(ShareKey(group_id, item.topic_id, item.partition))
+        await self._need_topics(items)
+        facts = await self._groups.ask(group_id)
+        self._groups.told(facts)
+        config = self._service.duties.config_of(group_id)
+        async with self._service.local.beginning(group_id, config, items) as writes:
+            await self._store.write(writes)
+        return {}
+
+    async def _need_topics(self, items: Sequence[ToInitialize]) -> None:
+        """See that this worker knows the partitions, too: what it left out would begin elsewhere later.
+
+        Raises: NotLed (not yet; the coordinator tries again)
+        """
+        if unknown := [item.topic_id for item in items if not self._knows(item)]:
+            await self._know(unknown)
+        for item in items:
+            if not self._knows(item):
+                raise NotLed(f"partition {item.partition} of topic {item.topic_id} is not known here yet")
+
+    def _knows(self, item: ToInitialize) -> bool:
+        topic = self._service.topics.by_id(item.topic_id)
+        return topic is not None and item.partition < topic.partitions
+
+    async def _replace(self, body: Body) -> Body:
+        states = dict(state_of(told) for told in body["states"])
+        for key in states:
+            self._service.duties.check_leader(key)
+        async with self._service.local.replacing(states) as writes:
+            await self._store.write(writes)
+        return {}
+
+    async def _offsets(self, body: Body) -> Body:
+        keys = [key_of(told) for told in body["keys"]]
+        for key in keys:
+            self._service.duties.check_leader(key)
+        return {"offsets": [tell_offsets(part) for part in await self._service.local.offsets(keys)]}
+
+    async def _hand_over(self, body: Body) -> Body:
+        await self._keeper.hand_over(int(body["slot"]), str(body["to"]))
+        return {}
+
+    async def _claimed(self, body: Body) -> Body:
+        node_id, host, port = body["node"]
+        claim = Claimed(int(body["epoch"]), Place(int(node_id), str(host), int(port)))
+        self._directory.claimed(int(body["slot"]), claim)
+        return {}
+
+    async def _leaving(self, _: Body) -> Body:
+        self._look()
+        return {}
+
+
+def _generation(body: Body) -> int:
+    """Of the slot group, as the caller knows it."""
+    told = body.get("generation")
+    return told if isinstance(told, int) else -1
+
+
+def _is_worker(peer: Peer) -> bool:
+    return peer.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)

@@ -1,0 +1,172 @@
+"""Settings of groups in a fleet: a group's coordinator keeps them; who else is asked passes the question on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.fleet.directory import NOBODY
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    ConfigEntry,
+    ConfiguredGroupsRequest,
+    ConfiguredGroupsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from flowshare.server.configs import GROUP
+from flowshare.server.failures import Refused
+from flowshare.slots.places import group_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowshare.clock import Clock
+    from flowshare.fleet.directory import Directory
+    from flowshare.fleet.peers import Peers
+    from flowshare.server.configs import ConfigApis
+    from flowshare.server.connection import Handlers, InProcess
+
+DESCRIBE: Final = "fleet_describe_configs"
+"""{"group_id"} -> {"entries": [[name, value, is default, documentation], …]}."""
+ALTER: Final = "fleet_alter_configs"
+"""{"group_id", "configs", "validate_only"} -> {}."""
+CONFIGURED: Final = "fleet_configured"
+"""{} -> {"group_ids"}: groups with settings of their own that are coordinated there."""
+LIMIT_S: Final = 10.0
+PAUSE_S: Final = 0.1
+MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
+
+Body = dict[str, Any]
+
+
+class FleetConfigs:
+    """Answers the config APIs at any worker.
+
+    check: raises Refused when a group is not coordinated here.
+    """
+
+    def __init__(
+        self, local: ConfigApis, *, directory: Directory, peers: Peers, check: Callable[[str], None], clock: Clock
+    ) -> None:
+        self._local = local
+        self._directory = directory
+        self._peers = peers
+        self._check = check
+        self._clock = clock
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {
+            DescribeConfigsRequest: self.describe,
+            IncrementalAlterConfigsRequest: self.alter,
+            ConfiguredGroupsRequest: self.configured,
+        }
+
+    # --- asked by anybody ---------------------------------------------------------------------------------------
+
+    async def describe(self, request: DescribeConfigsRequest, connection: InProcess) -> DescribeConfigsResponse:
+        """Settings of a group, or of this worker."""
+        if request.resource_type != GROUP:
+            return await self._local.describe(request, connection)
+        try:
+            told = await self._ask(request.resource, DESCRIBE)
+        except ServerError as error:
+            return DescribeConfigsResponse(error=error.code, message=str(error))
+        if told is None:
+            return await self._local.describe(request, connection)
+        return DescribeConfigsResponse(entries=_entries(told))
+
+    async def alter(
+        self, request: IncrementalAlterConfigsRequest, connection: InProcess
+    ) -> IncrementalAlterConfigsResponse:
+        """Set and unset settings of a group."""
+        if request.resource_type != GROUP:
+            return await self._local.alter(request, connection)
+        changes = dict(request.configs)
+        try:
+            told = await self._ask(request.resource, ALTER, configs=changes, validate_only=request.validate_only)
+        except ServerError as error:
+            return IncrementalAlterConfigsResponse(error=error.code, message=str(error))
+        if told is None:
+            return await self._local.alter(request, connection)
+        return IncrementalAlterConfigsResponse()
+
+    async def configured(self, request: ConfiguredGroupsRequest, connection: InProcess) -> ConfiguredGroupsResponse:
+        """Groups with settings of their own, of all workers that can be reached."""
+        own = await self._local.configured(request, connection)
+        told = await asyncio.gather(
+            *(self._peers.call(node, CONFIGURED) for node in self._directory.others), return_exceptions=True
+        )
+        found = set(own.group_ids)
+        for answer in told:
+            if isinstance(answer, dict):
+                found.update(map(str, answer["group_ids"]))
+            elif not isinstance(answer, OSError | ClientError):
+                raise answer
+        return ConfiguredGroupsResponse(group_ids=tuple(sorted(found)))
+
+    async def _ask(self, group_id: str, call: str, **fields: Any) -> Body | None:
+        """What the group's coordinator answers; None when that is this worker. Raises: ServerError."""
+        end_s = self._clock.monotonic() + LIMIT_S
+        while True:
+            node, _ = self._directory.leader(group_slot(group_id, self._directory.slots))
+            place = self._directory.place
+            try:
+                if place is not None and node == place.node_id:
+                    self._check(group_id)
+                    return None
+                if node != NOBODY:
+                    return await self._peers.call(node, call, group_id=group_id, **fields)
+                problem = "nobody coordinates it at the moment"
+            except ServerError as error:
+                if error.code not in MOVED:
+                    raise
+                problem = str(error)
+            except (OSError, Refused) as error:
+                problem = str(error)
+            if self._clock.monotonic() + PAUSE_S >= end_s:
+                raise ServerError(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE, problem, about=f"the settings of group {group_id}"
+                )
+            await self._clock.sleep(PAUSE_S)
+
+    # --- asked by another worker --------------------------------------------------------------------------------
+
+    async def answer_describe(self, body: Body, connection: InProcess) -> Body:
+        """Of a group that is coordinated here. Raises: Refused."""
+        group_id = str(body["group_id"])
+        self._check(group_id)
+        answer = await self._local.describe(DescribeConfigsRequest(resource_type=GROUP, resource=group_id), connection)
+        if answer.error is not ErrorCode.NONE:
+            return {"error": int(answer.error), "message": answer.message}
+        entries = [[one.name, one.value, one.is_default, one.documentation] for one in answer.entries]
+        return {"entries": entries}
+
+    async def answer_alter(self, body: Body, connection: InProcess) -> Body:
+        """Of a group that is coordinated here. Raises: Refused."""
+        group_id = str(body["group_id"])
+        self._check(group_id)
+        request = IncrementalAlterConfigsRequest(
+            resource_type=GROUP,
+            resource=group_id,
+            configs={str(name): None if text is None else str(text) for name, text in body["configs"].items()},
+            validate_only=bool(body["validate_only"]),
+        )
+        answer = await self._local.alter(request, connection)
+        return {} if answer.error is ErrorCode.NONE else {"error": int(answer.error), "message": answer.message}
+
+    async def answer_configured(self, body: Body, connection: InProcess) -> Body:
+        """Those that are coordinated here."""
+        del body
+        return {"group_ids": list((await self._local.configured(ConfiguredGroupsRequest(), connection)).group_ids)}
+
+
+def _entries(told: Body) -> tuple[ConfigEntry, ...]:
+    return tuple(
+        ConfigEntry(name=str(name), value=str(value), is_default=bool(default), documentation=str(doc))
+        for name, value, default, doc in told["entries"]
+    )

@@ -1,0 +1,154 @@
+"""Who leads which slot, as far as this worker knows; what clients are told comes from here.
+
+Ownership is the claim in a slot's log. A worker knows its own claims for certain; of others it knows what they told,
+and whom the slot group chose. So for each slot the claim with the highest epoch counts, as long as its holder is a
+member of the fleet; without one, the worker that was chosen is named, who answers when it has claimed. What is wrong
+here costs a detour: who does not lead says so and names whom it takes for the leader.
+
+Invariant: the epoch told of a slot never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.slots.places import group_slot, share_slot
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.slots.membership import SlotMap
+
+NOBODY: Final = -1
+
+
+class Place(NamedTuple):
+    """Where a worker is."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+class Claimed(NamedTuple):
+    """A claim: its epoch and who made it."""
+
+    epoch: int
+    place: Place
+
+
+class Directory:
+    """One worker's view of its fleet. `place`: this worker; None for one that leads nothing."""
+
+    def __init__(self, slots: int, place: Place | None = None) -> None:
+        self.slots = slots
+        self.place = place
+        self.map: SlotMap | None = None
+        """What the slot group agreed on last."""
+        self._claims: dict[int, Claimed] = {}
+        self._nodes: Mapping[int, Place] = {}
+        self._heard: list[Callable[[], object]] = []
+        self._heard_left: list[Callable[[frozenset[int]], object]] = []
+
+    def on_change(self, listener: Callable[[], object]) -> None:
+        """Call `listener` when who leads what may have changed."""
+        self._heard.append(listener)
+
+    def on_left(self, listener: Callable[[frozenset[int]], object]) -> None:
+        """Call `listener` with the node ids of workers that have left the slot group, or were given up there."""
+        self._heard_left.append(listener)
+
+    # --- what is learned ----------------------------------------------------------------------------------------
+
+    def agreed(self, slot_map: SlotMap) -> None:
+        """The slot group chose anew."""
+        self.map = slot_map
+        before = self._nodes
+        self._nodes = {node_id: Place(node_id, *address) for node_id, address in slot_map.nodes.items()}
+        if self.place is not None and slot_map.node_id != NOBODY:
+            self.place = self.place._replace(node_id=slot_map.node_id)  # another worker had drawn the same
+        for slot, epoch, place in claims_of(slot_map):
+            self._learn(slot, Claimed(epoch, place))
+        self._tell()
+        left = frozenset(before).difference(self._nodes)
+        for listener in self._heard_left if left else ():
+            listener(left)
+
+    def claimed(self, slot: int, claim: Claimed) -> bool:
+        """Somebody claims a slot; whether that is news."""
+        news = self._learn(slot, claim)
+        if news:
+            self._tell()
+        return news
+
+    def _learn(self, slot: int, claim: Claimed) -> bool:
+        known = self._claims.get(slot)
+        if not 0 <= slot < self.slots or (known is not None and claim.epoch <= known.epoch):
+            return False
+        self._claims[slot] = claim
+        return True
+
+    def _tell(self) -> None:
+        for listener in self._heard:
+            listener()
+
+    # --- what is asked ------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Mapping[int, Place]:
+        """All workers that lead, by node id, as the slot group has them."""
+        return self._nodes
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Node ids of the other workers."""
+        me = None if self.place is None else self.place.node_id
+        return tuple(node_id for node_id in self.nodes if node_id != me)
+
+    @property
+    def leading(self) -> frozenset[int]:
+        """Node ids of the other workers that lead a slot, or were chosen for one: at most two for each slot."""
+        me = NOBODY if self.place is None else self.place.node_id
+        holders = {claim.place.node_id for claim in self._claims.values()}
+        chosen = () if self.map is None else self.map.owners.values()
+        return frozenset(holders.union(chosen).intersection(self.nodes) - {me})
+
+    def claim(self, slot: int) -> Claimed | None:
+        """The last claim that is known of a slot."""
+        return self._claims.get(slot)
+
+    def leader(self, slot: int) -> tuple[int, int]:
+        """Node (NOBODY: none) and epoch (−1: not known) of a slot."""
+        claim = self._claims.get(slot)
+        epoch = -1 if claim is None else claim.epoch
+        nodes = self.nodes
+        if claim is not None and claim.place.node_id in nodes:
+            return claim.place.node_id, epoch
+        chosen = NOBODY if self.map is None else self.map.owner(slot)
+        return (chosen if chosen in nodes else NOBODY), epoch
+
+    def leader_of(self, topic_id: uuid.UUID, partition: int) -> tuple[int, int]:
+        """As `leader`, of a share-partition."""
+        return self.leader(share_slot(topic_id, partition, self.slots))
+
+    def coordinator(self, group_id: str) -> Place | None:
+        """Who coordinates a group; None: nobody at the moment."""
+        return self.nodes.get(self.leader(group_slot(group_id, self.slots))[0])
+
+    def address(self, node_id: int) -> Place | None:
+        """Where a worker is, also one that left the group but holds a claim still."""
+        known = self.nodes.get(node_id)
+        if known is not None:
+            return known
+        return next((claim.place for claim in self._claims.values() if claim.place.node_id == node_id), None)
+
+
+def claims_of(slot_map: SlotMap) -> list[tuple[int, int, Place]]:
+    """(slot, epoch, who) of the claims that the members told when they joined."""
+    found: list[tuple[int, int, Place]] = []
+    for slot, (node_id, epoch) in slot_map.claims.items():
+        address = slot_map.nodes.get(node_id)
+        if address is not None:
+            found.append((slot, epoch, Place(node_id, *address)))
+    return found

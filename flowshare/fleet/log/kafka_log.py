@@ -1,0 +1,322 @@
+"""`KafkaLog`: the users' topics on a Kafka, as the `Log` of a server that leads share-partitions on them.
+
+Partitions are read that somebody *follows*; their bounds are known here (`offsets` awaits nothing), are kept up to
+date by one parked fetch a broker, and what comes with it is read out of memory by all groups. See `ends.py` for the
+logs' ends, `reader.py` for the rest, `topics.py` for what topics there are.
+
+    follow ─→ syncing ─bounds asked─→ known ─topic gone or made anew, end cut off─→ syncing …
+    unfollow, as often as followed ─→ forgotten
+
+What Kafka's own tools do for topics is left to them, but for making a dead-letter topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+from flowshare.fleet.log.asking import Asking, check, joined
+from flowshare.fleet.log.ends import Ends
+from flowshare.fleet.log.followed import Followed
+from flowshare.fleet.log.memory import Memory
+from flowshare.fleet.log.reader import Reader
+from flowshare.fleet.log.registry import Registry
+from flowshare.fleet.log.run import Run
+from flowshare.fleet.log.settings import LogSettings
+from flowshare.fleet.log.topics import Topics
+from flowshare.log.base import (
+    Appended,
+    CorruptRecords,
+    InvalidTopic,
+    StorageError,
+    Topic,
+    UnknownTopic,
+)
+from flowshare.log.topics import check_name
+from flowshare.protocol.batches import DecodeError
+from flowshare.protocol.batches import check as check_batches
+from flowshare.protocol.messages import CreateTopicRequest, ProduceRequest
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.client.cluster import Cluster
+    from flowshare.fleet.log.registry import CutListener
+    from flowshare.fleet.log.topics import TopicsListener
+    from flowshare.log.base import Admission, AppendListener, LogOffsets, ReadResult
+    from flowshare.transactions.producers import Producer
+
+PRODUCER_EXPIRY_MS: Final = 86_400_000
+SYNC_PAUSE_MAX_S: Final = 2.0
+NO_CONFIGS: Final[Mapping[str, str]] = {}
+
+logger = logging.getLogger(__name__)
+
+
+class KafkaLog:
+    """Reads the topics of the Kafka behind `cluster`."""
+
+    producer_expiry_ms = PRODUCER_EXPIRY_MS
+
+    def __init__(
+        self, cluster: Cluster, *, client_id: str = "flowshare-log", settings: LogSettings | None = None
+    ) -> None:
+        settings = settings or LogSettings()
+        self._clock = cluster.clock
+        self._syncing: set[asyncio.Task[None]] = set()
+        self._asking = Asking(cluster, client_id)
+        self._topics = Topics(self._asking, cluster.clock, settings)
+        self._topics.on_change(self._topics_changed)
+        self._registry = Registry(Memory(settings), cluster.clock, settings)
+        self._ends = Ends(self._registry, self._topics, cluster, client_id=client_id, resync=self._sync)
+        self._reader = Reader(self._registry, self._asking, self._ends, resync=self._synced)
+
+    async def start(self) -> None:
+        """Begin to look topics up; the cluster was started."""
+        self._topics.start()
+
+    async def close(self) -> None:
+        """Read nothing any more; the cluster stays."""
+        syncing = tuple(self._syncing)
+        for task in syncing:
+            task.cancel()
+        await asyncio.gather(*syncing, return_exceptions=True)
+        self._registry.by_place.clear()
+        await self._topics.close()
+        await self._ends.close()
+        await self._reader.close()
+        await self._asking.close()
+
+    # --- topics -------------------------------------------------------------------------------------------------
+
+    def topics(self) -> Mapping[str, Topic]:
+        """Topics that are known; one that is looked for in vain is looked up at once, and from then on."""
+        return self._topics
+
+    async def refresh(self, names: Collection[str] = (), ids: Collection[uuid.UUID] = ()) -> None:
+        """Look up topics now, by name and by id (none at all: all that are known). Raises: StorageError."""
+        await self._topics.refresh(names, ids)
+
+    def on_topics(self, listener: TopicsListener) -> None:
+        """Call `listener(names)` when topics appear, grow, go, or get another id."""
+        self._topics.on_change(listener)
+
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = NO_CONFIGS, internal: bool = False
+    ) -> Topic:
+        """Make a topic, as dead letters want one. Raises: TopicExists, InvalidTopic, StorageError, LogError."""
+        check_name(name, internal=internal)
+        request = CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs))
+        answer = await self._asking.send(request, tries=1)
+        await self._topics.refresh([name])
+        check(answer.error, answer.message, f"making topic {name}")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise StorageError(f"topic {name} was made, but the brokers do not know it yet; try again later")
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        """Refused. Raises: InvalidTopic."""
+        raise InvalidTopic(_REFUSAL)
+
+    async def create_partitions(self, name: str, total: int) -> Topic:
+        """Refused. Raises: InvalidTopic."""
+        raise InvalidTopic(_REFUSAL)
+
+    async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
+        """Refused. Raises: InvalidTopic."""
+        raise InvalidTopic(_REFUSAL)
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Refused. Raises: InvalidTopic."""
+        raise InvalidTopic(_REFUSAL)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+        """Give record batches to the partition's leader; what it did not confirm may be there all the same.
+
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, StorageError, LogError.
+        """
+        try:
+            headers = check_batches(records)
+        except DecodeError as error:
+            raise CorruptRecords(str(error)) from error
+        await self._exists(topic, partition)
+        if admit is not None:
+            admit()
+        answer = await self._asking.send(ProduceRequest(topic=topic, partition=partition, records=records), tries=1)
+        check(answer.error, answer.message, f"writing to {topic}-{partition}")
+        count = sum(header.last_offset - header.base_offset + 1 for header in headers)
+        return Appended(
+            base_offset=answer.base_offset,
+            last_offset=answer.base_offset + count - 1,
+            log_start=answer.log_start,
+            append_time_ms=answer.append_time_ms,
+        )
+
+    async def append_control(
+        self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
+    ) -> Appended:
+        """Refused: Kafka ends its own transactions. Raises: InvalidTopic."""
+        raise InvalidTopic(_REFUSAL)
+
+    def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
+        """None: Kafka keeps them."""
+        return {}
+
+    # --- following ------------------------------------------------------------------------------------------------
+
+    async def follow(self, topic: str, partition: int, *, committed: bool = False) -> None:
+        """Know the bounds of a partition from now on, and read ahead at its end; ends with as many `unfollow`.
+
+        committed: the isolation level that is read first. Raises: UnknownTopic, StorageError, LogError.
+        """
+        place = topic, partition
+        followed = self._registry.by_place.get(place)
+        if followed is None:
+            followed = self._registry.by_place[place] = Followed(topic, partition, committed=committed)
+        followed.refs += 1
+        try:
+            if not followed.known:
+                await self._synced(followed)
+        except BaseException:
+            self.unfollow(topic, partition)
+            raise
+
+    def unfollow(self, topic: str, partition: int) -> None:
+        """One less follows a partition; forget it with the last."""
+        followed = self._registry.by_place.get((topic, partition))
+        if followed is None:
+            return
+        followed.refs -= 1
+        if followed.refs <= 0:
+            del self._registry.by_place[topic, partition]
+            self._lose(followed)
+
+    def offsets(self, topic: str, partition: int) -> LogOffsets:
+        """Bounds of a followed partition as they are known here. Raises: UnknownTopic."""
+        return self._registry.find(topic, partition).offsets()
+
+    async def bounds(self, topic: str, partition: int) -> LogOffsets:
+        """Bounds of any partition, asked of its leader. Raises: UnknownTopic, StorageError, LogError."""
+        await self._exists(topic, partition)
+        return await self._asking.bounds(topic, partition)
+
+    async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
+        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic, StorageError."""
+        await self._exists(topic, partition)
+        return await self._asking.at_time(topic, partition, timestamp_ms)
+
+    async def divergence(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
+        """The highest leader epoch up to `epoch` that is in the log, and the offset behind its last record.
+
+        What was read of `epoch` at that offset or behind is not in the log any more. (−1, −1): the brokers cannot tell.
+        Raises: UnknownTopic, StorageError, LogError.
+        """
+        await self._exists(topic, partition)
+        return await self._asking.divergence(topic, partition, epoch)
+
+    async def read(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
+    ) -> ReadResult:
+        """Batches of a followed partition from `offset` on, at least one if there is one.
+
+        committed: none past the last stable offset. A read that had to ask the brokers gives what they gave, which is
+        nothing while a new leader knows less of the log than the old one did.
+        Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords, StorageError, LogError.
+        """
+        return await self._reader.read((topic, partition), offset, max_bytes=max_bytes, committed=committed)
+
+    def on_append(self, listener: AppendListener) -> None:
+        """Call `listener(topic, partition)` when a followed log has grown, its start has moved, or it was cut."""
+        self._registry.append_listeners.append(listener)
+
+    def on_cut(self, listener: CutListener) -> None:
+        """Call `listener(topic, partition, end)` when records at a followed log's end were lost with a leader.
+
+        What was read at `end` and behind is not in the log any more, or is something else now.
+        """
+        self._registry.cut_listeners.append(listener)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _exists(self, topic: str, partition: int) -> Topic:
+        """A topic that has this partition. Raises: UnknownTopic, StorageError."""
+        found = self._topics.get(topic)
+        if found is None or partition >= found.partitions:
+            await self._topics.refresh([topic])
+            found = self._topics.get(topic)
+        if found is None:
+            raise UnknownTopic(f"Kafka has no topic {topic!r}, or the workers' user may not see it")
+        if not 0 <= partition < found.partitions:
+            raise UnknownTopic(f"topic {topic!r} has {found.partitions} partitions, none is {partition}")
+        return found
+
+    async def _synced(self, followed: Followed) -> None:
+        """The bounds are asked for, by whoever comes first. Raises: UnknownTopic, StorageError, LogError."""
+        await joined(self._sync(followed))
+
+    def _sync(self, followed: Followed) -> asyncio.Task[None]:
+        task = followed.syncing
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._find(followed), name=f"bounds {followed.place}")
+            followed.syncing = task
+            self._syncing.add(task)
+            task.add_done_callback(lambda done: self._sync_ended(followed, done))
+        return task
+
+    def _sync_ended(self, followed: Followed, task: asyncio.Task[None]) -> None:
+        followed.syncing = None
+        self._syncing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        logger.info("the bounds of %s-%d are not known: %s", followed.topic, followed.partition, error)
+        if isinstance(error, UnknownTopic) or self._registry.by_place.get(followed.place) is not followed:
+            return  # it is followed again when the topic comes back
+        pause_s = min(0.1 * 2**followed.failures, SYNC_PAUSE_MAX_S)
+        followed.failures += 1
+        self._clock.call_later(pause_s, lambda: self._sync_again(followed))
+
+    def _sync_again(self, followed: Followed) -> None:
+        if self._registry.by_place.get(followed.place) is followed:
+            self._sync(followed)
+
+    async def _find(self, followed: Followed) -> None:
+        topic = await self._exists(followed.topic, followed.partition)
+        before = followed.offsets().high_watermark if followed.known else -1
+        offsets = await self._asking.bounds(followed.topic, followed.partition)
+        if self._registry.by_place.get(followed.place) is not followed:
+            return
+        now = self._topics.get(followed.topic)
+        if now is None or now.topic_id != topic.topic_id:
+            raise StorageError(f"topic {followed.topic} has changed meanwhile; try again")
+        followed.failures = 0
+        followed.topic_id = topic.topic_id
+        self._registry.found(followed, offsets, before=before)
+        if not followed.lanes:
+            lane = self._registry.lane(followed, committed=followed.committed)
+            lane.watch_from(Run(followed.end(committed=followed.committed)))
+        for lane in followed.lanes.values():
+            if lane.tail is not None:
+                lane.rests_until_s = 0.0
+                self._ends.start(lane)
+
+    def _topics_changed(self, names: frozenset[str]) -> None:
+        for name in names:
+            topic = self._topics.get(name)
+            for followed in self._registry.of_topic(name):
+                if topic is None:
+                    self._lose(followed)
+                elif followed.topic_id != topic.topic_id:
+                    self._lose(followed)
+                    self._sync(followed)
+
+    def _lose(self, followed: Followed) -> None:
+        self._ends.stop(self._registry.drop(followed))
+
+
+_REFUSAL: Final = "a fleet of workers leaves topics to Kafka: use Kafka's own tools with the brokers' address"

@@ -1,0 +1,101 @@
+"""Other fleets on the same Kafka: a group id belongs to one fleet, or its records would be handled once in each.
+
+Nothing in Kafka says whose a group is: a mark there, an empty consumer group with its name, would expire within a week
+and stand in the way of a group on the brokers. So before a group is made, those who would know are asked: the workers
+of the other fleets, found by their slot groups. Fleets without workers, or whose workers do not answer this one, are
+not known to have it; nothing is lost then, both fleets handle all records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.errors import ClientError
+from flowshare.fleet.describing import describe_fleet
+from flowshare.fleet.directory import NOBODY, Place
+from flowshare.fleet.groups import FACTS
+from flowshare.fleet.names import PREFIX
+from flowshare.protocol.messages import MetadataRequest
+from flowshare.share.errors import GroupIdNotFound
+from flowshare.slots.places import group_slot
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.fleet.peers import Dial
+    from flowshare.slots.membership import SlotMap
+
+LIMIT_S: Final = 2.0
+"""How long a new group's first member waits for what other fleets say."""
+KEPT_S: Final = 30.0
+"""How long it is remembered which fleets there are."""
+
+logger = logging.getLogger(__name__)
+
+
+class OtherFleets:
+    """All fleets but `fleet` on the Kafka that `kafka` is a connection to. dial: opens connections to workers."""
+
+    def __init__(self, kafka: Any, fleet: str, *, dial: Dial, clock: Clock) -> None:
+        self._kafka = kafka
+        self._fleet = fleet
+        self._dial = dial
+        self._clock = clock
+        self._names: frozenset[str] = frozenset()
+        self._looked_s = -KEPT_S
+
+    async def check(self, group_id: str) -> None:
+        """Before a group is made. Raises: GroupIdNotFound, when another fleet has it."""
+        try:
+            owner = await self._clock.wait_for(self._owner(group_id), LIMIT_S)
+        except (OSError, ClientError) as error:
+            logger.debug("whether other fleets have group %s is not known: %s", group_id, error)
+            return
+        if owner is not None:
+            raise GroupIdNotFound(
+                f"group {group_id!r} belongs to the fleet {owner!r} on this Kafka: start its workers with "
+                f"&fleet={owner} in the broker's URL, or use another group id"
+            )
+
+    async def _owner(self, group_id: str) -> str | None:
+        """Raises: OSError, ClientError (the fleets cannot be listed)."""
+        names = await self._others()
+        answers = await asyncio.gather(*(self._has(name, group_id) for name in names), return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                logger.debug("fleet %s does not say whether it has group %s: %s", name, group_id, answer)
+            elif answer:
+                return name
+        return None
+
+    async def _others(self) -> list[str]:
+        now_s = self._clock.monotonic()
+        if now_s - self._looked_s >= KEPT_S:
+            answer = await self._kafka.send(MetadataRequest(topics=None))
+            names = (topic.name for topic in answer.topics)
+            self._names = frozenset(name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX))
+            self._looked_s = now_s
+        return sorted(self._names - {self._fleet})
+
+    async def _has(self, fleet: str, group_id: str) -> bool:
+        """Raises: OSError, ClientError."""
+        slot_map = await describe_fleet(self._kafka, fleet)
+        place = None if slot_map is None else _coordinator(slot_map, group_id)
+        if slot_map is None or place is None:
+            return False
+        line = await self._dial(place)
+        try:
+            answer: Mapping[str, Any] = await line.call(
+                FACTS, secret=slot_map.secret, generation=slot_map.generation, group_id=group_id
+            )
+        finally:
+            await line.close()
+        return bool(answer.get("exists"))
+
+
+def _coordinator(slot_map: SlotMap, group_id: str) -> Place | None:
+    node = slot_map.owner(group_slot(group_id, slot_map.slots))
+    address = None if node == NOBODY else slot_map.nodes.get(node)
+    return None if address is None else Place(node, *address)

@@ -1,0 +1,142 @@
+"""Calls between the workers of a fleet: flowshare's private API, over one connection to each worker.
+
+A call says who may make it: it carries the fleet's secret, which only members of the slot group know. What is told
+to all others is repeated until it was answered, for a bounded time: the receivers take it twice without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from flowshare.client.errors import ClientError, NotConnected, ServerError
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.fleet.directory import Directory, Place
+
+CALL_S: Final = 5.0
+"""How long an answer is waited for."""
+TELL_S: Final = 30.0
+"""How long a telling is repeated; by then what it is about has lapsed by itself."""
+PAUSE_S: Final = 0.2
+TELLINGS_MAX: Final = 10_000
+"""Tellings under way; past that the oldest news wait for the next occasion."""
+
+logger = logging.getLogger(__name__)
+
+
+class Line(Protocol):
+    """A connection to one worker (`client.tcp.TcpConnection`)."""
+
+    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
+        """One private call. Raises: ServerError, NotConnected, ConnectionLost."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+
+
+Dial = Callable[["Place"], Awaitable[Line]]
+"""Opens a connection to a worker. Raises: OSError, ClientError."""
+
+
+class Peers:
+    """The other workers."""
+
+    def __init__(self, directory: Directory, dial: Dial, clock: Clock) -> None:
+        self._directory = directory
+        self._dial = dial
+        self._clock = clock
+        self._lines: dict[int, Line] = {}
+        self._dialling: dict[int, asyncio.Lock] = {}
+        self._heard: Counter[int] = Counter()
+        self._tellings: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def call(self, node_id: int, name: str, *, limit_s: float = CALL_S, **fields: Any) -> dict[str, Any]:
+        """Ask one worker. Raises: OSError (not reached, no answer), ClientError (refused: ServerError)."""
+        known = self._directory.map
+        mine = {} if known is None else {"secret": known.secret, "generation": known.generation}
+        heard = self._heard[node_id]
+        try:
+            return await self._clock.wait_for(self._call(node_id, name, **mine, **fields), limit_s)
+        except TimeoutError:
+            if self._heard[node_id] == heard:
+                await self._drop(node_id)  # else it is alive and busy, and others wait for their answers
+            raise NotConnected(f"worker {node_id} did not answer {name} within {limit_s:g} s") from None
+
+    def tell_all(self, name: str, **fields: Any) -> None:
+        """Tell all other workers of now."""
+        for node_id in self._directory.others:
+            self.tell(node_id, name, **fields)
+
+    def tell_leaders(self, name: str, **fields: Any) -> None:
+        """Tell all other workers that lead, or are about to; a fleet may have many more that do not."""
+        for node_id in self._directory.leading:
+            self.tell(node_id, name, **fields)
+
+    def tell(self, node_id: int, name: str, **fields: Any) -> None:
+        """Tell one worker, again and again until it answers, has left, or TELL_S are over."""
+        if self._closed or len(self._tellings) >= TELLINGS_MAX:
+            return
+        task = asyncio.create_task(self._tell(node_id, name, fields), name=f"tell worker {node_id} {name}")
+        self._tellings.add(task)
+        task.add_done_callback(self._tellings.discard)
+
+    async def close(self) -> None:
+        """End all connections; what is not told by now stays untold."""
+        self._closed = True
+        tellings = list(self._tellings)
+        for task in tellings:
+            task.cancel()
+        await asyncio.gather(*tellings, return_exceptions=True)
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            await line.close()
+
+    async def _tell(self, node_id: int, name: str, fields: dict[str, Any]) -> None:
+        end_s = self._clock.monotonic() + TELL_S
+        while self._clock.monotonic() < end_s and node_id in self._directory.nodes:
+            try:
+                await self.call(node_id, name, **fields)
+            except OSError:
+                await self._clock.sleep(PAUSE_S)
+            except ClientError as error:
+                if not isinstance(error, ServerError) or not error.retriable:
+                    logger.warning("worker %d refuses to be told: %s", node_id, error)
+                    return
+                await self._clock.sleep(PAUSE_S)
+            else:
+                return
+
+    async def _call(self, node_id: int, name: str, **fields: Any) -> dict[str, Any]:
+        line = await self._line(node_id)
+        try:
+            answer = await line.call(name, **fields)
+        except OSError:
+            await self._drop(node_id, line)
+            raise
+        self._heard[node_id] += 1
+        return answer
+
+    async def _line(self, node_id: int) -> Line:
+        async with self._dialling.setdefault(node_id, asyncio.Lock()):
+            line = self._lines.get(node_id)
+            if line is None:
+                place = self._directory.address(node_id)
+                if place is None:
+                    raise NotConnected(f"worker {node_id} is not known here")
+                if self._closed:
+                    raise NotConnected("this worker is closing")
+                line = self._lines[node_id] = await self._dial(place)
+            return line
+
+    async def _drop(self, node_id: int, line: Line | None = None) -> None:
+        known = self._lines.get(node_id)
+        if known is not None and line in (None, known):
+            del self._lines[node_id]
+            await known.close()

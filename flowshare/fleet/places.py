@@ -1,0 +1,115 @@
+"""Where things are in a fleet: who leads share-partitions, who coordinates groups. The topics are Kafka's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    MetadataRequest,
+    MetadataResponse,
+    TopicMetadata,
+)
+from flowshare.server.failures import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.fleet.directory import Directory, Place
+    from flowshare.fleet.log.kafka_log import KafkaLog
+    from flowshare.log.base import Topic
+    from flowshare.protocol.messages import Connection
+    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.topic_index import TopicIndex
+
+
+class FleetPlaces:
+    """Answers Metadata and FindCoordinator, and passes ListOffsets on to Kafka."""
+
+    def __init__(self, *, log: KafkaLog, topics: TopicIndex, directory: Directory, kafka: Connection) -> None:
+        self._log = log
+        self._topics = topics
+        self._directory = directory
+        self._kafka = kafka
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {
+            MetadataRequest: self.metadata,
+            FindCoordinatorRequest: self.find,
+            ListOffsetsRequest: self.list_offsets,
+        }
+
+    async def find(self, request: FindCoordinatorRequest, _: InProcess) -> FindCoordinatorResponse:
+        """The worker that coordinates a share group."""
+        try:
+            node_id, host, port = self.coordinator(request.kind, request.key)
+        except Refused as error:
+            return FindCoordinatorResponse(error=error.code, message=str(error))
+        return FindCoordinatorResponse(node_id=node_id, host=host, port=port)
+
+    def coordinator(self, kind: str, key: str) -> Place:
+        """Who coordinates a group. Raises: Refused."""
+        if kind != "group":
+            raise Refused(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                "workers coordinate share groups only: use the Kafka brokers' own address for everything else",
+            )
+        place = self._directory.coordinator(key)
+        if place is None:
+            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"nobody coordinates group {key} at the moment")
+        return place
+
+    async def metadata(self, request: MetadataRequest, _: InProcess) -> MetadataResponse:
+        """Workers, and which of them leads what; a topic that is not known yet is looked for at Kafka."""
+        names: Sequence[str] = request.topics or ()
+        if request.topics is None and not request.topic_ids:
+            names = sorted(self._log.topics())
+        await self._look(names, request)
+        ids = [TopicMetadata(name="", error=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=one) for one in request.topic_ids]
+        found = [self._topics.by_id(one) for one in request.topic_ids]
+        nodes = self._directory.nodes
+        return MetadataResponse(
+            topics=(
+                *(self._named(name) for name in names),
+                *(none if topic is None else self._told(topic) for topic, none in zip(found, ids, strict=True)),
+            ),
+            nodes={place.node_id: (place.host, place.port) for place in nodes.values()},
+            controller=min(nodes, default=-1),
+        )
+
+    async def _look(self, names: Sequence[str], request: MetadataRequest) -> None:
+        unknown = [name for name in names if self._topics.by_name(name) is None]
+        ids = [one for one in request.topic_ids if self._topics.by_id(one) is None]
+        if unknown or ids:
+            await self._log.refresh(unknown, ids)
+
+    def _named(self, name: str) -> TopicMetadata:
+        topic = self._topics.by_name(name)
+        if topic is None:
+            return TopicMetadata(name=name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return self._told(topic)
+
+    def _told(self, topic: Topic) -> TopicMetadata:
+        leaders = [self._directory.leader_of(topic.topic_id, number) for number in range(topic.partitions)]
+        return TopicMetadata(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=topic.partitions,
+            leaders=tuple(node for node, _ in leaders),
+            leader_epochs=tuple(epoch for _, epoch in leaders),
+        )
+
+    async def list_offsets(self, request: ListOffsetsRequest, _: InProcess) -> ListOffsetsResponse:
+        """As Kafka answers."""
+        try:
+            return await self._kafka.send(request)
+        except ServerError as error:
+            return ListOffsetsResponse(error=error.code, message=str(error))
+        except (OSError, ClientError) as error:
+            return ListOffsetsResponse(error=ErrorCode.LEADER_NOT_AVAILABLE, message=str(error))

@@ -1,0 +1,138 @@
+"""What Kafka's brokers have to allow a fleet's workers, as ACLs, and what of it they do not.
+
+For itself a fleet has its state topic, the slot group of the same name, and a transactional id a slot, of that name
+with a dot and a number. Beside these its workers read what the agents read, for all members, and write sinks and dead
+letters.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.errors import ServerError
+from flowshare.fleet.names import slot_group, state_topic
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import CreateTopicRequest, FindCoordinatorRequest, HeartbeatRequest, MetadataRequest
+from flowshare.server.edge.base import Operation, ResourceType
+
+if TYPE_CHECKING:
+    from flowshare.client.routing import ClusterConnection
+
+READ, WRITE, CREATE, DELETE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE
+OPTIONS: Final = {
+    ResourceType.TOPIC: "--topic",
+    ResourceType.GROUP: "--group",
+    ResourceType.TRANSACTIONAL_ID: "--transactional-id",
+}
+REFUSED: Final = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+NO_MEMBER: Final = "flowshare-check"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Operations on one thing, or with `prefixed` on all whose names begin so. why: what for, in words."""
+
+    resource: ResourceType
+    name: str
+    operations: tuple[Operation, ...]
+    why: str
+    prefixed: bool = False
+
+    def __str__(self) -> str:
+        names = ", ".join(map(_word, self.operations))
+        kind = self.resource.name.lower().replace("_", " ")
+        return f"{names} on {kind} {self.name}{'*' if self.prefixed else ''} ({self.why})"
+
+    def command(self, bootstrap: str, principal: str) -> str:
+        """What grants it, for Kafka's own tool. It asks for a login itself: --command-config."""
+        words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
+        for operation in self.operations:
+            words += ["--operation", _word(operation)]
+        words += [OPTIONS[self.resource], self.name]
+        if self.prefixed:
+            words += ["--resource-pattern-type", "prefixed"]
+        return shlex.join(words)
+
+
+def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: Iterable[str]) -> list[Right]:
+    """What a fleet needs that reads and writes these topics and makes some of them. Raises: ClientError (no such name).
+
+    The right to alter the state topic's settings is used once, when a topic with three replicas or more was made.
+    """
+    topic, made = state_topic(fleet), set(makes)
+    own = (READ, WRITE, CREATE, DELETE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS)
+    rights = [
+        Right(ResourceType.TOPIC, topic, own, "the fleet's state"),
+        Right(ResourceType.GROUP, slot_group(fleet), (READ,), "its workers share the slots out"),
+        Right(ResourceType.TRANSACTIONAL_ID, f"{topic}.", (WRITE,), "each slot has one writer", prefixed=True),
+    ]
+    read, written = set(reads), set(writes)
+    for name in sorted(read | written):
+        operations = tuple(
+            operation
+            for operation, wanted in ((READ, name in read), (WRITE, name in written), (CREATE, name in made))
+            if wanted
+        )
+        words = [word for word, wanted in (("read by agents", name in read), ("written", name in written)) if wanted]
+        rights.append(Right(ResourceType.TOPIC, name, operations, " and ".join(words)))
+    return rights
+
+
+async def absent(kafka: ClusterConnection, names: Iterable[str]) -> list[str]:
+    """Those of the topics that are known not to be there. Raises: ServerError, OSError."""
+    answer = await kafka.send(MetadataRequest(topics=tuple(names)))
+    return [topic.name for topic in answer.topics if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+async def missing(kafka: ClusterConnection, right: Right) -> Sequence[Operation]:
+    """What of a right the brokers refuse whoever is logged in on this connection; what cannot be found out counts as
+    allowed.
+
+    Nothing is changed by asking: a topic's rights come with its metadata, the right to make one is asked for by a
+    creation that is only validated, a group is sent the heartbeat of a member that it does not have, and of a
+    transactional id it is asked where it is, for which any right on it will do. Raises: ServerError, OSError.
+    """
+    try:
+        match right.resource:
+            case ResourceType.TOPIC:
+                return await _missing_on_topic(kafka, right)
+            case ResourceType.GROUP:
+                beat = HeartbeatRequest(group_id=right.name, generation=0, member_id=NO_MEMBER)
+                error = (await kafka.send(beat)).error
+            case _:
+                request = FindCoordinatorRequest(key=f"{right.name}0", kind="transaction")
+                error = (await kafka.send(request)).error
+    except ServerError as refused:
+        if refused.code not in REFUSED:
+            raise
+        error = refused.code
+    return right.operations if error in REFUSED else ()
+
+
+async def _missing_on_topic(kafka: ClusterConnection, right: Right) -> Sequence[Operation]:
+    (topic,) = (await kafka.send(MetadataRequest(topics=(right.name,), authorized=True))).topics
+    if topic.error in REFUSED:
+        return right.operations
+    if topic.error is ErrorCode.NONE:
+        if topic.authorized is None:
+            return ()
+        return [one for one in right.operations if one is not CREATE and not topic.authorized & 1 << one]
+    if CREATE not in right.operations:
+        return ()
+    made = await kafka.send(CreateTopicRequest(name=right.name, validate_only=True))
+    return (CREATE,) if made.error in REFUSED else ()
+
+
+def _word(operation: Operation) -> str:
+    """As Kafka's tools write it."""
+    return operation.name.title().replace("_", "")

@@ -1,0 +1,327 @@
+"""`Slot`: one slot as this process has it: followed, claimed, led, given away.
+
+Invariant: `scan` shows what counts in the slot's log up to the reader's position and nothing else; a write returns only
+when its record counts and this process was the owner at that place of the log.
+
+    state        event                                     next       effect
+    NEW          standby                                   STANDBY    the log is read to its end, then followed
+    STANDBY      lead                                      CLAIMING
+    CLAIMING     the claim counts                          LED
+    CLAIMING     it does not, or cannot be written         STANDBY    `lead` tries again a few times, then raises
+    LED          another's claim, a refusal, the deadline  STANDBY    what waits fails with NotLed; on_lost is told
+    LED          hand_over                                 GIVING     no more writes are taken
+    GIVING       the hand-over counts, or the slot is lost STANDBY
+    any but NEW  what lies in the log cannot be used       BROKEN     as when it is lost; `lead` refuses, saying why
+    any          close                                     CLOSED
+
+While it is led the slot is tended: a claim is renewed when it is old, or when the slot was idle before a write, and the
+log is pruned (`slots.pruning`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.fleet.errors import NotLed
+from flowshare.fleet.slot_log import SlotLog
+from flowshare.fleet.slot_reading import Found, SlotReading
+from flowshare.fleet.slot_replay import SlotReplay
+from flowshare.fleet.slot_settings import SlotSettings
+from flowshare.fleet.slot_tails import Follower
+from flowshare.fleet.slot_tending import SlotTending
+from flowshare.log.base import LogError, StorageDamaged, StorageError
+from flowshare.slots.confirm import Confirming
+from flowshare.slots.records import Claim, Entry
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.fleet.slot_cache import SlotCache
+    from flowshare.fleet.slot_sender import Written
+    from flowshare.fleet.slot_tails import SlotTails
+
+CLAIMS_MAX: Final = 3
+"""Tries to claim; each fails only when another worker's claim came in between."""
+
+logger = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """What this process has of the slot."""
+
+    NEW = "new"
+    STANDBY = "standby"
+    CLAIMING = "claiming"
+    LED = "led"
+    GIVING = "giving"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who claims. instance: names this life of this process. host, port: where clients reach it."""
+
+    node_id: int
+    instance: str
+    host: str
+    port: int
+
+
+class Slot:
+    """One slot. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        kafka: Any,
+        *,
+        topic: str,
+        slot: int,
+        clock: Clock,
+        tails: SlotTails,
+        cache: SlotCache | None = None,
+        settings: SlotSettings | None = None,
+        lease: Callable[[], bool] = lambda: True,
+        on_lost: Callable[[Slot, str], None] = lambda slot, reason: None,
+    ) -> None:
+        """kafka: a connection to the cluster. cache: where the state is kept locally.
+
+        lease: whether answers may be given now; else they wait. on_lost: told when the slot was led here and is not any
+        longer, without this process having given it away.
+        """
+        self._kafka = kafka
+        self._clock = clock
+        self._tails = tails
+        self._settings = settings or SlotSettings()
+        self._lease = lease
+        self._cache = cache
+        self._on_lost = on_lost
+        self._reading = SlotReading(kafka, topic=topic, slot=slot, clock=clock, settings=self._settings)
+        self._replay = SlotReplay(self._reading, clock=clock, cache=cache)
+        self._log: SlotLog | None = None
+        self._owner: Owner | None = None
+        self._tending: SlotTending | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self.topic = topic
+        self.number = slot
+        self.state = State.NEW
+        self.trouble: str | None = None
+        """Why the slot is BROKEN."""
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim that counts at the reader's position."""
+        return self._replay.reader.claim
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch, 0 without one; it is what metadata shows as the leader epoch."""
+        return self._replay.reader.epoch
+
+    @property
+    def handed_over_to(self) -> str | None:
+        """Whom the present owner gave the slot to."""
+        return self._replay.reader.handed_over_to
+
+    @property
+    def position(self) -> int:
+        """Offset up to which the log was read."""
+        return self._replay.reader.position
+
+    # --- following ----------------------------------------------------------------------------------------------
+
+    async def standby(self) -> None:
+        """Read the log to its end and follow it from there on. Raises: StorageError, StorageDamaged."""
+        assert self.state is State.NEW, f"the slot is {self.state.value} already"
+        await self._replay.load()
+        if self.state is State.NEW:
+            self.state = State.STANDBY
+            self._tails.follow(self.number, Follower(self._position, self._found, self._astray))
+
+    # --- what the tail says -------------------------------------------------------------------------------------
+
+    def _position(self) -> int | None:
+        """Where to follow; an owner that is writing hears of others by its own writes."""
+        if self._restarting is not None or (self._log is not None and self._log.busy):
+            return None
+        return self._replay.reader.position
+
+    def _found(self, found: Found) -> None:
+        try:
+            if self._log is not None:
+                self._log.read(found)
+            else:
+                self._replay.feed(found)
+        except StorageDamaged as error:
+            self._break(error)
+
+    def _astray(self, position: int, error: LogError) -> None:
+        """The log cannot be read at `position`; if the reader has gone on since, that says nothing."""
+        if position != self._replay.reader.position or self._restarting is not None:
+            return
+        if isinstance(error, StorageDamaged):
+            self._break(error)
+            return
+        logger.warning("slot %d is read from its start again: %s", self.number, error)
+        if self._log is not None:
+            self._lose_log(str(error))
+        self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        try:
+            await self._replay.load()
+        except StorageDamaged as error:
+            self._break(error)
+        except LogError as error:
+            logger.warning("slot %d: %s", self.number, error)  # the tail finds out again
+        finally:
+            self._restarting = None
+
+    def _break(self, error: StorageDamaged) -> None:
+        self.trouble = str(error)
+        logger.error("slot %d of %s cannot be used: %s", self.number, self.topic, error)
+        self._tails.unfollow(self.number)
+        if self._log is not None:
+            self._lose_log(str(error))
+        if self.state is not State.CLOSED:
+            self.state = State.BROKEN
+
+    # --- leading ------------------------------------------------------------------------------------------------
+
+    async def lead(self, owner: Owner) -> None:
+        """Claim the slot; returns when the claim counts. Raises: NotLed (others claim it too), StorageError."""
+        if self.state is not State.STANDBY:
+            raise StorageError(self.trouble or f"slot {self.number} is {self.state.value} and cannot be claimed now")
+        self.state = State.CLAIMING
+        self._owner = owner
+        try:
+            for _ in range(CLAIMS_MAX):
+                if self._restarting is not None:
+                    await asyncio.shield(self._restarting)
+                await self._replay.catch_up()
+                before = self.epoch
+                try:
+                    await self._claim_once()
+                except NotLed as error:
+                    if self.epoch == before:
+                        raise StorageError(str(error)) from error
+                    logger.info("slot %d was claimed by another worker meanwhile: %s", self.number, error)
+                else:
+                    break
+            else:
+                raise NotLed(f"slot {self.number} is claimed by others again and again; leave it to them for now")
+        except BaseException:
+            if self.state is State.CLAIMING:
+                self.state = State.STANDBY
+            raise
+        self.state = State.LED
+        log = self._log
+        assert log is not None
+        self._tending = SlotTending(
+            log, self._replay.reader, self._reading, claim=self._new_claim, clock=self._clock, settings=self._settings
+        )
+
+    async def _claim_once(self) -> None:
+        log = self._log = SlotLog(
+            self._kafka,
+            reading=self._reading,
+            transactional_id=f"{self.topic}.{self.number}",
+            confirming=Confirming(self._replay.reader),
+            clock=self._clock,
+            settings=self._settings,
+            lease=self._lease,
+            on_lost=self._lost,
+        )
+        try:
+            async with log.exclusive():
+                await log.claim(self._new_claim)
+            if self._log is not log:
+                raise NotLed(f"slot {self.number} was lost as soon as it was claimed: {log.confirming.lost}")
+        except BaseException:
+            self._log = None
+            await log.close("the claim was given up")
+            raise
+
+    def _new_claim(self, epoch: int) -> Claim:
+        owner = self._owner
+        assert owner is not None
+        now_ms = self._clock.now_ms()
+        return Claim(
+            epoch=epoch, node_id=owner.node_id, owner=owner.instance, host=owner.host, port=owner.port, time_ms=now_ms
+        )
+
+    def write_nowait(self, entries: Iterable[Entry]) -> Written:
+        """As `write`; the future ends when the write is confirmed. Raises at once: NotLed, StorageError."""
+        log = self._log
+        if log is None or self.state is not State.LED:
+            raise NotLed(f"slot {self.number} is not led here")
+        if self._clock.monotonic() - log.written_s > self._settings.idle_s and self._tending is not None:
+            self._tending.begin()
+        return log.write(entries)
+
+    async def write(self, entries: Iterable[Entry]) -> None:
+        """Put (None: delete) all or none, in order of calls; returns when confirmed.
+
+        Raises: NotLed (it may have been written all the same), StorageError (nothing was written).
+        """
+        await self.write_nowait(entries)
+
+    async def tick(self) -> None:
+        """Returns when it is certain that the slot was still led here after the call. Raises: NotLed, StorageError."""
+        await self.write(())
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """All entries under a prefix, in key order, confirmed writes included."""
+        return self._replay.reader.table.scan(prefix)
+
+    def recheck(self) -> None:
+        """The lease may be back: answers that wait for it are given."""
+        if self._log is not None:
+            self._log.recheck()
+
+    async def hand_over(self, to: str) -> None:
+        """Take no more writes, confirm those that were, and tell the log who is next. Raises: NotLed."""
+        log = self._log
+        if log is None or self.state is not State.LED:
+            raise NotLed(f"slot {self.number} is not led here")
+        self.state = State.GIVING
+        try:
+            await log.hand_over(to)
+        finally:
+            if self.state is State.GIVING:
+                self.state = State.STANDBY
+            self._log = None
+            await log.close(f"it was given to {to}")
+
+    async def close(self) -> None:
+        """Let go at once: what waits fails with NotLed. Nothing is said in the log (`hand_over` does)."""
+        self.state = State.CLOSED
+        self._tails.unfollow(self.number)
+        log, self._log = self._log, None
+        if log is not None:
+            await log.close("it was closed")
+        if self._tending is not None:
+            await self._tending.close()
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        if self._cache is not None:
+            await self._cache.detach(self.number)
+
+    def _lose_log(self, reason: str) -> None:
+        log = self._log
+        if log is not None:
+            log.give_up(reason)
+
+    def _lost(self, reason: str) -> None:
+        """The log says that this process owns nothing any more."""
+        led = self.state is State.LED
+        self._log = None
+        if led:
+            self.state = State.STANDBY
+            logger.warning("slot %d of %s is not led here any longer: %s", self.number, self.topic, reason)
+            self._on_lost(self, reason)

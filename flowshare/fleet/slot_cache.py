@@ -1,0 +1,259 @@
+"""`SlotCache`: what one process knows of its slots, on its disk, so that a restart reads only the end of their logs.
+
+It is a cache: it lags behind (`LAG_S`), nobody waits for it, and what does not fit the log is thrown away by whoever
+loads it (`fleet.slot`). Each write holds the entries of a slot and the reader's summary as of the same offset, all or
+none, so that what is found after a crash is a true state, if an old one. A damaged cache is removed and made anew.
+
+    <slot, 2 bytes> s                   topic id (16 bytes), summary
+    <slot, 2 bytes> e <state key>       offset of the last write (8 bytes), value
+
+The directory belongs to one process at a time (a lock), and names it: `identity` is the worker's static member id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import struct
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+
+from flowshare.log.base import StorageError
+from flowshare.log.owner import OwnerLock
+from flowshare.slots.errors import SlotError
+from flowshare.slots.records import Entry
+from flowshare.slots.summary import Summary
+from flowshare.slots.table import Kept, SlotTable
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.slots.replay import SlotReader
+
+STORE_DIRECTORY: Final = "store"
+IDENTITY_FILE: Final = "identity"
+LAG_S: Final = 1.0
+WRITE_BUFFER_BYTES: Final = 16 << 20
+_SLOT: Final = struct.Struct(">H")
+_OFFSET: Final = struct.Struct(">Q")
+SUMMARY: Final = b"s"
+ENTRY: Final = b"e"
+
+logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """What was kept of a slot."""
+
+    summary: Summary
+    table: SlotTable
+
+
+class _Attached:
+    """A slot that is kept up to date: what has changed since it was last written."""
+
+    __slots__ = ("changed", "position", "reader")
+
+    def __init__(self, reader: SlotReader) -> None:
+        self.reader = reader
+        self.changed: dict[bytes, tuple[int, bytes | None]] = {}
+        self.position = -1
+
+    def note(self, entries: Sequence[Entry], offset: int) -> None:
+        changed = self.changed
+        for key, value in entries:
+            changed[key] = (offset, value)
+
+
+class SlotCache:
+    """One directory. All methods are called on one event loop; one thread does the disk's work."""
+
+    def __init__(self, path: Path, *, clock: Clock, topic_id: uuid.UUID) -> None:
+        """topic_id: the state topic's; what is kept of another topic is not loaded. `open` comes first."""
+        self._path = path
+        self._clock = clock
+        self._topic_id = topic_id
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slot cache")
+        self._attached: dict[int, _Attached] = {}
+        self._lock: OwnerLock | None = None
+        self._db: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self.identity = ""
+
+    async def open(self) -> None:
+        """Take the directory. Raises: StorageHeld, StorageError (its lock and name cannot be used)."""
+        try:
+            await self._run(self._open_blocking, self._clock.now_ms())
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+        self._task = asyncio.create_task(self._keep(), name="slot cache")
+
+    async def load(self, slot: int) -> Loaded | None:
+        """What is kept of a slot; None when there is nothing that can be used."""
+        loaded: Loaded | None = await self._run(self._load_blocking, slot)
+        return loaded
+
+    async def kept(self, slots: int) -> tuple[int, ...]:
+        """Of so many slots, those of which something is kept."""
+        found: tuple[int, ...] = await self._run(self._kept_blocking, slots)
+        return found
+
+    def attach(self, slot: int, reader: SlotReader) -> None:
+        """Keep the slot as this reader goes on; it stands where the cache is, or the slot was dropped."""
+        attached = self._attached[slot] = _Attached(reader)
+        reader.on_write = attached.note
+
+    async def drop(self, slot: int) -> None:
+        """Forget what is kept of a slot."""
+        self._attached.pop(slot, None)
+        await self._run(self._write_blocking, slot, None, {})
+
+    async def detach(self, slot: int) -> None:
+        """Write the last of a slot, and follow it no longer."""
+        attached = self._attached.pop(slot, None)
+        if attached is not None:
+            await self._flush(slot, attached)
+
+    async def close(self) -> None:
+        """Write what is left and let go of the directory. Safe to call twice."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for slot in tuple(self._attached):
+            await self.detach(slot)
+        await self._run(self._close_blocking)
+        self._thread.shutdown()
+
+    # --- on the loop --------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            await self._clock.sleep(LAG_S)
+            for slot, attached in tuple(self._attached.items()):
+                if self._attached.get(slot) is attached:
+                    await self._flush(slot, attached)
+
+    async def _flush(self, slot: int, attached: _Attached) -> None:
+        if attached.reader.position == attached.position:
+            return
+        changed, attached.changed = attached.changed, {}
+        attached.position = attached.reader.position
+        await self._run(self._write_blocking, slot, attached.reader.summary(), changed)
+
+    async def _run(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    # --- in the thread ------------------------------------------------------------------------------------------
+
+    def _open_blocking(self, now_ms: int) -> None:
+        self._lock = OwnerLock(self._path, now_ms=now_ms)
+        try:
+            file = self._path / IDENTITY_FILE
+            if not file.exists():
+                file.write_text(str(uuid.uuid4()))
+            self.identity = file.read_text().strip()
+        except OSError as error:
+            self._lock.release()
+            raise StorageError(f"{self._path} cannot be used for a worker's state: {error}") from error
+        try:
+            self._db = self._open_db()
+        except Exception as error:  # noqa: BLE001 rocksdict raises plain Exception
+            self._anew(error)
+
+    def _open_db(self) -> Rdict:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+        options.set_max_background_jobs(2)
+        options.set_keep_log_file_num(3)
+        options.set_compression_type(DBCompressionType.none())
+        return Rdict(str(self._path / STORE_DIRECTORY), options)
+
+    def _anew(self, error: Exception) -> None:
+        """Throw a damaged cache away; without a new one the process goes on without a cache."""
+        logger.warning("the local state in %s is thrown away, the slots' logs have it all: %s", self._path, error)
+        self._shut()
+        shutil.rmtree(self._path / STORE_DIRECTORY, ignore_errors=True)
+        try:
+            self._db = self._open_db()
+        except Exception as again:  # noqa: BLE001 as above
+            logger.warning("there is no local state from now on, a restart reads everything: %s", again)
+
+    def _shut(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            try:
+                db.close()
+            except Exception as error:  # noqa: BLE001 as above
+                logger.warning("the local state in %s could not be closed: %s", self._path, error)
+
+    def _load_blocking(self, slot: int) -> Loaded | None:
+        if self._db is None:
+            return None
+        try:
+            kept = self._db.get(_SLOT.pack(slot) + SUMMARY)
+            if kept is None or kept[:16] != self._topic_id.bytes:
+                return None
+            return Loaded(Summary.decode(kept[16:]), SlotTable(self._entries(slot)))
+        except SlotError as error:
+            logger.warning("what is kept locally of slot %d cannot be used: %s", slot, error)
+        except Exception as error:  # noqa: BLE001 as above
+            self._anew(error)
+        return None
+
+    def _kept_blocking(self, slots: int) -> tuple[int, ...]:
+        return tuple(slot for slot in range(slots) if self._db.get(_SLOT.pack(slot) + SUMMARY) is not None)
+
+    def _entries(self, slot: int) -> list[Kept]:
+        prefix = _SLOT.pack(slot) + ENTRY
+        options = ReadOptions()
+        options.set_iterate_upper_bound(_SLOT.pack(slot) + bytes((ENTRY[0] + 1,)))
+        cursor = self._db.iter(options)
+        cursor.seek(prefix)
+        found: list[Kept] = []
+        while cursor.valid():
+            value = cursor.value()
+            (offset,) = _OFFSET.unpack_from(value)
+            found.append(Kept(cursor.key()[len(prefix) :], value[_OFFSET.size :], offset))
+            cursor.next()
+        cursor.status()
+        return found
+
+    def _write_blocking(
+        self, slot: int, summary: Summary | None, changed: dict[bytes, tuple[int, bytes | None]]
+    ) -> None:
+        """Summary None: remove all of the slot."""
+        if self._db is None:
+            return
+        name = _SLOT.pack(slot)
+        batch = WriteBatch(raw_mode=True)
+        if summary is None:
+            batch.delete_range(name, _SLOT.pack(slot + 1))
+        else:
+            batch.put(name + SUMMARY, self._topic_id.bytes + summary.encode())
+        for key, (offset, value) in changed.items():
+            if value is None:
+                batch.delete(name + ENTRY + key)
+            else:
+                batch.put(name + ENTRY + key, _OFFSET.pack(offset) + value)
+        try:
+            self._db.write(batch, WriteOptions())
+        except Exception as error:  # noqa: BLE001 as above
+            # What comes later would not fit what is there.
+            logger.warning("there is no local state from now on, a restart reads everything: %s", error)
+            self._shut()
+            shutil.rmtree(self._path / STORE_DIRECTORY, ignore_errors=True)
+
+    def _close_blocking(self) -> None:
+        self._shut()
+        if self._lock is not None:
+            self._lock.release()

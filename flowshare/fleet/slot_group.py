@@ -1,0 +1,398 @@
+"""`SlotGroup`: this worker's membership in the fleet's slot group, an ordinary consumer group over the state topic.
+
+    OUT ──join──▶ JOINED ──sync──▶ IN ──a heartbeat says that there is a new round──▶ JOINED
+     ▲                              │
+     ├─ expelled (UNKNOWN_MEMBER_ID), in doubt at once ─┤
+     ├─ fenced: another process has the static id ──────┤       OUT ──refused before the first map──▶ ENDED
+     └─ refused what it was allowed before ─────────────┘
+
+    state    lease                                      what is done
+    OUT      off                                        join under the static id, after a fence under another one;
+                                                        bounded pauses between tries, after a refusal `REFUSED_S`
+    JOINED   as it was; runs out by itself              sync; the group's leader gives everybody the map (`plan`)
+    IN       until the last proof + session − margin    a heartbeat every `heartbeat_s`; over a new connection after one
+                                                        that was not answered
+    ENDED    off                                        `start` says why; nothing more happens
+    left     runs out by itself                         the worker gives its slots away meanwhile
+
+A map that answers what another process told under the same static id (`SlotMap.stamp`) is not taken: the worker tells
+its own and joins again. The group has connections of its own, because the broker parks JoinGroup, and nobody else has
+to notice so soon that a broker does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
+from flowshare.fleet.describing import described
+from flowshare.fleet.errors import SlotGroupRefused
+from flowshare.fleet.lease import Lease
+from flowshare.fleet.verdicts import Verdict, verdict
+from flowshare.groups.types import Supported
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeavingMember,
+    SyncGroupRequest,
+)
+from flowshare.slots.errors import MembershipError
+from flowshare.slots.membership import PROTOCOL, Member, SlotMap, Told, decode_map, encode_told
+from flowshare.slots.planning import plan
+
+if TYPE_CHECKING:
+    from flowshare.client.cluster import Cluster
+    from flowshare.client.routing import ClusterConnection
+    from flowshare.clock import Clock
+
+PROTOCOL_TYPE: Final = "consumer"
+"""Kafka's tools show the assignments of groups of this type."""
+START_S: Final = 60.0
+LEAVE_S: Final = 3.0
+REFUSED_S: Final = 10.0
+"""After a refusal that somebody has to mend."""
+INSTANCE_MAX: Final = 200
+"""Of a static id that is given up, so much begins the next one."""
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 1.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGroupSettings:
+    """Seconds. A worker that dies is noticed after `session_s`; a new round is over after `rebalance_s` at most.
+
+    margin_s: so long before the session can end the lease does, for clocks that run apart and answers under way.
+    """
+
+    session_s: float = 6.0
+    heartbeat_s: float = 0.5
+    rebalance_s: float = 3.0
+    margin_s: float = 1.0
+
+
+class SlotGroup:
+    """One worker's membership. All callbacks are called on the loop, and must not raise."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        topic: str,
+        slots: int,
+        instance: str,
+        node_id: int,
+        claims: Callable[[], Mapping[int, int]],
+        on_map: Callable[[SlotMap], object],
+        clock: Clock,
+        on_doubt: Callable[[bool], object] | None = None,
+        cached: Sequence[int] = (),
+        may_lead: bool = True,
+        settings: SlotGroupSettings | None = None,
+    ) -> None:
+        """topic: the state topic, whose name the group has too. instance: the worker's static id.
+
+        node_id: drawn at random; the map may give another one (`SlotMap.node_id`). claims: slot -> epoch of what this
+        worker has claimed, as it is now. cached: slots that it could take up quickest, as it starts.
+        on_map: gets the whole map after each round. on_doubt: whether `sure` is False, at each change.
+        """
+        self._brokers = cluster
+        self._topic = topic
+        self._slots = slots
+        self._instance = instance
+        self._node_id = node_id
+        self._claims = claims
+        self._on_map = on_map
+        self._clock = clock
+        self._cached = tuple(cached)
+        self._may_lead = may_lead
+        self._settings = settings or SlotGroupSettings()
+        self._lease = Lease(clock, self._settings.session_s - self._settings.margin_s, on_doubt or _ignore)
+        self._turn = 0
+        self._cluster = self._apart()
+        self._kafka = self._cluster.connect(instance)
+        self._old: list[ClusterConnection | Cluster] = []
+        """Connections that were given up, until they are closed: whoever cancels that closes them."""
+        self._address = "", 0
+        self._secret = secrets.token_hex(16)
+        self._tellings = 0
+        self._member_id = ""
+        self._generation = -1
+        self._first: asyncio.Future[SlotMap] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._now = asyncio.Event()
+        self.map: SlotMap | None = None
+        """The last map."""
+
+    # --- for the worker -----------------------------------------------------------------------------------------
+
+    @property
+    def sure(self) -> bool:
+        """Whether this worker may still act for its slots."""
+        return self._lease.sure
+
+    async def start(self, host: str, port: int, limit_s: float = START_S) -> SlotMap:
+        """Join as the worker that is reached at this address; the first map.
+
+        Raises: SlotGroupRefused, ClientError (trying again does not help), NotConnected (not in time).
+        """
+        assert self._task is None, "a membership starts once"
+        self._address = host, port
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(), name=f"slot group {self._topic}")
+        try:
+            return await self._clock.wait_for(asyncio.shield(self._first), limit_s)
+        except TimeoutError:
+            self._first.cancel()
+            await self.close()
+            raise NotConnected(
+                f"the slot group {self._topic} could not be joined within {limit_s:g} s; look at the brokers' logs"
+            ) from None
+
+    def look(self) -> None:
+        """Send the next heartbeat now: there may be a new round."""
+        self._now.set()
+
+    async def leave(self) -> None:
+        """Let others be chosen for the slots, at once. The lease runs out by itself: time to give the slots away."""
+        await self._stop()
+        member_id, self._member_id = self._member_id, ""
+        if member_id:
+            me = LeavingMember(member_id, self._instance)
+            try:
+                await self._ask(LeaveGroupRequest(group_id=self._topic, members=(me,)), LEAVE_S)
+            except (OSError, ClientError) as error:
+                logger.info("the slot group was not told that this worker leaves: %s group=%s", error, self._topic)
+
+    async def close(self) -> None:
+        """Leave, unless that was done, and end."""
+        await self.leave()
+        self._lease.end()
+        for one in (*self._old, self._kafka, self._cluster):
+            await one.close()
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # --- the life of a member -----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if await self._round():
+                    failures = 0
+                    await self._beat()
+                    continue
+            except OSError as error:
+                logger.info("the slot group's coordinator is not reached: %s group=%s", error, self._topic)
+                await self._reconnect()
+            except Exception as error:  # noqa: BLE001 - refusals, and faults of ours: told, and tried again
+                if not self._tries_again(error):
+                    return
+                await self._clock.sleep(REFUSED_S)
+            failures += 1
+            await self._clock.sleep(_pause_s(failures))
+
+    async def _round(self) -> bool:
+        """Join and sync; False: it has to be done again. Raises: OSError, SlotGroupRefused, ClientError."""
+        settings = self._settings
+        told = self._told()
+        join = JoinGroupRequest(
+            group_id=self._topic,
+            member_id=self._member_id,
+            instance_id=self._instance,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=(Supported(PROTOCOL, encode_told(self._topic, told)),),
+            session_timeout_ms=round(settings.session_s * 1000),
+            rebalance_timeout_ms=round(settings.rebalance_s * 1000),
+        )
+        joined = await self._ask(join, settings.session_s + 2 * settings.rebalance_s)
+        if not self._goes_on(joined.error, "joining"):
+            return False
+        self._member_id, self._generation = joined.member_id, joined.generation
+        given, planned = self._given(joined)
+        sent_s = self._clock.monotonic()
+        sync = SyncGroupRequest(
+            group_id=self._topic,
+            member_id=self._member_id,
+            instance_id=self._instance,
+            generation=self._generation,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=joined.protocol_name,
+            assignments=given,
+        )
+        synced = await self._ask(sync, settings.session_s + settings.rebalance_s)
+        if not self._goes_on(synced.error, "sharing out the slots"):
+            return False
+        found = await self._taken(synced.assignment, told, planned)
+        if found is None:
+            return False
+        self._take(found, sent_s)
+        return True
+
+    def _told(self) -> Told:
+        last, (host, port) = self.map, self._address
+        return Told(
+            node_id=self._node_id if last is None else last.node_id,
+            host=host,
+            port=port,
+            may_lead=self._may_lead,
+            claims=dict(self._claims()),
+            assigned=self._cached if last is None else last.mine(last.node_id),
+            generation=-1 if last is None else last.generation,
+            stamp=f"{self._node_id} {host}:{port} {self._tellings}",
+            secret=self._secret if last is None else last.secret,
+        )
+
+    def _given(self, joined: JoinGroupResponse) -> tuple[tuple[tuple[str, bytes], ...], SlotMap | None]:
+        """What this worker gives to all if it is the group's leader: assignments, and the map that they are of."""
+        if joined.leader != joined.member_id or joined.skip_assignment:
+            return (), None
+        members = [Member(one.member_id, one.metadata) for one in joined.members]
+        made = plan(members, topic=self._topic, slots=self._slots, generation=joined.generation)
+        for warning in made.warnings:
+            logger.warning("%s group=%s", warning, self._topic)
+        return made.assignments, made.map
+
+    async def _taken(self, assignment: bytes, told: Told, planned: SlotMap | None) -> SlotMap | None:
+        """The map that this worker was given; None: it is of no use, and has to be asked for again."""
+        try:
+            found = decode_map(assignment)
+        except MembershipError as error:
+            logger.warning("the slot group's leader gives what this worker cannot read: %s; upgrade the workers "
+                           "that are older group=%s", error, self._topic)  # fmt: skip
+            self._tellings += 1
+            return None
+        if found.stamp != told.stamp:
+            self._tellings += 1  # news, so that a new round begins
+            return None
+        if (found.topic, found.slots) != (self._topic, self._slots):
+            raise SlotGroupRefused(
+                f"the slot group {self._topic} shares out {found.slots} slots of {found.topic}, this worker knows "
+                f"{self._slots} of {self._topic}: restart the worker that is wrong"
+            )
+        if found.whole:
+            return found
+        whole = planned or await described(self._kafka, self._topic)
+        if whole is None or whole.generation != found.generation:
+            return None
+        return replace(whole, node_id=found.node_id, stamp=found.stamp)
+
+    def _take(self, found: SlotMap, sent_s: float) -> None:
+        """The worker is in."""
+        self.map = found
+        self._on_map(found)
+        self._lease.proved(sent_s)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(found)
+
+    async def _beat(self) -> None:
+        """Heartbeats until there has to be a new round. Raises: SlotGroupRefused, ClientError."""
+        failures = 0
+        while True:
+            await self._rest(_pause_s(failures) if failures else self._settings.heartbeat_s)
+            try:
+                if not await self._beat_once():
+                    return
+            except OSError as error:
+                failures += 1
+                logger.info("a heartbeat was not answered: %s group=%s", error, self._topic)
+                await self._reconnect()
+            else:
+                failures = 0
+
+    async def _rest(self, pause_s: float) -> None:
+        """Wait, or until `look`."""
+        self._now.clear()
+        with suppress(TimeoutError):
+            await self._clock.wait_for(self._now.wait(), pause_s)
+
+    async def _beat_once(self) -> bool:
+        """Whether the group is as it was. Raises: OSError, SlotGroupRefused, ClientError."""
+        sent_s = self._clock.monotonic()
+        beat = HeartbeatRequest(
+            group_id=self._topic,
+            member_id=self._member_id,
+            instance_id=self._instance,
+            generation=self._generation,
+        )
+        answer = await self._ask(beat, self._settings.session_s / 3)
+        if answer.error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            self._lease.proved(sent_s)
+        return self._goes_on(answer.error, "a heartbeat")
+
+    def _tries_again(self, error: Exception) -> bool:
+        """Whether a refusal may be mended while this worker runs; one that never was a member ends with it."""
+        if not isinstance(error, ClientError):
+            logger.error("a fault of ours in the slot group group=%s", self._topic, exc_info=error)
+            error = ClientError(f"the slot group {self._topic} was left by a fault of flowshare's: {error!r}")
+        self._lease.end()
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+            return False
+        logger.error("this worker leads nothing until its fleet takes it back, tried every %g s: %s", REFUSED_S, error)
+        return True
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: Any, limit_s: float) -> Any:
+        """Raises: OSError, ClientError (trying again does not help)."""
+        try:
+            return await self._clock.wait_for(self._kafka.send(request), limit_s)
+        except TimeoutError:
+            raise ConnectionLost(f"no answer to {type(request).__name__} within {limit_s:g} s") from None
+
+    async def _reconnect(self) -> None:
+        """Whatever is wrong, the next request goes over new connections, and another broker is asked who coordinates.
+
+        A broker that is frozen, or behind a cut, takes connections and never answers.
+        """
+        old, self._turn = (self._kafka, self._cluster), self._turn + 1
+        self._cluster = self._apart()
+        self._kafka = self._cluster.connect(self._instance)
+        self._old += old
+        while self._old:
+            await self._old[-1].close()
+            self._old.pop()
+
+    def _apart(self) -> Cluster:
+        limit_s = self._settings.session_s / 3
+        settings = replace(self._brokers.settings, connect_timeout_s=limit_s, request_timeout_s=limit_s)
+        return self._brokers.apart(settings, turn=self._turn)
+
+    def _goes_on(self, error: ErrorCode, what: str) -> bool:
+        """Whether the answer is good; False: a new round has to begin. Raises: OSError, SlotGroupRefused."""
+        found = verdict(error, f"slot group {self._topic}, {what}")
+        if found is Verdict.GONE:
+            logger.warning("the slot group gave this worker up; it joins again group=%s", self._topic)
+            self._member_id = ""
+            self._lease.end()
+        if found is Verdict.FENCED:
+            name = f"{self._instance[:INSTANCE_MAX]}-{secrets.token_hex(4)}"
+            logger.error("another process joined the fleet as %s: give each worker a state directory of its own; this "
+                         "one goes on as %s group=%s", self._instance, name, self._topic)  # fmt: skip
+            self._instance, self._member_id = name, ""
+            self._lease.end()
+        return found is Verdict.GOOD
+
+
+def _ignore(_: object) -> None:
+    """For callbacks that nobody asked for."""
+
+
+def _pause_s(failures: int) -> float:
+    """Before the next try: doubled each time, up to a bound."""
+    return min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(failures - 1, 30))

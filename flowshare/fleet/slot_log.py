@@ -1,0 +1,300 @@
+"""`SlotLog`: an owner's writes, gathered into records of its slot's log (group commit).
+
+All writes that wait go out in one record, which counts as a whole or not at all; the next record is sent while the last
+one is under way, but only when it is worth it (`eager_bytes`), so that many small writes cost few requests. An answer
+is given when the record is confirmed (`SlotSender`) and the owner holds its lease; without the lease answers wait, but
+for those of the hand-over: a slot that is given away is fenced by its log, and the lease may never come back.
+
+`exclusive` is for what needs a quiet log (a new claim, the hand-over, writing cold keys again): nothing else is under
+way inside, and what is written meanwhile waits. After a loss everything that waits fails with `NotLed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flowshare.fleet.errors import NotLed
+from flowshare.fleet.slot_sender import Batch, SlotSender, Written
+from flowshare.log.base import StorageError
+from flowshare.slots.records import (
+    CHUNK_BYTES,
+    WRITE_BYTES_MAX,
+    Claim,
+    Entry,
+    HandOver,
+    Record,
+    Tick,
+    encode_entries,
+)
+from flowshare.slots.records import parts as parts_of
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.fleet.slot_reading import Found, SlotReading
+    from flowshare.fleet.slot_settings import SlotSettings
+    from flowshare.slots.confirm import Confirming
+
+LEASE_POLL_S: Final = 0.05
+"""How often answers that are held back for want of the lease are looked at."""
+
+
+class _Write(NamedTuple):
+    body: bytes
+    written: Written
+
+
+class SlotLog:
+    """One ownership of one slot, from before the claim to the loss; made for each anew. On one event loop."""
+
+    def __init__(
+        self,
+        kafka: Any,
+        *,
+        reading: SlotReading,
+        transactional_id: str,
+        confirming: Confirming,
+        clock: Clock,
+        settings: SlotSettings,
+        lease: Callable[[], bool],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """kafka: a connection to the cluster. lease: whether answers may be given now. on_lost: told once, and why."""
+        self._sender = SlotSender(
+            kafka,
+            reading=reading,
+            transactional_id=transactional_id,
+            confirming=confirming,
+            clock=clock,
+            settings=settings,
+            settled=self._settled,
+            lost=self._lose,
+        )
+        self._clock = clock
+        self._settings = settings
+        self._lease = lease
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[_Write] = deque()
+        self._queued_bytes = 0
+        self._waiting_bytes = 0
+        self._held: list[Written] = []
+        self._last: set[Written] = set()
+        """What is written to give the slot away: its answers go to nobody else, and wait for no lease."""
+        self._kicked = False
+        self._exclusive = False
+        self._turn = asyncio.Lock()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closing = False
+        self._ended = False
+        self.confirming = confirming
+        self.claimed_s = self.written_s = clock.monotonic()
+        """When the claim was confirmed, and when something was last sent."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits to be confirmed."""
+        return bool(self._queue) or self._sender.waiting > 0
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, entries: Iterable[Entry]) -> Written:
+        """Queue a write; the future ends when it is confirmed, and raises NotLed when it never will be.
+
+        Raises: NotLed, StorageError (too much waits, or the write is too long); nothing was written then.
+        """
+        if self._closing or self.confirming.lost is not None:
+            raise self._not_led()
+        body = encode_entries(entries)
+        size = len(body)
+        if size > WRITE_BYTES_MAX:
+            raise StorageError(f"a write of {size} bytes is longer than {WRITE_BYTES_MAX}; write it in pieces")
+        if self._waiting_bytes + size > self._settings.queue_bytes:
+            raise StorageError(f"{self._sender.where}: {self._waiting_bytes} bytes wait to be written; try again later")
+        return self._put(body)
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncGenerator[None]:
+        """Nothing is under way inside; what is queued waits. Raises: NotLed."""
+        async with self._turn:
+            self._exclusive = True
+            try:
+                await self._quiet.wait()
+                if self.confirming.lost is not None:
+                    raise self._not_led()
+                yield
+            finally:
+                self._exclusive = False
+                self._kick()
+
+    async def claim(self, make: Callable[[int], Claim]) -> None:
+        """Become, or remain, the owner; inside `exclusive`. `make`: the claim of an epoch.
+
+        Raises: NotLed (another one has it), StorageError.
+        """
+        await self._sender.begin()
+        if self.confirming.lost is not None:
+            raise self._not_led()
+        await self.append(make(self.confirming.reader.epoch + 1))
+        self.claimed_s = self._clock.monotonic()
+
+    async def append(self, record: Record) -> None:
+        """Write one record and wait until it is confirmed; inside `exclusive`. Raises: NotLed."""
+        written: Written = self._loop.create_future()
+        if self._closing:
+            self._last.add(written)
+        self._add(record, (written,), 0)
+        await written
+
+    async def append_entries(self, entries: Sequence[Entry]) -> None:
+        """Write entries before all that is queued; inside `exclusive`. Raises: NotLed."""
+        written: Written = self._loop.create_future()
+        body = encode_entries(entries)
+        self._waiting_bytes += len(body)
+        self._add_body(body, (written,))
+        await written
+
+    async def hand_over(self, to: str) -> None:
+        """Take no more writes, wait for those that were, and give the slot away. Raises: NotLed."""
+        self._closing = True
+        last = self._put(b"")  # with it all are written
+        self._last.add(last)
+        await last
+        async with self.exclusive():
+            mine = self.confirming.mine
+            assert mine is not None
+            await self.append(HandOver(epoch=mine.epoch, serial=self.confirming.serial, to=to))
+
+    def give_up(self, reason: str) -> None:
+        """Stop at once: what waits fails with NotLed. Safe to call twice."""
+        self.confirming.give_up(reason)
+        self._lose()
+
+    async def close(self, reason: str) -> None:
+        """Give up, and wait until nothing runs any more. Safe to call twice."""
+        self.give_up(reason)
+        await self._sender.closed()
+
+    def read(self, found: Found) -> None:
+        """Records of the log, as whoever follows it found them."""
+        self._sender.read(found)
+
+    def recheck(self) -> None:
+        """The lease may be back: give the answers that were held."""
+        if self._held and self._lease():
+            held, self._held = self._held, []
+            _answer(held)
+            self._kick()
+
+    # --- the queue ----------------------------------------------------------------------------------------------
+
+    def _put(self, body: bytes) -> Written:
+        written: Written = self._loop.create_future()
+        self._queue.append(_Write(body, written))
+        self._queued_bytes += len(body)
+        self._waiting_bytes += len(body)
+        if not self._kicked:
+            self._kick()
+        return written
+
+    def _kick(self) -> None:
+        """Look at the queue when everybody who is about to write has written."""
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Make records of what is queued, as many as may be under way."""
+        self._kicked = False
+        while self._queue and self._may_add():
+            pieces, answers = list[bytes](), list[Written]()
+            size = 0
+            while self._queue and (not pieces or size + len(self._queue[0].body) <= CHUNK_BYTES):
+                body, written = self._queue.popleft()
+                pieces.append(body)
+                answers.append(written)
+                size += len(body)
+            self._queued_bytes -= size
+            self._add_body(b"".join(pieces), answers)
+
+    def _may_add(self) -> bool:
+        if self._exclusive or self._sender.troubled or self.confirming.lost is not None:
+            return False
+        if self._held and not self._closing:
+            return False
+        waiting, settings = self._sender.waiting, self._settings
+        if waiting < settings.eager_max:
+            return True
+        return waiting < settings.flying_max and self._queued_bytes >= settings.eager_bytes
+
+    def _add_body(self, body: bytes, answers: Sequence[Written]) -> None:
+        mine, serial = self.confirming.mine, self.confirming.serial
+        assert mine is not None
+        if not body:
+            self._add(Tick(epoch=mine.epoch, serial=serial), answers, 0)
+            return
+        for part in parts_of(mine.epoch, serial, body):
+            self._add(part, answers if part.last else (), len(part.body))
+
+    def _add(self, record: Record, answers: Sequence[Written], size: int) -> None:
+        self._quiet.clear()
+        self.written_s = self._clock.monotonic()
+        self._sender.add(record, answers, size)
+
+    # --- the answers --------------------------------------------------------------------------------------------
+
+    def _settled(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            self._waiting_bytes -= batch.size
+            if self._held or not self._lease():
+                _answer([one for one in batch.answers if one in self._last])
+                self._hold([one for one in batch.answers if one not in self._last])
+            else:
+                _answer(batch.answers)
+        if self._sender.waiting == 0:
+            self._quiet.set()
+        if self._queue:
+            self._kick()
+
+    def _hold(self, answers: Sequence[Written]) -> None:
+        if answers and not self._held:
+            self._clock.call_later(LEASE_POLL_S, self._poll_lease)
+        self._held += answers
+
+    def _poll_lease(self) -> None:
+        self.recheck()
+        if self._held:
+            self._clock.call_later(LEASE_POLL_S, self._poll_lease)
+
+    def _lose(self) -> None:
+        """Nothing is confirmed any more: all that waits fails."""
+        if self._ended:
+            return
+        self._ended = self._closing = True
+        reason = self.confirming.lost or ""
+        left = self._sender.end(reason)
+        answers = [*self._held, *(one for batch in left for one in batch.answers)]
+        answers += [write.written for write in self._queue]
+        self._queue.clear()
+        self._held.clear()
+        self._queued_bytes = self._waiting_bytes = 0
+        self._quiet.set()
+        for written in answers:
+            if not written.done():
+                written.set_exception(self._not_led())
+                written.exception()  # seen: whoever asked may be gone, and asyncio would report it
+        self._on_lost(reason)
+
+    def _not_led(self) -> NotLed:
+        why = self.confirming.lost or "it is being given to another worker"
+        return NotLed(f"{self._sender.where} is not led here: {why}")
+
+
+def _answer(answers: Sequence[Written]) -> None:
+    for written in answers:
+        if not written.done():
+            written.set_result(None)

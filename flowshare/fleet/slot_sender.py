@@ -1,0 +1,286 @@
+"""`SlotSender`: carries an owner's records into its slot's log, one Kafka batch each, and finds out what is confirmed.
+
+`Confirming` decides; this module carries there and back. A batch whose outcome is not known is sent again as it was,
+producer id, epoch and sequence included, when all those under way have come back, and with it all that are unanswered,
+in their order; meanwhile nothing new is sent. These end the ownership:
+
+- a sequence error of the first unanswered batch: the broker has forgotten what came before, or somebody else wrote;
+- a newer producer epoch: another owner has begun to write;
+- a refusal that will not pass;
+- `deadline_s` without a confirmation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.errors import ClientError, ServerError, check
+from flowshare.fleet.slot_reading import Found, SlotReading, passes
+from flowshare.log.base import LogError
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import InitProducerIdRequest, ProduceRequest
+from flowshare.protocol.messages.transactions import NOBODY, ProducerIdentity
+from flowshare.slots.confirm import Ticket
+from flowshare.slots.errors import SlotError
+from flowshare.slots.records import CHUNK_BYTES, Record
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.fleet.slot_settings import SlotSettings
+    from flowshare.slots.confirm import Confirming
+
+FENCED: Final = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+OUT_OF_STEP: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+"""Of a transactional id whose producer never opens a transaction; brokers may allow little."""
+RECORD_BYTES_MAX: Final = CHUNK_BYTES + 4096
+
+Written = asyncio.Future[None]
+logger = logging.getLogger(__name__)
+
+
+class Batch:
+    """A record on its way. `answers`: who waits for it. `size`: bytes of entries. `since_s`: when it was made."""
+
+    __slots__ = ("answers", "records", "sent", "since_s", "size", "ticket")
+
+    def __init__(self, ticket: Ticket, records: bytes, answers: Sequence[Written], size: int, since_s: float) -> None:
+        self.ticket = ticket
+        self.records = records
+        self.answers = answers
+        self.size = size
+        self.since_s = since_s
+        self.sent = False
+
+
+class SlotSender:
+    """All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        kafka: Any,
+        *,
+        reading: SlotReading,
+        transactional_id: str,
+        confirming: Confirming,
+        clock: Clock,
+        settings: SlotSettings,
+        settled: Callable[[list[Batch]], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """kafka: a connection to the cluster. settled: told of confirmed batches, in order. lost: told once."""
+        self._kafka = kafka
+        self._reading = reading
+        self._transactional_id = transactional_id
+        self._clock = clock
+        self._settings = settings
+        self._tell_settled = settled
+        self._tell_lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._producer: ProducerIdentity = NOBODY
+        self._sequence = 0
+        self._open: deque[Batch] = deque()
+        self._flying: dict[asyncio.Task[None], Batch] = {}
+        self._again = False
+        self._failures = 0
+        self._catching_up: asyncio.Task[None] | None = None
+        self._watching = False
+        self._ended = False
+        self.confirming = confirming
+        self.where = f"{reading.topic}-{reading.slot}"
+
+    @property
+    def waiting(self) -> int:
+        """Batches that are not confirmed."""
+        return len(self._open)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether something has to be sent again before anything new."""
+        return self._again
+
+    async def begin(self) -> None:
+        """Become the producer whose epoch is the newest; nothing may be waiting. Raises: StorageError."""
+        request = InitProducerIdRequest(transactional_id=self._transactional_id, timeout_ms=TRANSACTION_TIMEOUT_MS)
+        answer = await self._reading.tried(request)
+        self._producer, self._sequence = answer.producer, 0
+
+    def add(self, record: Record, answers: Sequence[Written], size: int) -> None:
+        """Send a record as soon as there is room for it."""
+        ticket = self.confirming.sent(record)
+        producer_id, epoch = self._producer
+        builder = BatchBuilder(size_max=RECORD_BYTES_MAX, producer=(producer_id, epoch, self._sequence))
+        builder.add(ticket.key, ticket.value, timestamp_ms=self._clock.now_ms())
+        self._sequence += 1
+        self._open.append(Batch(ticket, builder.build(), answers, size, self._clock.monotonic()))
+        self._transmit()
+        if not self._watching:
+            self._watch()
+
+    def read(self, found: Found) -> None:
+        """Records of the log, as whoever follows it found them; those that do not follow what is known are ignored."""
+        confirming, confirmed = self.confirming, list[Ticket]()
+        if found.start > confirming.reader.position:
+            return
+        try:
+            for record in found.records:
+                ticket = confirming.read(*record)
+                if ticket is not None:
+                    confirmed.append(ticket)
+        except SlotError as error:
+            confirming.give_up(str(error))
+        confirming.read_up_to(found.position)
+        self._settle(confirmed + confirming.settle())
+
+    def end(self, reason: str) -> list[Batch]:
+        """Send nothing any more; what was not confirmed."""
+        self.confirming.give_up(reason)
+        self._ended = True
+        left, self._open = list(self._open), deque()
+        return left
+
+    async def closed(self) -> None:
+        """After `end`: nothing runs any more."""
+        tasks = [*self._flying, *([self._catching_up] if self._catching_up else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- there --------------------------------------------------------------------------------------------------
+
+    def _transmit(self) -> None:
+        if self._again or self._ended:
+            return
+        for batch in self._open:
+            if len(self._flying) >= self._settings.flying_max:
+                return
+            if not batch.sent:
+                self._send(batch)
+
+    def _send(self, batch: Batch) -> None:
+        batch.sent = True
+        self._flying[self._loop.create_task(self._carry(batch))] = batch
+
+    async def _carry(self, batch: Batch) -> None:
+        request = ProduceRequest(topic=self._reading.topic, partition=self._reading.slot, records=batch.records)
+        offset: int | None = None
+        problem: Exception | None = None
+        try:
+            answer = await self._kafka.send(request)
+            if answer.error is not ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                check(answer.error, answer.message, f"writing to {self.where}")
+                offset = answer.base_offset if answer.base_offset >= 0 else None
+        except (OSError, ClientError) as error:
+            problem = error
+        except Exception as error:
+            logger.exception("a write failed unexpectedly: %s", self.where)
+            self.confirming.give_up(f"{type(error).__name__}: {error}")
+        task = asyncio.current_task()
+        assert task is not None
+        del self._flying[task]
+        self._back(batch, offset, problem)
+
+    # --- and back -----------------------------------------------------------------------------------------------
+
+    def _back(self, batch: Batch, offset: int | None, problem: Exception | None) -> None:
+        """What became of a batch that was sent."""
+        if self._ended:
+            return
+        if self.confirming.lost is not None:
+            self._tell_lost()
+            return
+        if problem is None:
+            self._failures = 0
+            self._settle(self.confirming.answered(batch.ticket, offset))
+        elif batch in self._open:  # else it was read in the log meanwhile
+            self._failed(batch, problem)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._ended:
+            return
+        if self._again and not self._flying:
+            self._send_again_later()
+        self._transmit()
+
+    def _failed(self, batch: Batch, problem: Exception) -> None:
+        """The batch was refused, or nobody knows."""
+        if isinstance(problem, ServerError) and self._is_final(batch, problem):
+            self.confirming.give_up(str(problem))
+            self._tell_lost()
+            return
+        if not self._again:
+            logger.warning("what was written is sent again: %s %s", problem, self.where)
+        self._again = True
+
+    def _is_final(self, batch: Batch, problem: ServerError) -> bool:
+        if problem.code in OUT_OF_STEP:
+            return batch is next((one for one in self._open if not one.ticket.found), None)
+        return problem.code in FENCED or not passes(problem)
+
+    def _send_again_later(self) -> None:
+        settings = self._settings
+        pause_s = min(settings.backoff_min_s * 2.0 ** min(self._failures, 30), settings.backoff_max_s)
+        self._failures += 1
+        self._clock.call_later(pause_s, self._send_again)
+
+    def _send_again(self) -> None:
+        """All that is unanswered, in order."""
+        if self._ended:
+            return
+        self._again = False
+        for batch in self._open:
+            if not batch.ticket.found:
+                batch.sent = False
+        self._transmit()
+        self._settle([])
+
+    def _settle(self, tickets: list[Ticket]) -> None:
+        """Tell of what is confirmed, look for what is missing."""
+        if self._ended:
+            return
+        confirmed = [self._open.popleft() for _ in tickets]
+        assert [batch.ticket for batch in confirmed] == tickets, "records are confirmed in their order"
+        self._tell_settled(confirmed)
+        if self.confirming.lost is not None:
+            self._tell_lost()
+        elif self.confirming.wanted and self._catching_up is None:
+            self._catching_up = self._loop.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Read the log until nothing is missing before what was answered."""
+        try:
+            while self.confirming.wanted and not self._ended:
+                before = self.confirming.reader.position
+                self.read(await self._reading.read(before))
+                if self.confirming.reader.position == before:
+                    await self._clock.sleep(self._settings.backoff_min_s)
+        except LogError as error:
+            self.confirming.give_up(str(error))
+            self._tell_lost()
+        finally:
+            self._catching_up = None
+
+    def _watch(self) -> None:
+        """Give the slot up when the oldest record has waited for too long."""
+        self._watching = bool(self._open) and not self._ended
+        if not self._watching:
+            return
+        left_s = self._open[0].since_s + self._settings.deadline_s - self._clock.monotonic()
+        if left_s <= 0:
+            self.confirming.give_up(f"a write was not confirmed for {self._settings.deadline_s:g} s")
+            self._tell_lost()
+        else:
+            self._clock.call_later(left_s, self._watch)

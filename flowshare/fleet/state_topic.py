@@ -1,0 +1,181 @@
+"""`StateTopic`: the topic with a fleet's state is made, or found as it has to be, before anything is written to it.
+
+It is not compacted and nothing in it expires by age or size: what is needed no more is deleted by the slots' owners
+(`slots.pruning`). With a setting that would lose records a fleet does not start, and names the command that mends it.
+A topic that does not exist is made with the cluster's own replication factor; with three replicas or more, two of them
+have to have a record before it is confirmed. Another worker may be doing the same: what it has not finished is waited
+for. Without the right to read a topic's settings they are believed to be right, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.errors import ServerError
+from flowshare.fleet.errors import StateTopicRefused
+from flowshare.fleet.names import state_topic
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    CreateTopicRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+    MetadataRequest,
+    TopicMetadata,
+)
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.client.routing import ClusterConnection
+
+SETTLED_S: Final = 5.0
+"""How long another worker, or a broker that is behind, is given to finish making the topic."""
+PAUSE_S: Final = 0.1
+MESSAGE_BYTES_MIN: Final = 1_048_588
+"""Kafka's own default of max.message.bytes; the largest batch that is written has half of it."""
+REPLICAS_SAFE: Final = 3
+MIN_INSYNC: Final = "min.insync.replicas"
+WANTED: Final[Mapping[str, str]] = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+}
+MADE_WITH: Final[Mapping[str, str]] = {**WANTED, "segment.bytes": str(64 << 20)}
+"""Deleted records take up disk until their segment is full; Kafka's own segments have 1 GiB."""
+ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+FORBIDDEN: Final = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
+
+logger = logging.getLogger(__name__)
+
+
+class StateTopic:
+    """The state topic of one fleet. Raises: ClientError when a fleet cannot have this name."""
+
+    def __init__(self, kafka: ClusterConnection, fleet: str) -> None:
+        self._kafka = kafka
+        self._made = False
+        self.name = state_topic(fleet)
+        self.topic_id: uuid.UUID | None = None
+        """Id of the topic that `ensure` found."""
+
+    async def ensure(self, slots: int) -> int:
+        """Make the topic with so many partitions, or check that it is as it has to be; its partitions.
+
+        Raises: StateTopicRefused, ServerError (not allowed), ClientError, OSError.
+        """
+        clock = self._kafka.cluster.clock
+        deadline_s = clock.monotonic() + SETTLED_S
+        while not (await self._is_right(slots, last=clock.monotonic() + PAUSE_S >= deadline_s)):
+            await clock.sleep(PAUSE_S)
+        return slots
+
+    async def _is_right(self, slots: int, *, last: bool) -> bool:
+        """Whether it is as it has to be; False: it may be in a moment, unless this is the `last` look."""
+        found = await self._find()
+        if found is None:
+            if last:
+                raise StateTopicRefused(f"the brokers do not tell of {self.name} after it was made; look at their logs")
+            await self._make(slots)
+            return False
+        self.topic_id = found.topic_id
+        if found.partitions != slots:
+            raise StateTopicRefused(
+                f"the state topic {self.name} has {found.partitions} partitions, and this worker was told of {slots} "
+                f"slots: start all workers of the fleet with {found.partitions}. Or begin anew, without the state of "
+                f"all its groups: {self._tool('topics')} --delete --topic {self.name}"
+            )
+        settings = await self._settings()
+        if settings is None:
+            if last:
+                raise StateTopicRefused(f"the brokers do not tell the settings of {self.name}; look at their logs")
+            return False
+        faults = wrong_settings(settings, found.replicas)
+        if set(faults) == {MIN_INSYNC} and not last:
+            if self._made:
+                await self._set(faults)
+            return False  # else whoever makes the topic is about to set it
+        if faults:
+            raise StateTopicRefused(self._refusal(settings, faults))
+        if found.replicas == 1:
+            logger.warning(
+                "the fleet's state has one replica only: if its broker is lost, all groups start anew topic=%s",
+                self.name,
+            )
+        return True
+
+    async def _find(self) -> TopicMetadata | None:
+        """Raises: ServerError."""
+        answer = await self._kafka.send(MetadataRequest(topics=(self.name,)))
+        (topic,) = answer.topics
+        if topic.error in ABSENT:
+            return None
+        if topic.error not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            raise ServerError(topic.error, about=f"looking for the state topic {self.name}")
+        return topic
+
+    async def _make(self, slots: int) -> None:
+        """Raises: StateTopicRefused."""
+        if self._made:
+            return  # the broker that was asked has not heard of it yet
+        request = CreateTopicRequest(name=self.name, partitions=slots, configs=MADE_WITH)
+        answer = await self._kafka.send(request)
+        if answer.error is ErrorCode.NONE:
+            self._made = True
+            logger.info("made the state topic topic=%s slots=%d", self.name, slots)
+        elif answer.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
+            error = ServerError(answer.error, answer.message, about=f"making the state topic {self.name}")
+            if error.retriable:
+                return
+            configs = "".join(f" --config {name}={value}" for name, value in MADE_WITH.items())
+            raise StateTopicRefused(
+                f"{error}; make it with: {self._tool('topics')} --create --topic {self.name} --partitions {slots} "
+                f"--replication-factor 3 --config {MIN_INSYNC}=2{configs}"
+            )
+
+    async def _settings(self) -> Mapping[str, str] | None:
+        """The topic's settings, none where they may not be read; None: the broker does not know them yet."""
+        answer = await self._kafka.send(DescribeConfigsRequest(resource_type="topic", resource=self.name))
+        if answer.error in ABSENT:
+            return None
+        if answer.error in FORBIDDEN:
+            logger.warning(
+                "the settings of the state topic cannot be checked: the workers need DESCRIBE_CONFIGS on it topic=%s",
+                self.name,
+            )
+            return {}
+        if answer.error is not ErrorCode.NONE:
+            raise ServerError(answer.error, answer.message, about=f"settings of the state topic {self.name}")
+        return {entry.name: entry.value for entry in answer.entries}
+
+    async def _set(self, settings: Mapping[str, str]) -> None:
+        request = IncrementalAlterConfigsRequest(resource_type="topic", resource=self.name, configs=settings)
+        answer = await self._kafka.send(request)
+        if answer.error is not ErrorCode.NONE:
+            error = ServerError(answer.error, answer.message, about=f"settings of the state topic {self.name}")
+            raise StateTopicRefused(f"{error}; set them with: {self._mend(settings)}")
+
+    def _refusal(self, settings: Mapping[str, str], faults: Mapping[str, str]) -> str:
+        found = ", ".join(f"{name}={settings[name]}" for name in faults)
+        return f"the state topic {self.name} has {found}, which can lose the fleet's state; set: {self._mend(faults)}"
+
+    def _mend(self, settings: Mapping[str, str]) -> str:
+        pairs = ",".join(f"{name}={value}" for name, value in settings.items())
+        return f"{self._tool('configs')} --alter --entity-type topics --entity-name {self.name} --add-config {pairs}"
+
+    def _tool(self, name: str) -> str:
+        nodes = self._kafka.cluster.topology.nodes
+        host, port = nodes[min(nodes)]
+        return f"kafka-{name}.sh --bootstrap-server {host}:{port}"
+
+
+def wrong_settings(settings: Mapping[str, str], replicas: int) -> dict[str, str]:
+    """What has to be set otherwise, and how. Settings that are not told are believed to be right."""
+    faults = {name: value for name, value in WANTED.items() if settings.get(name, value) != value}
+    if int(settings.get("max.message.bytes", MESSAGE_BYTES_MIN)) < MESSAGE_BYTES_MIN:
+        faults["max.message.bytes"] = str(MESSAGE_BYTES_MIN)
+    if replicas >= REPLICAS_SAFE and int(settings.get(MIN_INSYNC, 2)) < 2:
+        faults[MIN_INSYNC] = "2"
+    return faults

@@ -1,0 +1,335 @@
+"""`FleetWorker`: one worker of a fleet that leads share groups on a Kafka which has none, from `start` to `close`.
+
+Start: state topic → listener → slot group → (slots are claimed and served as they are chosen).
+Stop: leave the slot group → the others ask for the slots, one by one → what nobody asked for is given away → listener.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.fleet.calls import LEAVING, FleetCalls
+from flowshare.fleet.configs import FleetConfigs
+from flowshare.fleet.directory import Directory, Place
+from flowshare.fleet.duties import FleetDuties
+from flowshare.fleet.formats import check_formats
+from flowshare.fleet.groups import FleetGroups
+from flowshare.fleet.keeper import SlotKeeper
+from flowshare.fleet.leaders import FleetLeaders
+from flowshare.fleet.limits import FleetLimits
+from flowshare.fleet.log.kafka_log import KafkaLog
+from flowshare.fleet.others import OtherFleets
+from flowshare.fleet.peers import Peers
+from flowshare.fleet.places import FleetPlaces
+from flowshare.fleet.server import FleetServer
+from flowshare.fleet.slot import Slot
+from flowshare.fleet.slot_group import SlotGroup
+from flowshare.fleet.slot_settings import SlotSettings
+from flowshare.fleet.slot_tails import SlotTails
+from flowshare.fleet.state_topic import StateTopic
+from flowshare.fleet.storage import FleetStorage
+from flowshare.fleet.tenant import FleetTenant
+from flowshare.fleet.views import Views
+from flowshare.log.base import StorageError, StorageHeld
+from flowshare.server.configs import ConfigApis
+from flowshare.server.share_service import ShareService
+from flowshare.share.config import ServerConfig
+from flowshare.slots.places import SLOTS_DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from flowshare.client.cluster import Cluster
+    from flowshare.clock import Clock
+    from flowshare.fleet.peers import Dial
+    from flowshare.fleet.slot_cache import SlotCache
+    from flowshare.server.connection import InProcess
+    from flowshare.server.state import ShareKey
+
+PROCESSES_MAX: Final = 256
+"""Of one machine that keep state in one directory."""
+LEAVE_S: Final = 3.0
+"""How long a worker that stops takes to say so and for the others to ask for its slots, both in all."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """One worker's part in a fleet.
+
+    fleet: its name. node_id: drawn at random, 31 bits. instance: the worker's name among the others when it keeps no
+    state of its own; with a state directory it has the directory's, so that one that is started again is known again.
+    slots: of the fleet. state_dir: holds a directory for each process of this machine, None: keep nothing.
+    """
+
+    fleet: str
+    node_id: int
+    instance: str
+    slots: int = SLOTS_DEFAULT
+    state_dir: Path | None = None
+    config: ServerConfig = field(default_factory=ServerConfig.embedded)
+    slot_settings: SlotSettings = field(default_factory=SlotSettings)
+
+
+class FleetWorker:
+    """One worker. `cluster`: the Kafka, started. `dial`: opens connections to other workers."""
+
+    def __init__(self, cluster: Cluster, options: FleetOptions, *, clock: Clock, dial: Dial) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._clock = clock
+        self._dial = dial
+        self._cache: SlotCache | None = None
+        self._instance = options.instance
+        self._kafka = cluster.connect(f"flowshare-{options.fleet}")
+        self._tail_kafka = cluster.connect(f"flowshare-{options.fleet}-tails")
+        self._log = KafkaLog(cluster)
+        self._topic = StateTopic(self._kafka, options.fleet)
+        self._closing = AsyncExitStack()
+        self._closing.push_async_callback(self._kafka.close)
+        self._closing.push_async_callback(self._tail_kafka.close)
+        self._started = False
+        self.ended = False
+        """Whether it was closed."""
+        self.server: FleetServer
+        self.calls: FleetCalls
+        self.directory: Directory
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Find or make the state topic, and put the parts together. Raises: ClientError, LogError, OSError."""
+        slots = await self._topic.ensure(self._options.slots)
+        await check_formats(self._kafka, self._topic.name, slots)
+        cached = await self._open_cache(slots)
+        self._closing.push_async_callback(self._log.close)
+        await self._log.start()
+        self.directory = Directory(slots)
+        self._peers = Peers(self.directory, self._dial, self._clock)
+        self._views = Views(self._options.config, self._clock)
+        self._groups = FleetGroups(directory=self.directory, peers=self._peers, views=self._views)
+        self._build(slots, cached)
+        for close in (
+            self._tails.close,
+            self._peers.close,
+            self._limits.close,
+            self._tenant.close,
+            self._service.close_partitions,
+            self._service.close_groups,
+            self._slot_group.close,
+        ):
+            self._closing.push_async_callback(close)
+        await self._service.start()
+        self._limits.start()
+
+    async def join(self, host: str, port: int) -> None:
+        """Join the fleet as the worker that is reached there. Returns when it is known who leads what.
+
+        Raises: ClientError, OSError
+        """
+        self.directory.place = Place(self._options.node_id, host, port)
+        await self._slot_group.start(host, port)
+        self._started = True
+
+    async def leave(self) -> None:
+        """Let others have the slots; members of other processes keep their records. Sockets are still served."""
+        if not self._started:
+            return
+        self._service.prepare_close()
+        until = self._clock.monotonic() + LEAVE_S
+        await self._slot_group.leave()
+        self._peers.tell_all(LEAVING)
+        left_s = max(until - self._clock.monotonic(), 0.0)  # the slot group may not have answered
+        await self._keeper.close(wait_s=left_s if self.directory.others else 0.0)
+
+    async def close(self) -> None:
+        """End; call `leave` first."""
+        self.ended = True
+        await self._closing.aclose()
+
+    async def _open_cache(self, slots: int) -> tuple[int, ...]:
+        """Take the first directory that no other process has; the slots that it has something of.
+
+        Raises: StorageError
+        """
+        state_dir, topic_id = self._options.state_dir, self._topic.topic_id
+        if state_dir is None or topic_id is None:
+            return ()
+        from flowshare.fleet.slot_cache import SlotCache
+
+        for number in range(PROCESSES_MAX):
+            cache = SlotCache(state_dir / str(number), clock=self._clock, topic_id=topic_id)
+            try:
+                await cache.open()
+            except StorageHeld:
+                continue
+            self._cache, self._instance = cache, cache.identity
+            self._closing.push_async_callback(cache.close)
+            return await cache.kept(slots)
+        raise StorageError(f"{PROCESSES_MAX} processes have directories in {state_dir}; name another one (state_dir)")
+
+    # --- what is asked ------------------------------------------------------------------------------------------
+
+    def connect(self, client_id: str) -> InProcess:
+        """A connection of this process's own members."""
+        return self.server.connect_own(client_id)
+
+    @property
+    def node_id(self) -> int:
+        """Under which this worker is known."""
+        place = self.directory.place
+        return self._options.node_id if place is None else place.node_id
+
+    @property
+    def sure(self) -> bool:
+        """Whether the slot group surely has this worker: else it may be wrong about who leads what."""
+        return self._slot_group.sure
+
+    @property
+    def served(self) -> frozenset[int]:
+        """Slots that this worker leads and serves."""
+        return self._keeper.served
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and gauges of what is led here."""
+        keeper = self._keeper
+        return {
+            **self.server.stats(),
+            "slots": len(keeper.served),
+            "slots_claimed": keeper.claimed,
+            "slots_lost": keeper.lost,
+        }
+
+    # --- the parts ----------------------------------------------------------------------------------------------
+
+    def _build(self, slots: int, cached: tuple[int, ...]) -> None:
+        """Put the parts together: who serves, who holds the slots, who answers."""
+        self._tails = SlotTails(self._tail_kafka, topic=self._topic.name, clock=self._clock)
+        led: dict[int, Any] = {}
+        storage = FleetStorage(self._log, led, slots)
+        duties = self._build_service(storage)
+        self._tenant = FleetTenant(service=self._service, groups=self._groups, log=self._log, slots=slots)
+        self._build_slots(slots, cached, led)
+        self._build_server(storage, duties)
+
+    def _build_service(self, storage: FleetStorage) -> FleetDuties:
+        directory, clock = self.directory, self._clock
+        limits = self._limits = FleetLimits(
+            directory=directory,
+            peers=self._peers,
+            views=self._views,
+            check=lambda group_id: duties.check_coordinator(group_id),
+            clock=clock,
+        )
+        duties = FleetDuties(
+            directory=directory,
+            serves=lambda slot: self._keeper.serves(slot),
+            views=self._views,
+            ask=self._groups.ask,
+            limits=limits,
+            log=self._log,
+            topic_name=self._topic_name,
+            others=OtherFleets(self._kafka, self._options.fleet, dial=self._dial, clock=clock),
+            clock=clock,
+        )
+        self._service = ShareService(
+            storage=storage,
+            config=replace(self._options.config, return_grace_ms=self._options.config.return_grace_ms or 3_000),
+            clock=clock,
+            duties=duties,
+            kafka=self._log,
+            members_resume=True,
+            leaders=lambda local: FleetLeaders(
+                local,
+                store=storage,
+                directory=directory,
+                peers=self._peers,
+                clock=clock,
+                configured=self._groups.configured,
+                version=self._groups.version,
+            ),
+        )
+        self._groups.service = limits.service = self._service
+        return duties
+
+    def _build_slots(self, slots: int, cached: tuple[int, ...], led: dict[int, Any]) -> None:
+        self._keeper = SlotKeeper(
+            directory=self.directory,
+            peers=self._peers,
+            make_slot=self._slot,
+            tenant=self._tenant,
+            sure=lambda: self.sure,
+            instance=self._instance,
+            clock=self._clock,
+            led=led,
+        )
+        self._slot_group = SlotGroup(
+            self._cluster,
+            topic=self._topic.name,
+            slots=slots,
+            instance=self._instance,
+            node_id=self._options.node_id,
+            claims=self._keeper.claims,
+            on_map=self.directory.agreed,
+            on_doubt=self._keeper.doubted,
+            cached=cached,
+            clock=self._clock,
+        )
+
+    def _build_server(self, storage: FleetStorage, duties: FleetDuties) -> None:
+        service, directory = self._service, self.directory
+        directory.on_left(service.coordinator.workers_left)
+        configs = FleetConfigs(
+            ConfigApis(log=storage, server=service.config, configs=service.configs, coordinator=service.coordinator),
+            directory=directory,
+            peers=self._peers,
+            check=duties.check_coordinator,
+            clock=self._clock,
+        )
+        self.calls = FleetCalls(
+            service=service,
+            store=storage,
+            directory=directory,
+            groups=self._groups,
+            configs=configs,
+            limits=self._limits,
+            keeper=self._keeper,
+            know=self._tenant.know,
+            look=self._slot_group.look,
+            node_id=self._options.node_id,
+        )
+        self.server = FleetServer(
+            service,
+            storage=storage,
+            directory=directory,
+            places=FleetPlaces(log=self._log, topics=service.topics, directory=directory, kafka=self._kafka),
+            configs=configs,
+            calls=self.calls,
+            look=self._log.refresh,
+        )
+
+    def _slot(self, number: int, lost: Callable[[], object]) -> Slot:
+        def on_lost(_: Slot, __: str) -> None:
+            lost()
+
+        return Slot(
+            self._kafka,
+            topic=self._topic.name,
+            slot=number,
+            clock=self._clock,
+            tails=self._tails,
+            cache=self._cache,
+            settings=self._options.slot_settings,
+            lease=lambda: self.sure,
+            on_lost=on_lost,
+        )
+
+    def _topic_name(self, key: ShareKey) -> str | None:
+        topic = self._service.topics.by_id(key.topic_id)
+        return None if topic is None else topic.name

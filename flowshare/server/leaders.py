@@ -1,0 +1,174 @@
+"""What a coordinator asks of those who lead the share-partitions of its groups: in a server by itself, of itself.
+
+The writes that a block gives are made together with the group's own, in one piece; who leads elsewhere has made its
+own durable before the block begins, and gives none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+
+from flowshare.log.base import UnknownTopic
+from flowshare.server.state import ShareKey, delete_state, initial_writes
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from flowshare.log.base import Storage
+    from flowshare.protocol.messages import SharePartitionOffsets
+    from flowshare.server.loader import Loader
+    from flowshare.server.partitions import Partitions
+    from flowshare.server.sessions import Sessions
+    from flowshare.server.state import Write
+    from flowshare.server.topic_index import TopicIndex
+    from flowshare.share.config import GroupConfig
+    from flowshare.share.group import ShareGroup, ToInitialize
+    from flowshare.share.types import PartitionState
+
+AT_ONCE: Final = 64
+"""Share-partitions whose first states are found side by side."""
+
+
+class Leaders(Protocol):
+    """The leaders of all share-partitions."""
+
+    def known(self, group: ShareGroup) -> frozenset[ShareKey]:
+        """Share-partitions of a group that have state."""
+        ...
+
+    def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
+        """Take back whatever a member holds. died: it said nothing."""
+
+    def configure(self, group_id: str) -> None:
+        """A group's settings have changed."""
+
+    def idle(self, group_id: str) -> bool:
+        """Whether nobody holds or awaits records of the group, as far as is known here."""
+        ...
+
+    def beginning(
+        self, group_id: str, config: GroupConfig, items: Sequence[ToInitialize]
+    ) -> AbstractAsyncContextManager[Sequence[Write]]:
+        """Give `items` their first state, those that have one keep it; nobody loads them until the block ends.
+
+        Raises: LogError, Refused
+        """
+        ...
+
+    def replacing(
+        self, states: Mapping[ShareKey, PartitionState | None]
+    ) -> AbstractAsyncContextManager[Sequence[Write]]:
+        """Replace (None: delete) what is stored of share-partitions; nobody loads them until the block ends.
+
+        Raises: LogError, Refused
+        """
+        ...
+
+    def topic_ids(self) -> frozenset[uuid.UUID]:
+        """Topics of the share-partitions that are known here."""
+        ...
+
+    def deleting(self, topic_id: uuid.UUID) -> AbstractAsyncContextManager[Sequence[Write]]:
+        """Forget what is stored here of the share-partitions of a topic that is gone. Raises: LogError."""
+        ...
+
+    async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
+        """Start offset, lag and counts of share-partitions, in order; −1 for one without state."""
+        ...
+
+
+class LocalLeaders:
+    """This server leads all of them."""
+
+    def __init__(
+        self, *, store: Storage, topics: TopicIndex, partitions: Partitions, sessions: Sessions, loader: Loader
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._topics = topics
+        self._partitions = partitions
+        self._loader = loader
+        self.configure = partitions.configure
+        self.topic_ids = partitions.topic_ids
+
+    def known(self, group: ShareGroup) -> frozenset[ShareKey]:
+        """Also those that were read by members that never joined."""
+        return self._partitions.known(group.group_id)
+
+    def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
+        """At once; the share session of one that died ends, as by Kafka."""
+        if died:
+            self._sessions.member_died(group_id, member_id)
+        self._partitions.release_member(group_id, member_id, died=died)
+
+    def idle(self, group_id: str) -> bool:
+        """Exactly so."""
+        return all(owner.idle for owner in self._partitions.owners(group_id))
+
+    @asynccontextmanager
+    async def beginning(
+        self, group_id: str, config: GroupConfig, items: Sequence[ToInitialize]
+    ) -> AsyncGenerator[Sequence[Write]]:
+        """One that is loaded or being loaded by a member that never joined keeps what it has, too."""
+        keys = {ShareKey(group_id, item.topic_id, item.partition): item for item in items}
+        # A group of this name that is being deleted still has its state until that is written.
+        await self._partitions.settled(keys)
+        fresh = {key: item for key, item in keys.items() if not self._partitions.served(key)}
+        with self._partitions.held(fresh):
+            yield await self._first_states(config, fresh)
+            for key in fresh:
+                self._partitions.know(key)
+
+    async def _first_states(self, config: GroupConfig, fresh: Mapping[ShareKey, ToInitialize]) -> list[Write]:
+        writes: list[Write] = []
+        items = list(fresh.items())
+        for at in range(0, len(items), AT_ONCE):
+            part = items[at : at + AT_ONCE]
+            firsts = await asyncio.gather(*(self._first_state(config, key, item) for key, item in part))
+            writes += [write for first in firsts for write in first]
+        return writes
+
+    async def _first_state(self, config: GroupConfig, key: ShareKey, item: ToInitialize) -> list[Write]:
+        topic = self._topics.by_id(key.topic_id)
+        if topic is None:
+            return []  # deleted since the heartbeat; the group hears of it at the next one
+        try:
+            return await self._loader.initialise(
+                key, topic, config, state_epoch=item.state_epoch, from_start=item.start_offset >= 0
+            )
+        except UnknownTopic:
+            return []
+
+    @asynccontextmanager
+    async def replacing(self, states: Mapping[ShareKey, PartitionState | None]) -> AsyncGenerator[Sequence[Write]]:
+        """Whoever still owned them has written its last when they are dropped; the new state comes after it."""
+        await self._partitions.settled(states)
+        with self._partitions.held(states):
+            await self._partitions.drop(states)
+            writes = dict(await delete_state(self._store, tuple(states)))
+            for key, state in states.items():
+                if state is not None:
+                    writes.update(initial_writes(key, state))
+            yield list(writes.items())
+            for key, state in states.items():
+                if state is not None:
+                    self._partitions.know(key)
+            await self._partitions.forget([key for key, state in states.items() if state is None])
+
+    @asynccontextmanager
+    async def deleting(self, topic_id: uuid.UUID) -> AsyncGenerator[Sequence[Write]]:
+        """Those of all groups."""
+        keys = self._partitions.of_topic(topic_id)
+        await self._partitions.forget(keys)
+        yield await delete_state(self._store, keys)
+
+    async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
+        """Each is loaded for it."""
+        from flowshare.server.offset_views import OffsetViews  # share agents alone never ask: a start is shorter
+
+        views = OffsetViews(log=self._store, topics=self._topics, partitions=self._partitions)
+        return [await views.of(key) for key in keys]

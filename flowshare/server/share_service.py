@@ -1,0 +1,234 @@
+"""Share groups over one storage: the parts that every server of them has, alone or in a fleet.
+
+Who writes what: `Owner` the state of one share-partition, `Coordinator` groups, `GroupConfigs` settings; all of it lies
+in one `Storage`. What of it is this server's, `Duties` say; how the others are reached, `Leaders`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowshare.server.connection import InProcess
+from flowshare.server.coordinator import IN_PROCESS, Coordinator
+from flowshare.server.coordinator import PREFIX as GROUP
+from flowshare.server.damage import Damage
+from flowshare.server.dead_letters import DeadLetters
+from flowshare.server.duties import Everything
+from flowshare.server.group_configs import PREFIX as SETTINGS
+from flowshare.server.group_configs import GroupConfigs
+from flowshare.server.leaders import LocalLeaders
+from flowshare.server.loader import Loader
+from flowshare.server.partitions import Partitions
+from flowshare.server.sessions import Sessions
+from flowshare.server.share_ack import Acknowledger, ShareAcknowledging
+from flowshare.server.share_fetch import ShareFetching
+from flowshare.server.share_resume import ShareResuming
+from flowshare.server.state import PREFIX as STATE
+from flowshare.server.stats import Stats
+from flowshare.server.topic_index import TopicIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.log.base import Storage
+    from flowshare.server.connection import Handlers
+    from flowshare.server.duties import Duties
+    from flowshare.server.later import Family
+    from flowshare.server.leaders import Leaders
+    from flowshare.server.log_guard import CuttableLog
+    from flowshare.server.state import ShareKey
+    from flowshare.share.config import ServerConfig
+    from flowshare.share.session import ClosedSession
+
+
+class ShareService:
+    """The share groups of one server, and its connections within the process."""
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        config: ServerConfig,
+        clock: Clock,
+        duties: Duties | None = None,
+        leaders: Callable[[LocalLeaders], Leaders] | None = None,
+        is_other_group: Callable[[str], bool] = lambda _: False,
+        members_resume: bool = False,
+        kafka: CuttableLog | None = None,
+    ) -> None:
+        """duties: what is this server's; None: everything. leaders: from those of this server to those of all.
+
+        kafka: the storage's log, if it is one that may lose its end.
+        is_other_group: whether a group id belongs to a group of another kind.
+        members_resume: flowshare's own members whose connection broke come back with what they hold (a fleet's do).
+        """
+        self.config = config
+        self.clock = clock
+        self.stats = Stats()
+        self.topics = TopicIndex(storage)
+        self.damage = Damage()
+        self.configs = GroupConfigs(storage, config, self.damage)
+        self.duties = duties or Everything(self.configs.acting, lambda group_id: self.coordinator.living(group_id))
+        self._dead_letters = DeadLetters(
+            storage=storage, clock=clock, stats=self.stats, auto_create=config.dead_letter_auto_create
+        )
+        loader = Loader(storage, clock, updates_max=config.snapshot_updates_max, stats=self.stats, kafka=kafka)
+        self.partitions = Partitions(
+            storage=storage,
+            topics=self.topics,
+            loader=loader,
+            clock=clock,
+            stats=self.stats,
+            duties=self.duties,
+            durable_acquire=config.acquire_durable,
+            on_archiving=self._dead_letters.start,
+            damage=self.damage,
+            kafka=kafka,
+        )
+        self.sessions = Sessions(self.partitions, sessions_max=config.share_sessions_max)
+        self.local = LocalLeaders(
+            store=storage,
+            topics=self.topics,
+            partitions=self.partitions,
+            sessions=self.sessions,
+            loader=loader,
+        )
+        self.leaders = self.local if leaders is None else leaders(self.local)
+        self.coordinator = Coordinator(
+            storage=storage,
+            topics=self.topics,
+            leaders=self.leaders,
+            duties=self.duties,
+            clock=clock,
+            config_of=self.configs.acting,
+            damage=self.damage,
+            return_grace_ms=config.return_grace_ms,
+            is_other_group=is_other_group,
+            members_resume=members_resume,
+        )
+        self._keep_on_close = config.return_grace_ms > 0
+        self._members_resume = members_resume and self._keep_on_close
+        self._awaited: set[TimerHandle] = set()
+        self._closing = False
+        self._connections: set[InProcess] = set()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read groups and settings; share-partitions are loaded at their first fetch. Raises: LogError."""
+        await self.configs.start()
+        await self.partitions.start()
+        await self.coordinator.start()
+
+    def prepare_close(self) -> None:
+        """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""
+        self._closing = True
+
+    async def close_groups(self) -> None:
+        """Close all connections and stop watching members."""
+        self.prepare_close()
+        for connection in tuple(self._connections):
+            await connection.close()
+        await self.coordinator.close()
+
+    async def close_partitions(self) -> None:
+        """Write what is queued and stop all owners."""
+        while self._awaited:
+            self._awaited.pop().cancel()
+        await self._dead_letters.close()
+        await self.partitions.close()
+
+    def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Serve the groups, settings and share-partitions of these entries, which somebody else served until now."""
+        by_prefix: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        for key, value in entries:
+            by_prefix.setdefault(key[:2], []).append((key, value))
+        self.configs.take_up(by_prefix.get(SETTINGS, ()))
+        self.partitions.take_up(key for key, _ in by_prefix.get(STATE, ()))
+        self.coordinator.take_up(by_prefix.get(GROUP, ()))
+
+    async def lay_down(self, *, groups: Callable[[str], bool], share_partitions: Callable[[ShareKey], bool]) -> None:
+        """Serve these no more; what is queued is written first, if it still can be."""
+        gone = [group_id for group_id in self.coordinator.groups if groups(group_id)]
+        self.coordinator.lay_down(gone)
+        self.configs.lay_down([group_id for group_id in self.configs.configured if groups(group_id)])
+        await self.partitions.lay_down(share_partitions)
+
+    def knows_group(self, group_id: str) -> bool:
+        """Whether there is a share group of this id, readable or not."""
+        return group_id in self.coordinator.groups or group_id in self.damage
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    def connect(self, handlers: Handlers, *, client_id: str, host: str) -> InProcess:
+        """A new connection. `host` stands in the descriptions of its members."""
+        connection = InProcess(handlers, client_id=client_id, host=host, on_close=self._disconnected)
+        self._connections.add(connection)
+        return connection
+
+    async def _disconnected(self, connection: InProcess) -> None:
+        self._connections.discard(connection)
+        self.coordinator.lost(connection)
+        if self._closing and self._keep_on_close and connection.host != IN_PROCESS:
+            return
+        if self._members_resume and connection.own and not self._closing:
+            for closed in self.sessions.cut_off(connection):
+                self._await_return(closed)
+        else:
+            self.sessions.disconnected(connection)
+
+    def _await_return(self, closed: ClosedSession) -> None:
+        """Give a member that was cut off the grace to come back, before what it holds goes to others."""
+
+        def give_up() -> None:
+            self._awaited.discard(timer)
+            self.sessions.gave_up(closed)
+
+        timer = self.clock.call_later(self.config.return_grace_ms / 1000, give_up)
+        self._awaited.add(timer)
+
+    # --- what it answers ----------------------------------------------------------------------------------------
+
+    def families(self) -> Collection[Family]:
+        """What members ask all the time."""
+        acknowledger = Acknowledger(self.partitions, self.topics, self.clock)
+        return (
+            ShareFetching(
+                partitions=self.partitions,
+                topics=self.topics,
+                acknowledger=acknowledger,
+                sessions=self.sessions,
+                clock=self.clock,
+                stats=self.stats,
+                duties=self.duties,
+            ),
+            ShareAcknowledging(acknowledger=acknowledger, sessions=self.sessions, stats=self.stats, duties=self.duties),
+            ShareResuming(self.partitions, self.sessions.resumed),
+        )
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counters since the start and gauges of now, see `Server.stats`."""
+        owners = self.partitions.owners()
+        return {
+            **self.stats.copy(),
+            "groups": self.coordinator.states(),
+            "sessions": len(self.sessions),
+            "parked": self.sessions.parked,
+            "connections": len(self._connections),
+            "share_partitions": len(owners),
+            "in_flight": sum(owner.partition.acquired_count for owner in owners),
+            "partitions": [
+                {
+                    "group": owner.key.group_id,
+                    "topic": owner.log.topic,
+                    "partition": owner.key.partition,
+                    "start_offset": owner.partition.start_offset,
+                    "in_flight": owner.partition.acquired_count,
+                    "delayed": owner.partition.delayed_count,
+                    "lock_timeouts": owner.lock_timeouts,
+                    "redeliveries": owner.redeliveries,
+                }
+                for owner in owners
+            ],
+        }

@@ -1,0 +1,102 @@
+"""How many records of a share-partition a member may acquire now: its own limit of record locks, and the group's limit.
+
+Both are an `Allotment`, that of the group over all share-partitions of one leader. A group that counts as Kafka's
+brokers do (`window_max` None) limits the span of its window, not what is in flight: then there is nothing to divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from flowshare.share.allotment import Allotment, Grant, Tally
+
+
+class Asked(NamedTuple):
+    """What a member asked for, and how much of it the limits grant: `records`, 0 when others come first."""
+
+    member_id: str
+    wanted: int
+    grants: list[Grant]
+    records: int
+
+
+class Allowance:
+    """The two limits of one share-partition. `tally`: what members hold of it."""
+
+    __slots__ = ("_locks", "_quota", "_tally", "again_ms")
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._locks = Allotment(None, tally)
+        self._quota: Allotment | None = None
+        self.again_ms: int | None = None
+        """When somebody who waits for others may be worth another look."""
+
+    def limit(self, records_max: int | None) -> None:
+        """Set the share-partition's own limit; None: none."""
+        self._locks.limit = records_max
+
+    @property
+    def quota(self) -> Allotment | None:
+        """The group's limit; set it at any time, what is held counts in it from then on."""
+        return self._quota
+
+    @quota.setter
+    def quota(self, quota: Allotment | None) -> None:
+        if self._quota is not None:
+            self._quota.dry(self)
+        self._tally.join(None if quota is None else quota.tally)
+        self._quota = quota
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the group's limit leaves nothing for anybody."""
+        return self._quota is not None and self._quota.used_up
+
+    def plenty(self, wanted: int) -> bool:
+        """Whether so many records can be had without asking: nobody waits, and there is no limit of the group."""
+        return self._quota is None and self._locks.plenty(wanted)
+
+    def ask(self, member_id: str, wanted: int, now_ms: int) -> Asked:
+        """How many of `wanted` records, which are there to be had, a member may acquire now; `settle` it."""
+        grants = [part.grant(member_id, wanted, now_ms) for part in self._parts()]
+        return Asked(member_id, wanted, grants, min(grant.records for grant in grants))
+
+    def settle(self, asked: Asked, got: int, now_ms: int) -> None:
+        """The member got so many records."""
+        for part, grant in zip(self._parts(), asked.grants, strict=True):
+            if got:
+                part.served(asked.member_id)
+            if grant.records < asked.wanted and got >= grant.records:
+                part.cut(asked.member_id, self, now_ms)
+                if grant.again_ms is not None and (self.again_ms is None or grant.again_ms < self.again_ms):
+                    self.again_ms = grant.again_ms
+            else:
+                part.satisfied(asked.member_id)
+
+    def leave(self, member_id: str, now_ms: int) -> None:
+        """A member does not wait here any more."""
+        for part in self._parts():
+            part.leave(member_id, self, now_ms)
+
+    def dry(self, member_id: str | None = None) -> None:
+        """There are no records here for anybody. member_id: who came to look."""
+        for part in self._parts():
+            part.dry(self, member_id)
+
+    def contended(self, now_ms: int) -> bool:
+        """Whether members wait for one of the limits."""
+        return any(part.contended(now_ms) for part in self._parts())
+
+    def places(self) -> Callable[[str], tuple[int, int]]:
+        """What sorts members by who is to be served first."""
+        return self._parts()[-1].places()
+
+    def forget(self, member_id: str) -> None:
+        """A member is gone."""
+        for part in self._parts():
+            part.forget(member_id)
+
+    def _parts(self) -> tuple[Allotment, ...]:
+        return (self._locks,) if self._quota is None else (self._locks, self._quota)

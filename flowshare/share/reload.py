@@ -1,0 +1,61 @@
+"""What was stored of a share-partition becomes its window again: locks of living members, delays, holes, suspects."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+from flowshare.share.errors import StateCorrupt
+from flowshare.share.quarantine import SUSPECT_AT, Quarantine
+from flowshare.share.state import Event, step
+from flowshare.share.types import Limits, RecordState, StateRun
+from flowshare.share.window import AVAILABLE, DELAYED, HOLE, Window
+
+SPAN_MAX: Final = 1 << 28
+"""Offsets from start to end that a stored state may span; more is taken for corrupt, as the window holds bytes for
+each."""
+
+
+def reload(
+    window: Window,
+    quarantine: Quarantine,
+    limits: Limits,
+    runs: Sequence[StateRun],
+    *,
+    living: Container[str],
+    now_ms: int,
+) -> None:
+    """Put stored runs into an empty window; see `SharePartition` for the arguments. Raises: StateCorrupt."""
+    end, gap_start = window.start, -1
+    for run in runs:
+        if run.first < end or run.last < run.first:
+            raise StateCorrupt(f"stored run {run.first}-{run.last} starts below {end} or ends before it starts")
+        if run.last - window.start >= SPAN_MAX:
+            raise StateCorrupt(f"stored run {run.first}-{run.last} is too far from the start offset {window.start}")
+        if run.first > end and gap_start < 0:
+            gap_start = end
+        _place(window, quarantine, limits, run, living=living, now_ms=now_ms)
+        end = run.last + 1
+    window.gap_start = gap_start
+    window.advance()
+
+
+def _place(
+    window: Window, quarantine: Quarantine, limits: Limits, run: StateRun, *, living: Container[str], now_ms: int
+) -> None:
+    first, last, size = run.first, run.last, run.last - run.first + 1
+    window.grow(last)
+    window.cached.add(first, last)
+    window.set_count(first, last, run.delivery_count)
+    state = int(run.state)
+    if run.state is RecordState.ACQUIRED and run.member_id is not None and run.member_id in living:
+        due_ms = now_ms + limits.lock_duration_ms
+        window.hold(first, last, window.holds.open(run.member_id, due_ms, first, last, size).hold_id)
+    elif run.state is RecordState.ACQUIRED:
+        state = int(step(RecordState.ACQUIRED, Event.LAPSE, run.delivery_count, limits))
+        if state == AVAILABLE and run.delivery_count >= SUSPECT_AT and limits.deliveries_end:
+            quarantine.suspect(first, last)
+    elif run.state is RecordState.AVAILABLE and run.not_before_ms > now_ms:
+        state = DELAYED
+        window.hold(first, last, window.holds.open(None, run.not_before_ms, first, last, size).hold_id)
+    window.put(first, last, HOLE, state)

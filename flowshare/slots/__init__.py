@@ -1,0 +1,1 @@
+"""The core of slots: who leads what, what lies in a slot's log, and what makes a write count. No I/O, no clock."""

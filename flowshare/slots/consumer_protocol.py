@@ -1,0 +1,135 @@
+"""Kafka's consumer protocol: what members of consumer groups tell and get, so that Kafka's tools can show it.
+
+Version 1 of both messages (ConsumerProtocolSubscription.json, ConsumerProtocolAssignment.json), which every broker
+since 2.4 reads. What flowshare adds lies in the user data of both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from flowshare.slots.errors import MembershipError
+
+VERSION: Final = 1
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+
+Partitions = Mapping[str, Sequence[int]]
+"""Topic -> partitions."""
+
+
+class Subscription(NamedTuple):
+    """What a member tells."""
+
+    topics: tuple[str, ...]
+    user_data: bytes
+    owned: Partitions = MappingProxyType({})
+
+
+class Assignment(NamedTuple):
+    """What a member gets."""
+
+    partitions: Partitions
+    user_data: bytes
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """The metadata of a JoinGroup request."""
+    topics = b"".join(_text(topic) for topic in subscription.topics)
+    return b"".join(
+        (
+            _SHORT.pack(VERSION),
+            _INT.pack(len(subscription.topics)),
+            topics,
+            _bytes(subscription.user_data),
+            _partitions(subscription.owned),
+        )
+    )
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """Raises: MembershipError."""
+    reader = _Reader(data)
+    version = reader.short()
+    topics = tuple(reader.text() for _ in range(reader.count()))
+    user_data = reader.blob()
+    return Subscription(topics, user_data, reader.partitions() if version >= 1 else {})
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """What SyncGroup carries for one member."""
+    return _SHORT.pack(VERSION) + _partitions(assignment.partitions) + _bytes(assignment.user_data)
+
+
+def decode_assignment(data: bytes) -> Assignment:
+    """Raises: MembershipError."""
+    reader = _Reader(data)
+    reader.short()
+    return Assignment(reader.partitions(), reader.blob())
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _SHORT.pack(len(data)) + data
+
+
+def _bytes(data: bytes) -> bytes:
+    return _INT.pack(len(data)) + data
+
+
+def _partitions(partitions: Partitions) -> bytes:
+    parts = [_INT.pack(len(partitions))]
+    for topic, numbers in partitions.items():
+        parts += [_text(topic), struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)]
+    return b"".join(parts)
+
+
+class _Reader:
+    """Takes one thing after another; lengths are compared with what is left before anything is made."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, size: int) -> bytes:
+        if not 0 <= size <= len(self._data) - self._at:
+            raise MembershipError(f"a field of {size} bytes, {len(self._data) - self._at} are left")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def short(self) -> int:
+        (number,) = _SHORT.unpack(self.take(_SHORT.size))
+        return int(number)
+
+    def number(self) -> int:
+        (number,) = _INT.unpack(self.take(_INT.size))
+        return int(number)
+
+    def count(self, size_min: int = 2) -> int:
+        """Length of an array whose elements have at least so many bytes; null is empty."""
+        count = self.number()
+        if count * size_min > len(self._data) - self._at:
+            raise MembershipError(f"an array of {count} elements, {len(self._data) - self._at} bytes are left")
+        return max(0, count)
+
+    def text(self) -> str:
+        data = self.take(self.short())
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise MembershipError(f"a name is no text: {error}") from None
+
+    def blob(self) -> bytes:
+        """Bytes; null is empty."""
+        size = self.number()
+        return b"" if size < 0 else self.take(size)
+
+    def partitions(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for _ in range(self.count(6)):
+            topic = self.text()
+            found[topic] = tuple(self.number() for _ in range(self.count(_INT.size)))
+        return found

@@ -1,0 +1,61 @@
+"""Which slot a thing belongs to. All workers of a fleet agree on it, so nothing here may ever change.
+
+- A share-partition: by topic and partition alone, so that all groups of a partition have one leader, as in Kafka,
+  where metadata names one leader and knows no group. Neighbouring partitions lie in neighbouring slots.
+- A group and its settings: by the group's id.
+- Everything else is the fleet's own and lies in the registry slot.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from typing import Final
+
+SLOTS_DEFAULT: Final = 32
+"""Partitions of a fleet's state topic, unless it was made with another number."""
+REGISTRY_SLOT: Final = 0
+SHARE_PREFIX: Final = b"s/"
+GROUP_PREFIXES: Final = (b"g/", b"c/")
+LENGTH_BYTES: Final = 2
+TOPIC_BYTES: Final = 16
+PARTITION_BYTES: Final = 4
+
+
+def share_slot(topic_id: uuid.UUID, partition: int, slots: int) -> int:
+    """Slot of all share-partitions of a topic's partition."""
+    return (zlib.crc32(topic_id.bytes) + partition) % slots
+
+
+def group_slot(group_id: str, slots: int) -> int:
+    """Slot whose owner coordinates the group."""
+    return zlib.crc32(group_id.encode()) % slots
+
+
+def share_head(key: bytes) -> bytes:
+    """Start of all state keys of the share-partition that a `SHARE_PREFIX` key belongs to.
+
+    s/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes>
+    """
+    start = len(SHARE_PREFIX) + LENGTH_BYTES
+    return key[: start + int.from_bytes(key[len(SHARE_PREFIX) : start], "big") + TOPIC_BYTES + PARTITION_BYTES]
+
+
+def is_whole(prefix: bytes) -> bool:
+    """Whether all state keys that begin so belong to one share-partition."""
+    return prefix.startswith(SHARE_PREFIX) and share_head(prefix) == share_head(prefix + b"\xff")
+
+
+def slot_of_key(key: bytes, slots: int) -> int:
+    """Slot in whose log a state key is written. Raises: ValueError for a share-partition's key that is cut short."""
+    if key.startswith(SHARE_PREFIX):
+        head = share_head(key)
+        end = len(head) - PARTITION_BYTES
+        begin = len(SHARE_PREFIX) + LENGTH_BYTES + int.from_bytes(key[2:4], "big")
+        if end - begin != TOPIC_BYTES:
+            raise ValueError(f"{key!r} is no key of a share-partition")
+        topic_id = uuid.UUID(bytes=head[begin:end])
+        return share_slot(topic_id, int.from_bytes(head[end:], "big", signed=True), slots)
+    if key.startswith(GROUP_PREFIXES):
+        return zlib.crc32(key[2:]) % slots
+    return REGISTRY_SLOT

@@ -1,0 +1,60 @@
+"""What is kept of a reader beside its table, so that another one can go on from there: for the local cache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
+
+from flowshare.slots.errors import StateCorrupt
+from flowshare.slots.records import Claim
+
+FORMAT: Final = 1
+
+
+class Mark(NamedTuple):
+    """A record of the log: its offset and the checksum that its value begins with. Tells one log from another."""
+
+    offset: int
+    checksum: int
+
+
+class PlacedClaim(NamedTuple):
+    """Where a claim lies, and how many bytes were fed before it."""
+
+    offset: int
+    log_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A reader at `position`: the present claim, the serial that is next, the last record read, the claims' places."""
+
+    claim: Claim | None
+    serial: int
+    position: int
+    last: Mark | None
+    handed_over_to: str | None
+    claims: tuple[PlacedClaim, ...]
+    log_bytes: int
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return json.dumps({"format": FORMAT, **asdict(self)}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Summary:
+        """What `encode` wrote. Raises: StateCorrupt."""
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            if fields.pop("format") != FORMAT:
+                raise StateCorrupt("the summary of a slot has another format")
+            claim, last = fields.pop("claim"), fields.pop("last")
+            return cls(
+                claim=None if claim is None else Claim(**claim),
+                last=None if last is None else Mark(*last),
+                claims=tuple(PlacedClaim(*one) for one in fields.pop("claims")),
+                **fields,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StateCorrupt(f"the summary of a slot cannot be read: {error}") from error

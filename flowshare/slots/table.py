@@ -1,0 +1,108 @@
+"""The state of one slot: the last value of each key, and where in the log it was written.
+
+Keys of a share-partition lie together, so that reading one of them (a snapshot and a few hundred updates among many
+thousand keys) looks at nothing else. Keys are also kept in the order of their last writes: the oldest one says how
+much of the log is still needed (`pruning.py`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from flowshare.slots.places import SHARE_PREFIX, share_head
+from flowshare.slots.records import Entry
+
+HEAD_BYTES: Final = 2
+"""Other keys lie together by their first two bytes."""
+
+
+class Kept(NamedTuple):
+    """A key with its value and the offset at which its last write began."""
+
+    key: bytes
+    value: bytes
+    offset: int
+
+
+class SlotTable:
+    """What replaying the log gives. `size_bytes`: keys and values."""
+
+    __slots__ = ("_heaps", "_offsets", "size_bytes")
+
+    def __init__(self, kept: Iterable[Kept] = ()) -> None:
+        """Start with what was kept elsewhere, in any order; each key once."""
+        self._heaps: dict[bytes, dict[bytes, bytes]] = {}
+        self._offsets: OrderedDict[bytes, int] = OrderedDict()
+        self.size_bytes = 0
+        for key, value, offset in sorted(kept, key=_offset):
+            self._heaps.setdefault(_head(key), {})[key] = value
+            self._offsets[key] = offset
+            self.size_bytes += len(key) + len(value)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def apply(self, entries: Iterable[Entry], offset: int) -> None:
+        """Take in a write that began at `offset`, which is above all before it."""
+        heaps, offsets = self._heaps, self._offsets
+        for key, value in entries:
+            head = _head(key)
+            heap = heaps.get(head)
+            if heap is None:
+                heap = heaps[head] = {}
+            if key in offsets:
+                self.size_bytes -= len(key) + len(heap[key])
+            if value is None:
+                if offsets.pop(key, None) is not None:
+                    del heap[key]
+                if not heap:
+                    del heaps[head]
+            else:
+                heap[key] = value
+                offsets[key] = offset
+                offsets.move_to_end(key)
+                self.size_bytes += len(key) + len(value)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Value of a key."""
+        heap = self._heaps.get(_head(key))
+        return None if heap is None else heap.get(key)
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """All entries under a prefix, in key order."""
+        head = _head(prefix)
+        if head == _head(prefix + b"\xff"):  # whole: nothing outside of it begins so
+            return sorted(item for item in self._heaps.get(head, {}).items() if item[0].startswith(prefix))
+        return sorted(
+            item
+            for head, heap in self._heaps.items()
+            if head.startswith(prefix) or prefix.startswith(head)
+            for item in heap.items()
+            if item[0].startswith(prefix)
+        )
+
+    def oldest(self) -> int | None:
+        """Offset of the key whose last write is the oldest; None when there is no key."""
+        return next(iter(self._offsets.values()), None)
+
+    def older(self, before: int) -> Iterator[Kept]:
+        """Keys whose last write began below `before`, oldest first; the table must not change meanwhile."""
+        for key, offset in self._offsets.items():
+            if offset >= before:
+                return
+            yield Kept(key, self._heaps[_head(key)][key], offset)
+
+    def items(self) -> Iterator[Kept]:
+        """Everything, the oldest write first; the table must not change meanwhile."""
+        for key, offset in self._offsets.items():
+            yield Kept(key, self._heaps[_head(key)][key], offset)
+
+
+_offset = attrgetter("offset")
+
+
+def _head(key: bytes) -> bytes:
+    return share_head(key) if key.startswith(SHARE_PREFIX) else key[:HEAD_BYTES]

@@ -1,0 +1,79 @@
+"""An agent's start when who is asked for its group's settings cannot do it now, or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from flowshare.agents.errors import UsageError
+from flowshare.agents.setup import PREPARE_PAUSE_S, PREPARE_TRIES, prepare
+from flowshare.backend.base import BackendError
+from flowshare.backend.capabilities import MEMORY
+from flowshare.client.errors import ServerError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.testing import ManualClock
+from tests.agents.agents_kit import one_agent
+
+pytestmark = pytest.mark.asyncio
+
+
+class Admin:
+    """All topics are there; settings are refused so many times."""
+
+    def __init__(self, code: ErrorCode, times: int) -> None:
+        self.code = code
+        self.left = times
+        self.asked = 0
+
+    async def describe_topic(self, name: str) -> None:
+        """It is there."""
+
+    async def list_groups(self, *, states: object) -> list[Any]:
+        return []
+
+    async def alter_group_configs(self, group_id: str, configs: Mapping[str, str | None]) -> None:
+        self.asked += 1
+        if self.left:
+            self.left -= 1
+            raise ServerError(self.code, "the words of the server", about="settings")
+
+
+async def handler(value: bytes) -> None:
+    """Does nothing."""
+
+
+def starting(admin: Any, clock: ManualClock) -> asyncio.Future[Any]:
+    agent = one_agent(handler, dead_letter=None).share_agents["agent"]
+    return asyncio.ensure_future(prepare(agent, admin, MEMORY, clock))
+
+
+async def test_a_coordinator_that_is_being_replaced_is_asked_again():
+    clock, admin = ManualClock(), Admin(ErrorCode.COORDINATOR_NOT_AVAILABLE, 3)
+
+    start = starting(admin, clock)
+    await clock.advance(3 * PREPARE_PAUSE_S)
+
+    assert (await start).locks > 0
+    assert admin.left == 0
+
+
+async def test_a_coordinator_that_never_comes_is_not_asked_for_ever():
+    clock, admin = ManualClock(), Admin(ErrorCode.COORDINATOR_NOT_AVAILABLE, 1_000)
+
+    start = starting(admin, clock)
+    await clock.advance(PREPARE_TRIES * PREPARE_PAUSE_S)
+
+    with pytest.raises(BackendError, match=r"could not be set up: settings: .*the words of the server; see whether"):
+        await start
+    assert admin.asked == PREPARE_TRIES
+
+
+async def test_settings_that_are_refused_are_not_tried_again():
+    admin = Admin(ErrorCode.INVALID_CONFIG, 1)
+
+    with pytest.raises(UsageError, match="its group's settings are refused: settings: INVALID_CONFIG"):
+        await starting(admin, ManualClock())
+    assert admin.asked == 1

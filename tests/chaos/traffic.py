@@ -1,0 +1,120 @@
+"""Records with ids that flow at a steady rate, by librdkafka's idempotent producer past all proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from flowshare.backend import open_backend
+from flowshare.backend.base import BackendError
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import ClientError
+from flowshare.clock import LoopClock
+from flowshare.fleet.names import state_topic
+from flowshare.slots.records import Claim, decode
+
+FLUSH_S = 60.0
+TICK_S = 0.05
+
+
+def make_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    """Returns when it is made."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+
+class Traffic(threading.Thread):
+    """Produces the ids 0 to `records` - 1 round robin, `rate` a second, then waits until all are confirmed."""
+
+    def __init__(self, bootstrap: str, topic: str, *, partitions: int, records: int, rate: float) -> None:
+        super().__init__(name="traffic", daemon=True)
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
+        )
+        self._topic, self._partitions, self._records, self.rate = topic, partitions, records, rate
+        self._stopped = threading.Event()
+        self.up_to = records
+        """Ids from here on are kept back for later."""
+        self.sent = 0
+        self.confirmed: dict[int, tuple[int, float]] = {}
+        """Partition, and when it was confirmed (monotonic seconds), by id."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all are confirmed."""
+        return len(self.confirmed) == self._records
+
+    def stop(self) -> None:
+        """Produce no more."""
+        self._stopped.set()
+        if self.ident is not None:
+            self.join(FLUSH_S)
+
+    def run(self) -> None:
+        before, due = time.monotonic(), 1.0
+        while self.sent < self._records and not self._stopped.is_set():
+            now = time.monotonic()
+            due = min(self.up_to, due + (now - before) * self.rate)
+            before = now
+            while self.sent < int(due):
+                self._produce(self.sent)
+                self.sent += 1
+            self._producer.poll(TICK_S)
+        self._producer.flush(FLUSH_S)
+
+    def _produce(self, number: int) -> None:
+        def confirmed(error: object, _: object) -> None:
+            assert error is None, error
+            self.confirmed[number] = number % self._partitions, time.monotonic()
+
+        value = b"%016d" % number + b"." * 84
+        self._producer.produce(self._topic, value, partition=number % self._partitions, on_delivery=confirmed)
+
+
+def claims_in(bootstrap: str, fleet: str, slots: int) -> list[tuple[float, int, Claim]]:
+    """All claims in the fleet's log that lie there: seconds since 1970, slot, claim, in log order per slot."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "chaos", "enable.auto.commit": False, "log_level": 0}
+        | {"enable.partition.eof": False, "auto.offset.reset": "earliest"}
+    )
+    found: list[tuple[float, int, Claim]] = []
+    topic = state_topic(fleet)
+    try:
+        for slot in range(slots):
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, slot), timeout=30)
+            consumer.assign([TopicPartition(topic, slot, low)])
+            position, until = low, time.monotonic() + 60
+            while position < high and time.monotonic() < until:
+                for message in consumer.consume(1000, 1.0):
+                    assert message.error() is None, message.error()
+                    position = message.offset() + 1
+                    record = decode(message.key(), message.value())
+                    if isinstance(record, Claim):
+                        found.append((message.timestamp()[1] / 1000, slot, record))
+    finally:
+        consumer.close()
+    return found
+
+
+def lag(url: str, topic: str) -> int:
+    """Records that the agent's group has not finished, as its leaders say; -1 while they cannot be asked."""
+
+    async def ask() -> int:
+        backend = open_backend(url, clock=LoopClock())
+        await backend.start()
+        admin = ShareAdmin(lambda: backend.connect("chaos"), clock=LoopClock())
+        try:
+            return sum(part.lag for part in await admin.group_offsets(f"{topic}.work", [topic]))
+        finally:
+            await admin.close()
+            await backend.close()
+
+    try:
+        return asyncio.run(ask())
+    except (OSError, ClientError, BackendError) as error:
+        print(f"  the lag is not known: {error!r}", flush=True)
+        return -1

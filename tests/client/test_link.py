@@ -1,0 +1,92 @@
+"""What a link says of an outage, and how often."""
+
+from __future__ import annotations
+
+import logging
+
+from flowshare.client.link import Link
+from flowshare.client.settings import LinkSettings
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+
+
+class Line:
+    """A connection that answers until it is `broken`."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    async def send(self, request):
+        if self.broken:
+            raise ConnectionError("it broke")
+        return request
+
+    async def close(self):
+        """Nothing."""
+
+
+class Place:
+    """Where connections lead; nobody is reached while it is `down`."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.lines: list[Line] = []
+
+    async def connect(self):
+        if self.down:
+            raise ConnectionRefusedError("refused")
+        self.lines.append(Line())
+        return self.lines[-1]
+
+    def fail(self) -> None:
+        self.down = self.lines[-1].broken = True
+
+
+async def lose(link):
+    """Send until it is noticed that there is no connection any more."""
+    try:
+        await link.send("ping")
+    except ConnectionError:
+        return
+    raise AssertionError("it was not lost")
+
+
+def outages(caplog, tries_s):
+    """Texts of the warnings that outages of these lengths in seconds cause."""
+    caplog.set_level(logging.DEBUG, "flowshare.client.link")
+
+    async def scenario(clock):
+        place = Place()
+        link = Link(place.connect, clock=clock, settings=LinkSettings(), name="m1 at worker 7")
+        for outage_s in tries_s:
+            await link.send("ping")
+            place.fail()
+            await lose(link)
+            try:
+                await link.connection(outage_s)
+            except ConnectionError:
+                place.down = False
+        await link.close()
+
+    run(scenario(LoopTimeClock()))
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_an_outage_is_told_once_though_every_try_fails(caplog):
+    warnings = outages(caplog, [5.0])
+
+    assert warnings == ["m1 at worker 7 lost its connection: it broke"]
+    assert any("cannot connect, try 3" in record.getMessage() for record in caplog.records)
+
+
+def test_the_next_outage_is_told_again(caplog):
+    warnings = outages(caplog, [5.0, 5.0])
+
+    assert warnings == ["m1 at worker 7 lost its connection: it broke"] * 2
+
+
+def test_an_outage_that_lasts_is_told_again_from_time_to_time(caplog):
+    _, *reminders = outages(caplog, [3600.0])
+
+    assert [text.split(", ")[1] for text in reminders[:3]] == ["try 16: refused", "try 32: refused", "try 64: refused"]
+    assert len(reminders) < 12

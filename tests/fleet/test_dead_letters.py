@@ -1,0 +1,38 @@
+"""Dead letters of a fleet go to Kafka, which does not tell with a topic how large its batches may be."""
+
+from __future__ import annotations
+
+from flowshare.protocol.batches import decode_all
+from flowshare.protocol.messages import AckBatch
+from flowshare.share.types import AcknowledgeType
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+from tests.fleet.test_worker import take
+from tests.fleet.world import EARLIEST, Fleet
+
+REJECT = bytes([AcknowledgeType.REJECT])
+ORIGIN = "__dlq.errors.offset"
+
+
+def test_a_topic_that_takes_small_batches_gets_every_letter_once_in_batches_that_fit():
+    async def scenario(clock):
+        async with Fleet(clock) as fleet:
+            await fleet.topic("orders")
+            await fleet.kafka.storage.create_topic("dead", partitions=1, configs={"max.message.bytes": "2000"})
+            await fleet.configure(**EARLIEST, **{"errors.deadletterqueue.topic.name": "dead"})
+            for number in range(50):
+                await fleet.produce("orders", b"%d" % number)
+            member = fleet.member("orders")
+            await member.start()
+
+            _, fetched = await take(member, 50)
+            for one in fetched:
+                acks = {one.tp: tuple(AckBatch(part.first, part.last, REJECT) for part in one.acquired)}
+                await member.acknowledge(acks, generation=one.generation)
+            await clock.sleep(10.0)
+
+            read = await fleet.kafka.storage.read("dead", 0, 0, max_bytes=1 << 20)
+            assert [int(dict(letter.headers)[ORIGIN]) for letter in decode_all(read.records)] == list(range(50))
+            assert len(read.batches) > 5
+
+    run(scenario(LoopTimeClock()))

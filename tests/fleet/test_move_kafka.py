@@ -1,0 +1,143 @@
+"""Share groups go from a real Kafka's brokers to workers and back; a consumer group's offsets seed one on workers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as Partition
+
+from flowshare.backend import open_backend, parse_broker
+from flowshare.cli.errors import Failure
+from flowshare.cli.move import _move
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.member import ShareMember
+from flowshare.client.producer import Message
+from flowshare.client.seeding import plan_seeds
+from flowshare.clock import LoopClock
+from flowshare.protocol.messages import AckBatch
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.java]
+LIMIT_S = 40.0
+
+
+class Cluster:
+    """A topic with ten records, one a batch, on a real Kafka, and a group's names there."""
+
+    def __init__(self, kafka, unique) -> None:
+        self.clock = LoopClock()
+        self.topic, self.group, self.fleet = unique("orders"), unique("jobs"), unique("shop")
+        self.hosts = ",".join(kafka.addresses)
+        self.url = f"kafka://{self.hosts}?fleet={self.fleet}&slots=4"
+
+    @asynccontextmanager
+    async def opened(self, share, **options):
+        backend = open_backend(f"{self.url}&share={share}&listen=127.0.0.1:0", **options)
+        await backend.start()
+        admin = ShareAdmin(lambda: backend.connect("test"), clock=self.clock)
+        try:
+            yield backend, admin
+        finally:
+            await admin.close()
+            await backend.close()
+
+    async def fill(self):
+        async with self.opened("native") as (backend, admin):
+            await admin.create_topic(self.topic)
+            producer = backend.producer(client_id="test")
+            for number in range(10):
+                await producer.send_many(self.topic, [Message(b"%d" % number)])
+            await producer.close()
+
+    async def work(self, backend, *finished, count):
+        """A member that gets `count` records, accepts some, gives the others back; the offsets that it got."""
+        member = ShareMember(lambda: backend.connect("m"), group_id=self.group, topics=[self.topic], clock=self.clock)
+        await member.start()
+        fetched, got = [], []
+        async with asyncio.timeout(LIMIT_S):
+            while len(got) < count:
+                for one in await member.fetch(records_max=10, max_wait_s=0.5):
+                    fetched.append(one)
+                    got += [number for run in one.acquired for number in range(run.first, run.last + 1)]
+        for one in fetched:
+            acks = tuple(
+                AckBatch(number, number, b"\1" if number in finished else b"\2")
+                for run in one.acquired
+                for number in range(run.first, run.last + 1)
+            )
+            await member.acknowledge({one.tp: acks}, generation=one.generation)
+        await member.close()
+        return sorted(got)
+
+    async def move(self, target, **options):
+        wanted = {"execute": True, "keep": False, "yes": False, **options}
+        return await _move(parse_broker(self.url), self.group, target, None, **wanted)
+
+
+@pytest_asyncio.fixture
+async def cluster(kafka, unique):
+    made = Cluster(kafka, unique)
+    await made.fill()
+    return made
+
+
+async def test_a_group_goes_to_workers_with_what_it_finished_and_back_with_its_start(cluster):
+    async with cluster.opened("native") as (native, admin):
+        await admin.alter_group_configs(cluster.group, {"share.auto.offset.reset": "earliest"})
+        await cluster.work(native, 0, 1, 4, 5, 8, count=10)
+
+    dry = await cluster.move("workers", execute=False)
+    async with cluster.opened("native") as (_, admin):
+        topics = {topic.name for topic in await admin.list_topics()}
+        assert f"__flowshare_state.{cluster.fleet}" not in topics, "what only looks makes no fleet"
+    moved = await cluster.move("workers")
+
+    assert [(one.start, one.finished, one.again) for one in moved.moves] == [(2, ((4, 5), (8, 8)), 0)]
+    assert dry.moves == moved.moves
+    async with cluster.opened("native") as (_, admin):
+        assert cluster.group not in {group.group_id for group in await admin.list_groups()}
+    async with cluster.opened("workers", lead=True) as (workers, _):
+        assert await cluster.work(workers, 3, count=5) == [2, 3, 6, 7, 9]
+
+    with pytest.raises(Failure, match=r"4 finished records of group .* would run again .*--yes"):
+        await cluster.move("native")
+    async with cluster.opened("workers", lead=True):  # a worker leads the fleet while the command runs
+        back = await cluster.move("native", yes=True, keep=True)
+    assert [(one.start, one.again) for one in back.moves] == [(2, 4)]
+    async with cluster.opened("native") as (native, _):
+        assert await cluster.work(native, count=8) == [2, 3, 4, 5, 6, 7, 8, 9]
+
+
+async def test_records_that_wait_for_a_retry_keep_a_group_where_it_is(cluster):
+    async with cluster.opened("native") as (native, admin):
+        waiting = f"{cluster.group}.retry"
+        await admin.create_topic(waiting)
+        producer = native.producer(client_id="test")
+        await producer.send_many(waiting, [Message(b"later")])
+        await producer.close()
+        await admin.place_group(cluster.group, {(cluster.topic, 0): 3, (waiting, 0): 0})
+
+        with pytest.raises(Failure, match="1 records wait in"):
+            await cluster.move("workers")
+        await admin.place_group(cluster.group, {(waiting, 0): 1})
+        assert [one.topic for one in (await cluster.move("workers")).moves] == [cluster.topic]
+
+
+async def test_a_group_on_workers_begins_where_a_consumer_group_is(cluster):
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=cluster.hosts, group_id=f"{cluster.group}-etl", enable_auto_commit=False
+    )
+    await consumer.start()
+    consumer.assign([Partition(cluster.topic, 0)])
+    await consumer.commit({Partition(cluster.topic, 0): 6})
+    await consumer.stop()
+
+    async with cluster.opened("workers", lead=True) as (workers, admin):
+        plan = await plan_seeds(admin, f"{cluster.group}-etl")
+        assert [(seed.committed, seed.start) for seed in plan.seeds] == [(6, 6)]
+        assert await admin.consumer_members(f"{cluster.group}-etl") == 0
+        await admin.place_group(cluster.group, {(seed.topic, seed.partition): seed.start for seed in plan.seeds})
+        assert await cluster.work(workers, count=4) == [6, 7, 8, 9]

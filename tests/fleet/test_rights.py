@@ -1,0 +1,158 @@
+"""What a fleet needs of Kafka's brokers: told as commands, complete, and what is missing is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+import flowshare as fs
+from flowshare.agents.host import Host
+from flowshare.backend.broker import Broker
+from flowshare.cli.rights import of_fleet
+from flowshare.client.admin import ShareAdmin
+from flowshare.dev.broker import Wanted, running
+from flowshare.dev.probe import HOST, free_ports
+from flowshare.fleet.rights import needed
+
+LIMIT_S = 60.0
+KINDS = {
+    "--topic": ResourceType.TOPIC,
+    "--group": ResourceType.GROUP,
+    "--transactional-id": ResourceType.TRANSACTIONAL_ID,
+}
+OPERATIONS = {
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+    "Create": AclOperation.CREATE,
+    "Delete": AclOperation.DELETE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+    "AlterConfigs": AclOperation.ALTER_CONFIGS,
+}
+
+
+def test_rights_are_told_as_commands_that_name_no_more_than_the_fleet() -> None:
+    rights = needed("shop", reads=["orders"], writes=["paid", "orders"], makes=["paid"])
+
+    assert [right.command("kafka:9092", "User:worker") for right in rights] == [
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:worker --operation Read --operation "
+        "Write --operation Create --operation Delete --operation DescribeConfigs --operation AlterConfigs --topic "
+        "__flowshare_state.shop",
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:worker --operation Read --group "
+        "__flowshare_state.shop",
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:worker --operation Write "
+        "--transactional-id __flowshare_state.shop. --resource-pattern-type prefixed",
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:worker --operation Read --operation "
+        "Write --topic orders",
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:worker --operation Write --operation "
+        "Create --topic paid",
+    ]
+    assert str(rights[-1]) == "Write, Create on topic paid (written)"
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[tuple[int, int]]:
+    """A Kafka with an authorizer: one port for its super user, and one that asks for a login."""
+    plain, login, controller = free_ports(3)
+    listeners = f"PLAINTEXT://{HOST}:{plain},LOGIN://{HOST}:{login}"
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    settings = {
+        "listeners": f"{listeners},CONTROLLER://{HOST}:{controller}",
+        "advertised.listeners": listeners,
+        "controller.quorum.voters": f"1@{HOST}:{controller}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.plain.sasl.jaas.config": f'{module} required user_worker="secret";',
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with running(Wanted(port=plain, settings=settings)):
+        yield plain, login
+
+
+def grant(admin: AdminClient, command: str) -> None:
+    """What Kafka's own tool does with the command."""
+    words = shlex.split(command)[1:]
+    prefixed = "prefixed" in words
+    kind, name = next((KINDS[word], words[at + 1]) for at, word in enumerate(words) if word in KINDS)
+    pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
+    principal = words[words.index("--allow-principal") + 1]
+    wanted = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]
+    bindings = [
+        AclBinding(kind, name, pattern, principal, "*", OPERATIONS[word], AclPermissionType.ALLOW) for word in wanted
+    ]
+    for done in admin.create_acls(bindings).values():
+        done.result(LIMIT_S)
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.timeout(func_only=True)
+async def test_with_the_acls_that_check_prints_a_fleet_works_and_without_them_it_says_which_are_missing(ports) -> None:
+    plain, login = ports
+    admin = AdminClient({"bootstrap.servers": f"{HOST}:{plain}"})
+    admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(LIMIT_S)
+    url = f"kafka://worker:secret@{HOST}:{login}?security=SASL_PLAINTEXT&sasl_mechanism=PLAIN&share=workers&slots=4"
+    app = fs.App("shop", broker=f"{url}&listen=127.0.0.1:0")
+    handled = []
+
+    @app.share_agent("orders", name="pay", start="earliest", sink=["paid"], dead_letter=True, retry=None)
+    async def pay(order: bytes) -> bytes:
+        handled.append(order)
+        if order == b"bad":
+            raise ValueError("no")
+        return order
+
+    before = await of_fleet(app)
+    assert {level for level, _ in before} == {"error"}
+    assert "READ is missing: kafka-acls.sh" in before[1][1]
+    for _, text in before:
+        grant(admin, text[text.index("kafka-acls.sh") :])
+    said: list[tuple[str, str]] = before
+    async with asyncio.timeout(LIMIT_S):
+        while any(level == "error" for level, _ in said):  # brokers learn of ACLs a little later
+            said = await of_fleet(app)
+            creating = [text for level, text in said if level == "error" and "kafka-acls.sh" in text]
+            for text in creating:  # with DESCRIBE it is known which topics are not there and have to be made
+                grant(admin, text[text.index("kafka-acls.sh") :])
+
+    host = Host(app)
+    await host.start()
+    try:
+        await asyncio.to_thread(produce, plain)
+        async with Broker(f"kafka://{HOST}:{plain}?share=native") as broker:
+            for topic in ("shop.pay.dlq", "paid"):
+                await one_record(broker.admin(), topic)
+    finally:
+        await host.drain(10.0)
+        await host.stop()
+    assert sorted(set(handled)) == [b"bad", b"good"]
+
+
+async def one_record(admin: ShareAdmin, topic: str) -> None:
+    """Wait until the topic has one."""
+    async with asyncio.timeout(LIMIT_S):
+        while not await admin.read(topic, 0):  # noqa: ASYNC110 - what is waited for happens at a broker
+            await asyncio.sleep(0.05)
+
+
+def produce(port: int) -> None:
+    """Two records, by somebody else."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": f"{HOST}:{port}"})
+    for value in (b"good", b"bad"):
+        producer.produce("orders", value)
+    assert producer.flush(LIMIT_S) == 0

@@ -1,0 +1,108 @@
+"""Following many slots with one fetch."""
+
+from __future__ import annotations
+
+from flowshare.fleet.slot_tails import Follower
+from flowshare.log.base import OffsetOutOfRange
+from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
+from tests.fleet.slots import TOPIC, on_virtual_time
+
+
+def follower(position=0):
+    """A follower, what it found and what failed."""
+    found, failed = [], []
+    at = [position]
+
+    def take(one):
+        found.append(one)
+        at[0] = one.position
+
+    return Follower(lambda: at[0], take, lambda place, error: failed.append((place, error))), found, failed
+
+
+def test_all_slots_of_a_process_share_one_fetch():
+    async def scenario(fleet):
+        leading = fleet.process("a")
+        slots = [await leading.slot(number) for number in range(2)]
+        await leading.tails.close()
+        follow = fleet.process("b")
+        followers = [follower() for _ in slots]
+        for number, (one, _, _) in enumerate(followers):
+            follow.tails.follow(number, one)
+        await fleet.clock.sleep(1)
+        fleet.kafka.asked.clear()
+        for slot in slots:
+            await slot.write([(b"g/a", b"1")])
+        await fleet.clock.sleep(5)
+
+        for _, found, failed in followers:
+            assert sum(len(one.records) for one in found) == 2
+            assert failed == []
+        assert fleet.kafka.asked[m.FetchRequest] < 20
+
+    on_virtual_time(scenario)
+
+
+def test_a_slot_that_cannot_be_read_does_not_keep_the_others_from_it():
+    async def scenario(fleet):
+        slot = await fleet.process("a").slot(0)
+        follow = fleet.process("b")
+        good, found, _ = follower()
+        bad, nothing, failed = follower(position=50)
+        follow.tails.follow(0, good)
+        follow.tails.follow(1, bad)
+        await slot.write([(b"g/a", b"1")])
+        await fleet.clock.sleep(3)
+
+        assert sum(len(one.records) for one in found) == 2
+        assert nothing == []
+        place, error = failed[0]
+        assert place == 50
+        assert isinstance(error, OffsetOutOfRange)
+
+    on_virtual_time(scenario)
+
+
+def test_following_goes_on_after_a_fault_and_after_a_follower_that_fails(caplog):
+    async def scenario(fleet):
+        slot = await fleet.process("a").slot(0)
+        follow = fleet.process("b")
+        good, found, _ = follower()
+        trouble = [ValueError("a fault of ours")]
+
+        def once(one):
+            if trouble:
+                raise trouble.pop()
+            good.found(one)
+
+        follow.tails.follow(0, good._replace(found=once))
+        fleet.kafka.refuse(m.FetchRequest, ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
+        await fleet.kafka.cut()
+        await fleet.clock.sleep(3)
+        await slot.write([(b"g/a", b"1")])
+        await fleet.clock.sleep(3)
+
+        assert sum(len(one.records) for one in found) == 2
+
+    on_virtual_time(scenario)
+    assert "failed unexpectedly" in caplog.text
+
+
+def test_a_slot_that_is_not_followed_any_more_hears_nothing():
+    async def scenario(fleet):
+        slot = await fleet.process("a").slot(0)
+        follow = fleet.process("b")
+        one, found, _ = follower()
+        follow.tails.follow(0, one)
+        await fleet.clock.sleep(1)
+        follow.tails.unfollow(0)
+        before = len(found)
+        await slot.write([(b"g/a", b"1")])
+        await fleet.clock.sleep(3)
+
+        assert len(found) == before
+        assert fleet.end() == 2
+        assert slot.topic == TOPIC
+
+    on_virtual_time(scenario)

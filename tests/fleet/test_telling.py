@@ -1,0 +1,115 @@
+"""Coordinators tell what happens to groups to those who lead, however many more workers there are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from flowshare.client.errors import ServerError
+from flowshare.fleet.directory import Claimed, Directory, Place
+from flowshare.fleet.groups import FACTS, SETTINGS
+from flowshare.fleet.leaders import GONE
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import IncrementalAlterConfigsRequest
+from flowshare.slots.membership import SlotMap
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+from tests.fleet.world import EARLIEST, Fleet
+
+
+def virtually(scenario):
+    """Run a scenario that takes a clock on virtual time."""
+    return run(scenario(LoopTimeClock()))
+
+
+def agreed(owners, *, nodes, me=1):
+    """A map of two slots as the worker `me` gets it."""
+    addresses = {node: (f"worker-{node}", 9_000) for node in nodes}
+    return SlotMap(generation=1, topic="t", slots=2, owners=owners, nodes=addresses, node_id=me)
+
+
+def test_those_that_lead_are_the_holders_of_claims_and_those_that_were_chosen():
+    directory = Directory(2, Place(1, "worker-1", 9_000))
+    directory.agreed(agreed({0: 1, 1: 2}, nodes=[1, 2, 3, 4]))
+    directory.claimed(0, Claimed(7, Place(3, "worker-3", 9_000)))
+
+    assert directory.leading == {2, 3}
+    assert set(directory.others) == {2, 3, 4}
+
+
+def test_a_holder_that_has_left_does_not_lead():
+    directory = Directory(2, Place(1, "worker-1", 9_000))
+    directory.claimed(0, Claimed(7, Place(9, "worker-9", 9_000)))
+    directory.agreed(agreed({0: 2, 1: 2}, nodes=[1, 2]))
+
+    assert directory.leading == {2}
+
+
+def told(fleet, name):
+    """Numbers of the workers that were called so."""
+    return {number for (called, number), count in fleet.calls.items() if called == name and count}
+
+
+def test_only_leaders_hear_of_settings_and_of_members_that_left():
+    async def scenario(clock):
+        async with Fleet(clock, workers=5, slots=2) as fleet:
+            leaders = {machine.number for machine in fleet.machines if machine.worker.served}
+            await fleet.topic("orders", 2)
+            fleet.calls.clear()
+            await fleet.configure()
+            member = fleet.member("orders")
+            await member.start()
+            await member.close(timeout_s=1.0)
+            await clock.sleep(1.0)
+
+            assert len(leaders) == 2
+            assert told(fleet, SETTINGS) < leaders
+            assert told(fleet, GONE) < leaders
+            assert told(fleet, SETTINGS)
+
+    virtually(scenario)
+
+
+def test_who_begins_to_lead_is_told_of_settings_that_changed_just_before():
+    async def scenario(clock):
+        async with Fleet(clock, workers=1, slots=4) as fleet:
+            await fleet.configure("g", **{"share.record.lock.duration.ms": "20000"})
+
+            await fleet.add()
+            await fleet.settled()
+            await clock.sleep(1.0)
+
+            views = [machine.worker._views for machine in fleet.machines]
+            assert [one.config_of("g").record_lock_duration_ms for one in views] == [20_000, 20_000]
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("behind", ["has no map yet", "has an older map"])
+def test_a_worker_that_joins_its_fleet_just_now_is_asked_again(behind):
+    """It cannot know yet that the caller is one of its fleet."""
+
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=4) as fleet:
+            group = next(name for name in map(str, range(100)) if fleet.coordinator(name) is fleet.machines[1])
+            late = fleet.machines[1].worker.directory
+            known, late.map = late.map, None
+            if behind == "has an older map":
+                late.map = replace(known, generation=known.generation - 1, secret="of its own")
+            peers = fleet.machines[0].worker._peers
+            telling = asyncio.create_task(
+                fleet.machines[0]
+                .worker.server.connect(client_id="c", host="h")
+                .send(IncrementalAlterConfigsRequest(resource_type="group", resource=group, configs=EARLIEST))
+            )
+            with pytest.raises(ServerError, match="joining its fleet; try again"):
+                await peers.call(late.place.node_id, FACTS, group_id=group)
+
+            late.map = known
+            answer = await telling
+
+            assert answer.error is ErrorCode.NONE
+
+    virtually(scenario)

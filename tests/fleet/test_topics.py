@@ -1,0 +1,184 @@
+"""Topics come, grow, go and come again below a fleet that runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ProduceRequest, ShareGroupHeartbeatRequest
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+from tests.fleet.test_lost_records import until
+from tests.fleet.test_worker import accept
+from tests.fleet.test_worker import take as take_for_ever
+from tests.fleet.world import EARLIEST, Fleet
+
+SOON_S = 10.0
+"""A look at the topics every few seconds, a heartbeat, and what comes of it."""
+
+
+def virtually(scenario):
+    """Run a scenario that takes a clock on virtual time."""
+    return run(scenario(LoopTimeClock()))
+
+
+LIMIT_S = 60.0
+
+
+async def take(member, count):
+    """Take and accept so many records, within LIMIT_S; their partitions and offsets."""
+    async with asyncio.timeout(LIMIT_S):
+        got, fetched = await take_for_ever(member, count)
+    await accept(member, fetched)
+    return got
+
+
+async def reader(fleet, partitions, **settings):
+    """A member that reads a topic with so many partitions, in a group with these settings beside `EARLIEST`."""
+    await fleet.topic("orders", partitions)
+    await fleet.configure(**(EARLIEST | settings))
+    member = fleet.member("orders")
+    await member.start()
+    return member
+
+
+def test_partitions_that_a_topic_grows_are_read_from_their_start_within_seconds():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await reader(fleet, 1, **{"share.auto.offset.reset": "latest"})
+            await fleet.produce("orders", b"a")
+            got = await take(member, 1)
+
+            await fleet.kafka.storage.create_partitions("orders", 6)
+            for partition in range(1, 6):
+                await fleet.produce("orders", b"first", partition=partition)
+            grown_s = clock.monotonic()
+            more = await take(member, 5)
+
+            assert got == [(0, 0)]
+            assert sorted(more) == [(partition, 0) for partition in range(1, 6)]
+            assert clock.monotonic() - grown_s < SOON_S
+
+    virtually(scenario)
+
+
+def test_a_topic_that_is_made_anew_is_read_from_where_a_group_without_state_begins():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await reader(fleet, 3)
+            for partition in range(3):
+                await fleet.produce("orders", b"a", b"b", partition=partition)
+            await take(member, 6)
+
+            await fleet.kafka.storage.delete_topic("orders")
+            await clock.sleep(3.0)
+            await fleet.topic("orders", 2)
+            for partition in range(2):
+                await fleet.produce("orders", b"new", partition=partition)
+            made_s = clock.monotonic()
+            got = await take(member, 2)
+
+            assert sorted(got) == [(0, 0), (1, 0)]
+            assert clock.monotonic() - made_s < 2 * SOON_S
+
+    virtually(scenario)
+
+
+def test_nothing_stays_stored_of_a_topic_that_was_made_anew():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await reader(fleet, 6)
+            old = fleet.kafka.storage.topics()["orders"].topic_id
+            for partition in range(6):
+                await fleet.produce("orders", b"a", partition=partition)
+            await take(member, 6)
+            assert fleet.stored(old)
+
+            await fleet.kafka.storage.delete_topic("orders")
+            await fleet.topic("orders", 6)
+            await fleet.produce("orders", b"new")
+            await take(member, 1)
+            await clock.sleep(SOON_S)
+
+            assert fleet.stored(old) == []
+
+    virtually(scenario)
+
+
+def test_a_topic_that_was_made_anew_while_its_leader_died_is_begun_anew_by_the_next_one():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await reader(fleet, 1)
+            await fleet.produce("orders", b"a", b"b")
+            await take(member, 2)
+
+            await fleet.leader("orders", 0).kill()
+            await fleet.kafka.storage.delete_topic("orders")
+            await fleet.topic("orders", 1)
+            await fleet.produce("orders", b"new")
+            await fleet.settled()
+            got = await take(member, 1)
+
+            assert got == [(0, 0)]
+
+    virtually(scenario)
+
+
+def test_groups_keep_their_assignments_when_a_worker_that_never_heard_of_their_topics_coordinates_them():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=64) as fleet:
+            names = [f"orders-{number}" for number in range(20)]
+            for name in names:
+                await fleet.topic(name)
+            told = {name: await join(fleet, name) for name in names}
+
+            newcomer = await fleet.add()
+            await until(clock, lambda: len(newcomer.worker.served) > 20)
+            await fleet.settled()
+            moved = [name for name in names if fleet.coordinator(name) is newcomer]
+            after = {name: await beat(newcomer, name, told[name]) for name in moved}
+
+            assert moved
+            assert after == {name: (ErrorCode.NONE, told[name]) for name in moved}
+
+    virtually(scenario)
+
+
+def test_first_states_that_take_long_go_on_while_the_member_asks_again():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=8) as fleet:
+            await fleet.topic("orders", 16)
+            await fleet.configure(**EARLIEST)
+            joining = ShareGroupHeartbeatRequest(
+                group_id="g", member_id="m1", member_epoch=0, subscribed_topics=("orders",)
+            )
+            line = fleet.coordinator("g").serve("m1")
+            fleet.kafka.hold(ProduceRequest)
+            first = await line.send(joining)
+            fleet.kafka.release(ProduceRequest)
+            second = await line.send(joining)
+
+            assert first.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            assert second.error is ErrorCode.NONE
+            assert len(second.assignment) == 16
+
+    virtually(scenario)
+
+
+async def join(fleet, group):
+    """One member in a group that reads the topic of the same name; its epoch when it has the partition."""
+    machine = fleet.coordinator(group)
+    answer = await machine.serve("m1").send(
+        ShareGroupHeartbeatRequest(group_id=group, member_id="m1", member_epoch=0, subscribed_topics=(group,))
+    )
+    assert answer.error is ErrorCode.NONE, answer
+    assert len(answer.assignment) == 1
+    return answer.member_epoch
+
+
+async def beat(machine, group, epoch):
+    """A heartbeat that says nothing new; error and epoch of its answer."""
+    answer = await machine.serve("m1").send(
+        ShareGroupHeartbeatRequest(group_id=group, member_id="m1", member_epoch=epoch)
+    )
+    return answer.error, answer.member_epoch

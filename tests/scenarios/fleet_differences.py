@@ -1,0 +1,48 @@
+"""Where a fleet of workers does not do what a scenario says of one server, and why.
+
+An `Override` (as in `differences`) changes one line of one scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.scenarios.differences import Override, Steps, without
+from tests.scenarios.language import Scenario, parse_steps
+
+OVERRIDES: Mapping[str, tuple[Override, ...]] = {
+    # flowshare's own members, as these are, send heartbeats often while there are few of them.
+    "G03": (
+        Override(
+            "heartbeats",
+            "join M1 topics=foo => epoch=2 assigned=none interval=5000",
+            "join M1 topics=foo => epoch=2 assigned=none interval=500",
+        ),
+    ),
+    # A fetch that begins in what a worker has in memory ends there: the rest comes with the next one.
+    "A09": (
+        Override(
+            "read-in-parts",
+            "fetch M1 max=3 mode=record_limit => [3-4]c1 [5-5]c1",
+            "fetch M1 max=3 mode=record_limit => [3-4]c1 [5-5]c1 or [3-4]c1",
+        ),
+    ),
+    "K04": (
+        Override(
+            "read-in-parts",
+            "fetch M1 ack=0-9:release => ack NONE [0-9]c2 [10-19]c1",
+            "fetch M1 ack=0-9:release => ack NONE [0-9]c2 [10-19]c1 or ack NONE [0-9]c2",
+        ),
+    ),
+}
+
+
+def on_fleet(name: str, scenario: Scenario) -> Steps:
+    """The scenario's steps with what a fleet does instead. Raises: ValueError for an override that fits no line."""
+    steps = list(scenario.steps())
+    for override in OVERRIDES.get(name, ()):
+        places = [index for index, step in enumerate(steps) if step.text == override.line]
+        if len(places) != 1:
+            raise ValueError(f"{name} has the line {override.line!r} {len(places)} times")
+        steps[places[0] : places[0] + 1] = parse_steps(override.instead)
+    return tuple(without(step, "waited") for step in steps)

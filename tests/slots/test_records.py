@@ -1,0 +1,102 @@
+"""What is written comes back, and nothing else passes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flowshare.slots.errors import NewerFormat, SlotError, StateCorrupt
+from flowshare.slots.records import (
+    CHUNK_BYTES,
+    KEY_BYTES_MAX,
+    VERSION,
+    Claim,
+    HandOver,
+    Part,
+    Tick,
+    checksum_of,
+    decode,
+    decode_entries,
+    encode,
+    encode_entries,
+    parts,
+)
+
+RECORDS = (
+    Claim(epoch=1, node_id=0, owner="", host="", port=0, time_ms=0),
+    Claim(epoch=2**63 - 1, node_id=2**31 - 1, owner="ö" * 300, host="h" * 255, port=65535, time_ms=2**63 - 1),
+    HandOver(epoch=3, serial=2**63 - 1, to="größe"),
+    Tick(epoch=4, serial=1),
+    Part(epoch=5, serial=9, body=b"", last=False),
+    Part(epoch=5, serial=9, body=bytes(CHUNK_BYTES)),
+)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_as_it_was(record):
+    key, value = encode(record)
+
+    assert decode(key, value) == record
+    assert checksum_of(value) == int.from_bytes(value[:4], "big")
+
+
+def test_entries_come_back_as_they_were():
+    entries = [(b"", b""), (b"k", None), (b"x" * KEY_BYTES_MAX, b"v" * 70_000), (b"k", b"\0"), (b"", None)]
+
+    assert decode_entries(encode_entries(entries)) == entries
+    assert decode_entries(encode_entries(entries[:2]) + encode_entries(entries[2:])) == entries
+
+
+def test_a_key_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match="65535 bytes"):
+        encode_entries([(bytes(KEY_BYTES_MAX + 1), b"")])
+
+
+def test_a_write_of_five_megabytes_is_cut_into_parts_below_what_a_broker_takes():
+    entries = [(n.to_bytes(4, "big"), bytes(1000)) for n in range(5000)]
+    body = encode_entries(entries)
+
+    cut = parts(7, 40, body)
+
+    assert [part.serial for part in cut] == list(range(40, 40 + len(cut)))
+    assert [part.last for part in cut] == [False] * (len(cut) - 1) + [True]
+    assert max(len(encode(part)[1]) for part in cut) < 600_000
+    assert decode_entries(b"".join(part.body for part in cut)) == entries
+
+
+def test_a_newer_format_is_refused_with_what_to_do():
+    key, value = encode(RECORDS[0])
+
+    with pytest.raises(NewerFormat, match="start this worker with the release of the others"):
+        decode(bytes((key[0], VERSION + 1)), value)
+
+
+def test_no_single_changed_byte_passes():
+    source = random.Random(5)
+    for record in RECORDS[:5]:
+        key, value = encode(record)
+        for at in range(len(key) + len(value)):
+            damaged = bytearray(key + value)
+            damaged[at] ^= source.randrange(1, 256)
+            with pytest.raises(SlotError):
+                decode(bytes(damaged[: len(key)]), bytes(damaged[len(key) :]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(None, b""), (b"\5\1", None), (b"", bytes(30)), (b"\5\1\0", bytes(30)), (b"\5\1", b"x")]
+)
+def test_what_has_another_form_is_refused(key, value):
+    with pytest.raises(StateCorrupt):
+        decode(key, value)
+
+
+def test_garbage_as_entries_gives_entries_or_is_refused():
+    source = random.Random(6)
+    for _ in range(300):
+        body = source.randbytes(source.randrange(40))
+        try:
+            entries = decode_entries(body)
+        except StateCorrupt:
+            continue
+        assert encode_entries(entries) == body
