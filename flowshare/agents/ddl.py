@@ -1,0 +1,70 @@
+"""Annotation -> column type in Spark's DDL, for values that are JSON: the types that `agents.values` decodes.
+
+| annotation | column |
+|---|---|
+| `str`, `int`, `float`, `bool` | STRING, BIGINT, DOUBLE, BOOLEAN |
+| `datetime`, `date`, `UUID`, `Decimal` | TIMESTAMP, DATE, STRING, DECIMAL(38, 18) |
+| `Literal[…]` of texts, an `Enum` of texts | STRING |
+| `list[T]`, `set[T]`, `tuple[T, …]` | ARRAY<T> |
+| `dict[str, T]` | MAP<STRING, T> |
+| dataclass, `TypedDict`, `NamedTuple` | STRUCT |
+| `T | None` | T |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import typing
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from flowshare.agents.values import strip_none
+
+SCALARS: Final[Mapping[Any, str]] = {
+    str: "STRING",
+    int: "BIGINT",
+    float: "DOUBLE",
+    bool: "BOOLEAN",
+    datetime.datetime: "TIMESTAMP",
+    datetime.date: "DATE",
+    uuid.UUID: "STRING",
+    decimal.Decimal: "DECIMAL(38, 18)",
+}
+
+
+class NoColumn(TypeError):
+    """No column type is known for an annotation."""
+
+
+def struct_fields(annotation: Any) -> str | None:
+    """The fields of a dataclass, TypedDict or NamedTuple as DDL; None when it is none of them. Raises: NoColumn."""
+    inner, _ = strip_none(annotation)
+    if not isinstance(inner, type) or not (
+        dataclasses.is_dataclass(inner) or typing.is_typeddict(inner) or hasattr(inner, "_fields")
+    ):
+        return None
+    return ", ".join(f"`{name}`: {column_type(type_)}" for name, type_ in get_type_hints(inner).items())
+
+
+def column_type(annotation: Any) -> str:
+    """The column type of an annotation. Raises: NoColumn."""
+    inner, _ = strip_none(annotation)
+    if inner in SCALARS:
+        return SCALARS[inner]
+    if (struct := struct_fields(inner)) is not None:
+        return f"STRUCT<{struct}>"
+    origin, arguments = get_origin(inner), get_args(inner)
+    if origin in (list, set, frozenset, tuple) and arguments:
+        return f"ARRAY<{column_type(arguments[0])}>"
+    if origin is dict and arguments[0] is str:
+        return f"MAP<STRING, {column_type(arguments[1])}>"
+    texts = arguments if origin is Literal else ()
+    if isinstance(inner, type) and issubclass(inner, enum.Enum):
+        texts = tuple(one.value for one in inner)
+    if texts and all(isinstance(text, str) for text in texts):
+        return "STRING"
+    raise NoColumn(f"{annotation!r} is no type of a column; give source={{'value_schema': …}} yourself")

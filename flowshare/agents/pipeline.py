@@ -1,0 +1,118 @@
+"""`@app.share_pipeline`: a function from DataFrame to DataFrame that Spark runs, fed by a share group.
+
+    @app.share_pipeline(orders, sink=fs.Folder("/data/orders"), trigger="10 seconds")
+    def paid(orders: DataFrame) -> DataFrame:
+        return orders.where("value.state = 'paid'").select("value.*")
+
+This module only declares; `flowshare.spark.pipelines` runs them (`flowshare pipeline app:app`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from flowshare.agents.errors import OptionError, UsageError, refuse_unknown
+from flowshare.agents.send import topic_name
+from flowshare.agents.sinks import Sink, check_sinks
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+
+OutputMode = Literal["append", "update", "complete"]
+DURATION: Final = re.compile(
+    r"\s*\d+(\.\d+)?\s*(ms|milliseconds?|s|seconds?|m|min|minutes?|h|hours?)\s*", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """Settings of one pipeline.
+
+    group: share group; None: `<app id>.<function>`.
+    sink: where the rows go that the function returns: `fs.Folder`, `fs.Jdbc`, `fs.Console`, a topic, or a list of
+        them. Without a sink the function is called with each micro-batch (and its number, if it takes two arguments),
+        writes it itself and returns None; after a crash a batch comes again under the same number.
+    trigger: how often a micro-batch begins, as text such as `"10 seconds"`; None: as soon as the last one has ended.
+    checkpoint: folder of the query's write-ahead log; None: `<app's datadir>/pipelines/<function>`. Whoever deletes it
+        starts a new query: what was not accepted comes again.
+    output_mode: append, update or complete, as Spark's; the last two are for aggregations.
+    source: options of the source beside these, see `flowshare.spark.options.SourceOptions`.
+    conf: settings of the Spark session that this pipeline needs.
+    """
+
+    group: str | None = None
+    sink: tuple[Sink, ...] | None = None
+    trigger: str | None = None
+    checkpoint: str | None = None
+    output_mode: OutputMode = "append"
+    source: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    conf: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def parse(cls, pipeline: str, given: Mapping[str, Any]) -> PipelineOptions:
+        """Check and complete what a user gave. Raises: OptionError, naming the pipeline."""
+        refuse_unknown(f"pipeline {pipeline}:", given, [one.name for one in fields(cls)])
+        checked = dict(given)
+        try:
+            if given.get("sink") is not None:
+                checked["sink"] = check_sinks(given["sink"])
+            _check_trigger(given.get("trigger"))
+            if given.get("output_mode", "append") not in get_args(OutputMode):
+                raise OptionError(f"output_mode takes append, update or complete, not {given['output_mode']!r}")
+            for name in {"broker", "group", "topics"} & {str(key).lower() for key in given.get("source", ())}:
+                raise OptionError(f"source={{{name!r}: …}} is the pipeline's own: give it to @app.share_pipeline")
+        except OptionError as error:
+            raise OptionError(f"pipeline {pipeline}: {error}") from None
+        return cls(**checked)
+
+
+class SharePipeline:
+    """One declared pipeline. `fun` is the user's function."""
+
+    def __init__(
+        self, app: App, fun: Callable[..., Any], topics: Sequence[Any], given: Mapping[str, Any], name: str
+    ) -> None:
+        """Raises: UsageError, OptionError."""
+        self.app = app
+        self.fun = fun
+        self.name = name
+        self.options = PipelineOptions.parse(name, given)
+        if not topics:
+            raise UsageError(f"pipeline {name}: name a topic: @app.share_pipeline('orders', …)")
+        self.channels = tuple(topics)
+        self.topics = tuple(topic_name(topic) for topic in topics)
+        self.arguments = _arguments(name, fun, writes=self.options.sink is None)
+
+    @property
+    def group(self) -> str:
+        """The share group."""
+        return self.options.group or f"{self.app.app_id}.{self.name}"
+
+    @property
+    def value_type(self) -> Any:
+        """The type of the values, if all topics say the same one; None: bytes."""
+        types = [getattr(channel, "value_type", None) for channel in self.channels]
+        return types[0] if types and all(one == types[0] for one in types) else None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The user's function: for tests."""
+        return self.fun(*arguments)
+
+
+def _arguments(name: str, fun: Callable[..., Any], *, writes: bool) -> int:
+    if inspect.iscoroutinefunction(fun):
+        raise UsageError(f"pipeline {name}: Spark calls the function, which cannot be async; write `def {name}(…)`")
+    count = len(inspect.signature(fun).parameters)
+    if count == 1 or (writes and count == 2):
+        return count
+    takes = "the batch, or the batch and its number" if writes else "one DataFrame"
+    raise UsageError(f"pipeline {name}: the function takes {takes}, and this one takes {count} arguments")
+
+
+def _check_trigger(trigger: Any) -> None:
+    if trigger is not None and (not isinstance(trigger, str) or DURATION.fullmatch(trigger) is None):
+        raise OptionError(f'trigger takes text such as "10 seconds", not {trigger!r}')

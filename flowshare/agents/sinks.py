@@ -1,0 +1,68 @@
+"""Where a pipeline's rows go, besides topics: folders of files, tables of databases, the console.
+
+Plain descriptions; `flowshare.spark` writes. A topic (of the app, or its name) is a sink, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowshare.agents.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Files below a path of any file system that Spark reaches; each batch is there once, whatever crashes.
+
+    format: parquet, or what the session's packages know (delta, orc, json, csv, …). partition_by: columns whose values
+    become folders. options: the writer's.
+
+    A pipeline's only sink is written by Spark's own file sink, which keeps a list of what counts in `_spark_metadata`.
+    Beside other sinks, or with output_mode="update", each batch is a folder `flowshare_batch=<n>` that a repeated batch
+    replaces. With output_mode="complete" the folder holds the last batch only.
+    """
+
+    path: str
+    format: str = "parquet"
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Jdbc:
+    """A table of a database. Its driver's jar has to be among Spark's (`spark.jars`, `--packages`).
+
+    Rows get two more columns, `flowshare_pipeline` and `flowshare_batch`: a batch that is repeated first deletes its
+    rows of before. The table is made if it is not there. With output_mode="complete" its rows are replaced.
+    properties: the driver's (user, password, driver, …); they are never shown.
+    """
+
+    url: str
+    table: str
+    properties: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The terminal, for looking at a pipeline while it is written. rows: how many of a batch are shown."""
+
+    rows: int = 20
+
+
+Sink = Folder | Jdbc | Console | str | Any
+"""One of these, a topic's name, or a topic of the app."""
+
+
+def check_sinks(given: Any) -> tuple[Sink, ...]:
+    """One sink or a list of them. Raises: OptionError."""
+    sinks = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for sink in sinks:
+        if not isinstance(sink, (Folder, Jdbc, Console, str)) and not hasattr(sink, "get_topic_name"):
+            raise OptionError(
+                f"sink takes fs.Folder(…), fs.Jdbc(…), fs.Console(), a topic or a list of them, not {sink!r}"
+            )
+    if not sinks:
+        raise OptionError("sink=[] names nothing; leave sink out where the function writes each batch itself")
+    return sinks

@@ -1,0 +1,120 @@
+"""`flowshare pipeline module:app`: run an app's pipelines on Spark until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from flowshare.cli import logs
+from flowshare.cli.options import debug_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from flowshare.agents.app import App
+    from flowshare.agents.pipeline import SharePipeline
+
+logger = logging.getLogger("flowshare.pipeline")
+
+
+@click.command("pipeline")
+@click.argument("app_path", metavar="MODULE:APP")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--master", help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…  [default: local[*,4]]")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
+@click.option("--once", is_flag=True, help="Read what is there now, and end.")
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]")
+@click.option("--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on.")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@debug_option
+def pipeline(
+    app_path: str,
+    names: tuple[str, ...],
+    master: str | None,
+    conf: tuple[str, ...],
+    once: bool,
+    web_port: int | None,
+    web_bind: str,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run an app's pipelines (or those named) on Spark.
+
+    A query that fails is started again from its checkpoint, with growing pauses. Ctrl-C or SIGTERM: batches under way
+    are finished, and what was acquired beyond them is given back. Exit code 0: ended in order; 1: a failure.
+
+    On an embedded path, or with share="workers", this process leads share-partitions while it runs.
+    """
+    from flowshare.agents.loading import load_app
+    from flowshare.cli.errors import Failure
+    from flowshare.spark.session import SparkMissing, session
+
+    logs.set_up(log_level, log_format)
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each call back from the JVM
+    app = load_app(app_path)
+    chosen = choose(app, names)
+    settings: dict[str, str | None] = {}
+    for one in chosen:
+        settings.update(one.options.conf)
+    for text in conf:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf takes KEY=VALUE, not {text!r}")
+        settings[key] = value
+    try:
+        spark = session(f"{app.app_id} pipelines", master=master, conf=settings)
+    except SparkMissing as error:
+        raise Failure(str(error)) from None
+    try:
+        good = asyncio.run(_run(app, chosen, spark, once=once, port=web_port or 0, bind=web_bind))
+    finally:
+        spark.stop()
+    return 0 if good else 1
+
+
+def choose(app: App, names: Sequence[str]) -> list[SharePipeline]:
+    """The pipelines of these names, all without one. Raises: Failure."""
+    from flowshare.agents.errors import nearest
+    from flowshare.cli.errors import Failure
+
+    if not app.pipelines:
+        raise Failure("the app has no pipeline; decorate a function with @app.share_pipeline('topic', sink=…)")
+    for name in names:
+        if name not in app.pipelines:
+            raise Failure(f"the app has no pipeline {name!r}. {nearest(name, app.pipelines)}")
+    return [app.pipelines[name] for name in dict.fromkeys(names or app.pipelines)]
+
+
+async def _run(
+    app: App, chosen: Sequence[SharePipeline], spark: SparkSession, *, once: bool, port: int, bind: str
+) -> bool:
+    from flowshare.backend import open_backend
+    from flowshare.clock import LoopClock
+    from flowshare.spark.pages import PipelinePages
+    from flowshare.spark.supervisor import PipelineSupervisor
+
+    clock = LoopClock()
+    broker = app.broker_address
+    backend = open_backend(broker, clock=clock, lead=True)
+    await backend.start()
+    supervisor = PipelineSupervisor(
+        chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
+    )
+    pages = PipelinePages(supervisor, port=port, bind=bind)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, supervisor.stop)
+    try:
+        address = await pages.start()
+        logger.info("health and metrics at http://%s", address)
+        return await supervisor.run()
+    finally:
+        await pages.close()
+        await backend.close()

@@ -1,0 +1,138 @@
+"""How the sink's process finds the source's on the driver's machine, and gives it outcomes.
+
+Each source listens on a socket in a folder of this user's, named after its broker and group; several queries of one
+group listen side by side, and each takes the outcomes of what it holds. Nobody else can open the folder, and both
+sides prove that they know the key that lies in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, Final
+
+from flowshare.backend.url import parse_broker
+
+ANSWER_S: Final = 60.0
+CLOSE_S: Final = 5.0
+KEY_BYTES: Final = 32
+BASE_BYTES: Final = 55
+"""The longest folder that leaves room for a socket's name: its whole path has 107 bytes on Linux, 103 on macOS."""
+
+Deliver = Callable[[list[tuple[Any, ...]]], int]
+"""Takes outcomes; returns how many records it acknowledged."""
+
+logger = logging.getLogger("flowshare.spark")
+
+
+class OutcomesLost(RuntimeError):
+    """No source of the group took the outcomes."""
+
+
+class OutcomeListener:
+    """The source's end: calls `take` in a thread for what sinks hand over."""
+
+    def __init__(self, broker: str, group: str, take: Deliver) -> None:
+        """Raises: OSError."""
+        folder = _folder(broker, group)
+        self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
+        self._take = take
+        self._key = _key(folder)
+        self._listener = Listener(str(self._path), family="AF_UNIX", authkey=self._key)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="flowshare outcomes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more; outcomes that are being taken are taken first, for a limited time."""
+        self._closed.set()
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+            knock.connect(str(self._path))  # closing a socket does not wake who waits at it
+        self._thread.join(CLOSE_S)
+        self._path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        with self._listener:
+            while not self._closed.is_set():
+                try:
+                    connection = self._listener.accept()
+                except (OSError, EOFError, AuthenticationError) as error:  # gone meanwhile, or without the key
+                    logger.log(
+                        logging.DEBUG if self._closed.is_set() else logging.WARNING, "nobody gave outcomes: %r", error
+                    )
+                    continue
+                with connection:
+                    self._answer(connection)
+
+    def _answer(self, connection: Connection[Any, Any]) -> None:
+        try:
+            if connection.poll(ANSWER_S):
+                connection.send(self._take(connection.recv()))
+        except Exception:  # the sink finds the connection closed, and its batch comes again
+            logger.exception("outcomes were not taken")
+
+
+def deliver(broker: str, group: str, outcomes: Sequence[tuple[Any, ...]]) -> int:
+    """Give outcomes to the sources of a group; how many records they acknowledged. Raises: OutcomesLost."""
+    folder = _folder(broker, group)
+    key = _key(folder)
+    taken = asked = 0
+    for path in sorted(folder.glob("*.sock")):
+        try:
+            with Client(str(path), family="AF_UNIX", authkey=key) as connection:
+                connection.send(list(outcomes))
+                if not connection.poll(ANSWER_S):
+                    raise OutcomesLost(f"the source of group {group} did not answer within {ANSWER_S:g} s")
+                taken += connection.recv()
+                asked += 1
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)  # of a process that was killed
+        except (OSError, EOFError) as error:
+            raise OutcomesLost(f"the source of group {group} is gone: {error}") from error
+    if not asked:
+        raise OutcomesLost(
+            f"no query on this machine reads group {group} with outcomes; set .option('outcomes', 'true') on its source"
+        )
+    return taken
+
+
+def _folder(broker: str, group: str) -> Path:
+    url = parse_broker(broker)
+    named = f"{url.kind} {url.path} {','.join(sorted(url.hosts))} {group}"
+    base = _base()
+    folder = base / hashlib.sha256(named.encode()).hexdigest()[:16]
+    for one in (base, folder):
+        one.mkdir(mode=0o700, exist_ok=True)
+        if one.stat().st_uid != os.getuid():
+            raise PermissionError(f"{one} belongs to somebody else")
+    return folder
+
+
+def _base() -> Path:
+    """This user's folder among the temporary ones; where their name is too long for sockets, in /tmp."""
+    name = f"flowshare-spark-{os.getuid()}"
+    base = Path(tempfile.gettempdir()) / name
+    return base if len(os.fsencode(base)) <= BASE_BYTES else Path("/tmp", name)  # noqa: S108 - guarded by `_folder`
+
+
+def _key(folder: Path) -> bytes:
+    """The key of a folder, made by whoever comes first."""
+    path = folder / "key"
+    draft = folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
+    if not path.exists():
+        draft.touch(mode=0o600)
+        draft.write_bytes(secrets.token_bytes(KEY_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_bytes()

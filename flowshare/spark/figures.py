@@ -1,0 +1,122 @@
+"""What the workers of a fleet have counted, by slot and in all: the driver keeps what they say every second. Pure.
+
+A worker that is started again counts from 0. What its slot's earlier runs had counted when they were last heard is
+added, so that the fleet's counters only grow.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from flowshare.agents.rates import HandlerLook
+from flowshare.agents.stats import AgentStats
+from flowshare.agents.times import BOUNDS_S
+
+logger = logging.getLogger("flowshare.spark")
+
+COUNTERS: Final = tuple(AgentStats().counters())
+GAUGES: Final = ("running", "buffered", "outstanding", "prefetch_target", "overdue", "paused")
+LOOK: Final = ("busy_s", "settled", "again")
+BUCKETS: Final = len(BOUNDS_S) + 1
+
+Sums = dict[str, float]
+
+
+class Times:
+    """Handler times of several workers; `HandlerTimes` says what the parts are."""
+
+    def __init__(self, counts: Iterable[float], sum_s: float) -> None:
+        self._counts = list(counts)
+        self.sum_s = sum_s
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Prometheus buckets: upper bound as text, calls up to it."""
+        names = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+        return list(zip(names, self._counts, strict=True))
+
+
+class Figures:
+    """The figures of a fleet whose app has these agents."""
+
+    def __init__(self, agents: Iterable[str]) -> None:
+        self._agents = tuple(agents)
+        self._now: dict[int, dict[str, Sums]] = {}
+        self._run: dict[int, object] = {}
+        self._before: dict[int, dict[str, Sums]] = defaultdict(dict)
+
+    def take(self, slot: int, run: object, agents: Any) -> None:
+        """What the worker in this slot, in this run of it, says of its agents; what cannot be read is left out."""
+        if self._run.get(slot) != run:
+            self._keep(slot)
+            self._run[slot] = run
+        try:
+            found = {name: _read(said) for name, said in agents.items() if name in self._agents}
+            self._now[slot] = {**self._now.get(slot, {}), **found}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            logger.warning("worker %d sends figures that cannot be read: %r", slot, error)
+
+    def ended(self, slot: int) -> None:
+        """The worker in this slot is gone: its gauges are 0, its counters stand."""
+        for sums in self._now.get(slot, {}).values():
+            sums.update(dict.fromkeys(GAUGES, 0.0))
+
+    def _keep(self, slot: int) -> None:
+        for name, sums in self._now.pop(slot, {}).items():
+            kept = self._before[slot].setdefault(name, {})
+            for key, value in sums.items():
+                if key not in GAUGES:
+                    kept[key] = kept.get(key, 0.0) + value
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots that ever said something."""
+        return sorted({*self._now, *self._before})
+
+    def of(self, slot: int, name: str) -> Sums:
+        """Counters and gauges of one agent in one slot, by the names of `AgentRuntime.stats`."""
+        sums = dict.fromkeys((*COUNTERS, *GAUGES), 0.0)
+        for part in (self._now.get(slot, {}).get(name, {}), self._before.get(slot, {}).get(name, {})):
+            for key, value in part.items():
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+    def stats(self, name: str) -> Sums:
+        """The same of all slots; `paused` is 1 when any is."""
+        total = dict.fromkeys((*COUNTERS, *GAUGES), 0.0)
+        for slot in self.slots:
+            for key, value in self.of(slot, name).items():
+                total[key] = total.get(key, 0.0) + value
+        total["paused"] = min(1.0, total["paused"])
+        return total
+
+    def times(self, name: str, slot: int | None = None) -> Times:
+        """Handler times of an agent, in all slots or one."""
+        sums = self.stats(name) if slot is None else self.of(slot, name)
+        return Times((sums.get(f"bucket {number}", 0.0) for number in range(BUCKETS)), sums.get("seconds", 0.0))
+
+    def look(self, name: str, now_s: float) -> HandlerLook:
+        """What the handlers of an agent have done, for `LoadWatch`."""
+        sums = self.stats(name)
+        busy_s, settled, again = (sums.get(f"look {key}", 0.0) for key in LOOK)
+        return HandlerLook(at_s=now_s, busy_s=busy_s, settled=settled, again=again, running=round(sums["running"]))
+
+
+def _read(said: Mapping[str, Any]) -> Sums:
+    """One agent's figures as one flat dictionary. Raises: KeyError, TypeError, ValueError."""
+    stats, look = said["stats"], said["look"]
+    sums = {key: _number(stats[key]) for key in (*COUNTERS, *GAUGES)}
+    sums |= {f"look {key}": _number(look[key]) for key in LOOK}
+    sums |= {f"bucket {number}": _number(count) for number, count in enumerate(said["times"][:BUCKETS])}
+    sums["seconds"] = _number(said["seconds"])
+    return sums
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no number")
+    return number

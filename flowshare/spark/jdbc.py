@@ -1,0 +1,59 @@
+"""A batch into a table of a database, once: what an earlier try of the same batch left is deleted first.
+
+Rows carry the pipeline's name and the batch's number. A batch is repeated only when the query died before Spark had
+written it down, so its number is the highest there is, and deleting by it finds all of the earlier try.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.agents.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from flowshare.agents.sinks import Jdbc
+
+PIPELINE, BATCH = "flowshare_pipeline", "flowshare_batch"
+TABLE: Final = re.compile(r"[A-Za-z_][\w$]*(\.[A-Za-z_][\w$]*){0,2}")
+
+
+def write_table(name: str, sink: Jdbc, batch: DataFrame, number: int, *, replace: bool) -> None:
+    """Write a batch's rows. replace: they are all that the table is to hold. Raises: UsageError, what Spark raises."""
+    from pyspark.sql.functions import lit
+
+    if TABLE.fullmatch(sink.table) is None:
+        raise UsageError(f"pipeline {name}: table {sink.table!r} is no name of a table")
+    rows = batch.withColumns({PIPELINE: lit(name), BATCH: lit(number).cast("bigint")})
+    writer = rows.write.format("jdbc").options(url=sink.url, dbtable=sink.table, **sink.properties)
+    if replace:
+        writer.option("truncate", "true").mode("overwrite").save()
+        return
+    _delete(name, sink, batch, number)
+    writer.mode("append").save()
+
+
+def _delete(name: str, sink: Jdbc, batch: DataFrame, number: int) -> None:
+    """Delete what an earlier try wrote, over a connection of the driver's."""
+    jvm: Any = batch.sparkSession._jvm  # noqa: SLF001 - py4j's way to java.sql
+    properties = jvm.java.util.Properties()
+    for key, value in sink.properties.items():
+        properties.setProperty(key, value)
+    if "driver" in sink.properties:
+        jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(sink.properties["driver"])
+    connection = jvm.java.sql.DriverManager.getConnection(sink.url, properties)
+    try:
+        schema, _, table = sink.table.rpartition(".")
+        found = connection.getMetaData().getTables(None, schema or None, table, None)
+        there = found.next()
+        found.close()
+        if there:
+            statement = connection.prepareStatement(f"DELETE FROM {sink.table} WHERE {PIPELINE} = ? AND {BATCH} = ?")  # noqa: S608 - checked
+            statement.setString(1, name)
+            statement.setLong(2, number)
+            statement.executeUpdate()
+            statement.close()
+    finally:
+        connection.close()

@@ -1,0 +1,384 @@
+"""One member of a share group for code that blocks: what the source's runner process acquires and acknowledges with.
+
+A thread of its own with an event loop holds the backend and the member, renews what is held while a batch runs, and
+follows the topics of a pattern. Nothing here knows of Spark.
+
+A query that is started again is the same member to its group, and takes its locks over. Its old process may still
+live, stopped or cut off: each process joins with a `rack_id` of its own, and one that finds another's beside its
+member id does nothing any more (`Fenced`). Epochs are no fence: they may be equal by chance (spark-on-kafka.md §3.3).
+
+Acquiring is ranges-only where flowshare leads the group (`max_bytes=0`); Kafka's brokers send the records along, which
+nobody looks at: executors read them from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from flowshare.backend import open_backend
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import ClientError
+from flowshare.client.member import ShareMember
+from flowshare.client.settings import MIB, MemberSettings
+from flowshare.clock import LoopClock
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.share.types import AcknowledgeType
+from flowshare.spark.group import prepare_group, topics_of
+from flowshare.spark.holds import Holds
+from flowshare.spark.ranges import Done, Place, Range, merged, records_in
+
+if TYPE_CHECKING:
+    from flowshare.backend.base import Backend
+    from flowshare.client.ranges import Fetched
+    from flowshare.protocol.messages import Connection, SharePartitionOffsets
+    from flowshare.spark.group import GroupFacts
+    from flowshare.spark.options import SourceOptions
+
+T = TypeVar("T")
+
+BYTES_MAX: Final = 50 * MIB
+"""Of one fetch from Kafka's brokers, which send no ranges without records (spark-on-kafka.md §3.1)."""
+OPEN_S: Final = 60.0
+CLOSE_S: Final = 10.0
+ASSIGNED_S: Final = 10.0
+"""How long a member that took over waits for its partitions before it acknowledges what it held before."""
+LOCK_MS: Final = 30_000
+"""A lock's duration before any is known."""
+TOPICS_S: Final = 5.0
+"""How often the topics of a pattern are looked up."""
+RENEW_S: Final = 0.5
+"""How often, at least, is looked whether locks are due; their duration is not known before the first."""
+LOOK_S: Final = 1.0
+"""How often a member looks whether it is still the one of its id, while it does anything."""
+
+logger = logging.getLogger("flowshare.spark")
+
+
+class Ack(NamedTuple):
+    """What became of a range: a type for each of its offsets. delay_ms: of a release, where servers can."""
+
+    type: AcknowledgeType
+    delay_ms: int = 0
+
+
+ACCEPT: Final = Ack(AcknowledgeType.ACCEPT)
+RENEW: Final = Ack(AcknowledgeType.RENEW)
+
+
+class Fenced(RuntimeError):
+    """Another process runs this query by now; this one must end."""
+
+
+class GroupMember:
+    """A member of a share group; all methods block, and one thread at a time uses it.
+
+    What they raise when the group or the backend refuses: ClientError; Fenced.
+    """
+
+    def __init__(self, options: SourceOptions, member_id: str) -> None:
+        self._options = options
+        self.member_id = member_id
+        self._life = f"spark-{uuid.uuid4().hex[:12]}"
+        self._clock = LoopClock()
+        self._holds = Holds()
+        self._places: dict[Place, TopicPartition] = {}
+        """Every partition that was ever assigned: what is held of one that is another member's by now is still ours."""
+        self._topics: dict[str, str] = {}
+        self._looked_s = 0.0
+        self._fenced = False
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._main, name=f"flowshare {options.group}", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._ending: asyncio.Event
+        self._serving: asyncio.Task[Any]
+        self._backend: Backend
+        self._admin: ShareAdmin
+        self._member: ShareMember
+        self.facts: GroupFacts
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> dict[str, str]:
+        """Topics that were acquired from -> their ids."""
+        return dict(self._topics)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives, in words."""
+        return self._member.trouble
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where the log is read, `host:port` of brokers: those of the Kafka cluster, or of the embedded path."""
+        kafka = self._backend.kafka
+        return () if kafka is None else kafka.hosts
+
+    @property
+    def lock_s(self) -> float:
+        """How long what is acquired is locked."""
+        return (self._member.lock_timeout_ms or LOCK_MS) / 1000
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the backend, set the group up, join. Raises: BackendError, OptionError, TimeoutError."""
+        self._thread.start()
+        try:
+            self._opened.result(OPEN_S)
+        except TimeoutError:
+            # Else it would join some time, and fence whoever has the member's id by then.
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+            raise TimeoutError(
+                f"group {self._options.group} was not joined within {OPEN_S:g} s: see whether its brokers and workers "
+                "are well (`flowshare check`)"
+            ) from None
+
+    def close(self) -> None:
+        """Give back what is held, leave the group, close the backend; harmless when it was not opened."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._ending.set)
+            self._thread.join(CLOSE_S)
+
+    # --- acquiring ----------------------------------------------------------------------------------------------
+
+    def acquire(self, records_max: int, wait_s: float) -> list[Range]:
+        """Up to about `records_max` records' ranges, waiting up to `wait_s` for the first; held from now on."""
+        return self._call(self._acquire(records_max, wait_s))
+
+    def held(self, one: Range) -> list[Range]:
+        """The parts of a range that are held, each with its delivery."""
+        return [part for part, _ in self._holds.parts(one)]
+
+    def adopt(self, ranges: Iterable[Range]) -> None:
+        """Take over what an earlier process of this query held of these ranges: their locks are renewed from now on,
+        and what else that process had acquired goes back to the group."""
+        self._call(self._adopt(list(ranges)))
+
+    # --- acknowledging ------------------------------------------------------------------------------------------
+
+    def accept(self, ranges: Iterable[Range]) -> list[Range]:
+        """Accept ranges; returns those that were refused, or of which nothing is known: their lock was lost."""
+        return self.acknowledge(dict.fromkeys(merged(ranges), ACCEPT))
+
+    def acknowledge(self, types: Mapping[Range, Ack]) -> list[Range]:
+        """Say what became of ranges; returns what was refused."""
+        return self._call(self._acknowledge(types)) if types else []
+
+    def starts(self) -> dict[Place, int]:
+        """Share-partition start offsets: what lies before them is finished."""
+        return self._call(self._starts())
+
+    def backlog(self) -> int:
+        """How many records the group has not finished."""
+        return self._call(self._backlog())
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving = serving
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await self._join(stack)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the member was asked for
+                self._opened.set_exception(error)
+                return
+            for beside in (self._renew(), self._follow_topics()):
+                stack.callback(asyncio.create_task(beside).cancel)
+            self._opened.set_result(None)
+            await self._ending.wait()
+
+    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
+        self._backend = open_backend(self._options.broker, clock=self._clock)
+        stack.push_async_callback(self._backend.close)
+        await self._backend.start()
+
+        async def connect() -> Connection:
+            return await self._backend.connect(f"spark-{self._options.group}")
+
+        self._admin = ShareAdmin(connect, clock=self._clock, client_id="spark")
+        stack.push_async_callback(self._admin.close)
+        self.facts = await prepare_group(self._options, self._admin, self._backend.capabilities)
+        self._member = ShareMember(
+            connect,
+            group_id=self._options.group,
+            topics=await topics_of(self._options, self._admin),
+            clock=self._clock,
+            member_id=self.member_id,
+            settings=MemberSettings(rack_id=self._life),
+        )
+        stack.push_async_callback(self._leave)
+        await self._member.start()
+        deadline_s = self._clock.monotonic() + ASSIGNED_S
+        while not self._member.assignment and self._clock.monotonic() < deadline_s:
+            await self._clock.sleep(0.02)
+        self._note_topics()
+
+    async def _leave(self) -> None:
+        """Give back what is held, at the price of no delivery where servers can, and leave; a fenced one just goes."""
+        unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
+        for one in merged(self._holds.ranges()):
+            unrun.setdefault(self._places[one.place], []).append((one.first, one.last))
+        await self._member.close(unrun=unrun, timeout_s=0.0 if self._fenced else None)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # --- on the loop --------------------------------------------------------------------------------------------
+
+    async def _acquire(self, records_max: int, wait_s: float) -> list[Range]:
+        await self._look()
+        ranges_only = self._backend.capabilities.ranges_only
+        found: list[Range] = []
+        while (room := records_max - records_in(found)) > 0:
+            try:
+                fetched = await self._member.fetch(
+                    records_max=room,
+                    batch_size=room,
+                    max_wait_s=0.0 if found else wait_s,
+                    bytes_max=0 if ranges_only else BYTES_MAX,
+                )
+            except ClientError:
+                if not found:
+                    raise
+                break  # what came before is held, and must get into a batch; the next call meets the error again
+            if not fetched:
+                break
+            for one in fetched:
+                found += self._took(one)
+        self._note_topics()
+        return found
+
+    def _took(self, fetched: Fetched) -> list[Range]:
+        got = [Range(fetched.topic, fetched.partition, *run) for run in fetched.acquired]
+        self._holds.take(got, fetched.lock_deadline, fetched.generation)
+        return got
+
+    async def _adopt(self, ranges: list[Range]) -> None:
+        known = [one for one in ranges if one.place in self._places]
+        held: dict[TopicPartition, list[tuple[int, int]]] = {}
+        for one in merged(known):
+            held.setdefault(self._places[one.place], []).append((one.first, one.last))
+        await self._member.adopt(held)
+        self._holds.take(known, self._clock.monotonic(), None)
+
+    async def _acknowledge(self, types: Mapping[Range, Ack]) -> list[Range]:
+        await self._look()
+        over: dict[int | None, dict[Range, Ack]] = {}
+        for one, ack in types.items():
+            parts = self._holds.parts(one)
+            self._holds.let_go(one)
+            left = Done(part for part, _ in parts).split(one)[1]
+            for part, generation in [*parts, *((part, None) for part in left)]:
+                over.setdefault(generation, {})[part] = ack
+        return [one for generation, acks in over.items() for one in await self._settle(acks, generation)]
+
+    async def _settle(self, types: Mapping[Range, Ack], generation: int | None) -> list[Range]:
+        """Send them; what was refused. One lost lock refuses a partition's all, so those are sent one by one again."""
+        refused: list[Range] = []
+        for place in await self._send(types, generation):
+            parts = [one for one in types if one.place == place]
+            if len(parts) == 1:
+                refused += parts
+                continue
+            for one in parts:
+                refused += [one] if await self._send({one: types[one]}, generation) else []
+        return refused
+
+    async def _send(self, types: Mapping[Range, Ack], generation: int | None) -> set[Place]:
+        """One request; the partitions whose part was refused."""
+        acks: dict[TopicPartition, list[AckBatch]] = {}
+        for one in sorted(types):
+            if one.place in self._places:
+                batch = AckBatch(one.first, one.last, bytes((types[one].type,)), types[one].delay_ms)
+                acks.setdefault(self._places[one.place], []).append(batch)
+        results = await self._member.acknowledge(acks, generation=generation) if acks else []
+        told = {result.tp for result in results if result.error is ErrorCode.NONE}
+        return {one.place for one in types if self._places.get(one.place) not in told}
+
+    async def _renew(self) -> None:
+        """Renew what is held when a third of the lock's duration has gone by. What is refused is lost: it comes again,
+        and is known by then as done, or is part of a batch that has not ended."""
+        while True:
+            await self._clock.sleep(min(RENEW_S, self.lock_s / 6))
+            lock_s = self.lock_s
+            due = self._holds.due(self._clock.monotonic() + lock_s * 2 / 3)
+            if not due:
+                continue
+            try:
+                await self._look()
+                lost = await self._renew_all(due)
+            except (ClientError, OSError, Fenced) as error:
+                logger.warning("locks of group %s were not renewed: %s", self._options.group, error)
+                continue
+            for one in due:
+                if one not in lost:
+                    self._holds.renewed(one, self._clock.monotonic() + lock_s)
+            gone = [one for one in lost if self._holds.lost(one)]
+            if gone:
+                logger.warning("group %s: %d records' locks were lost", self._options.group, records_in(gone))
+
+    async def _renew_all(self, due: list[Range]) -> set[Range]:
+        over: dict[int | None, dict[Range, Ack]] = {}
+        for one in due:
+            for part, generation in self._holds.parts(one):
+                over.setdefault(generation, {})[part] = RENEW
+        return {one for generation, acks in over.items() for one in await self._settle(acks, generation)}
+
+    async def _look(self) -> None:
+        """See, once a second, that no later process has this member's id. Raises: Fenced."""
+        now_s = self._clock.monotonic()
+        if now_s < self._looked_s + LOOK_S:
+            return
+        group = await self._admin.describe_group(self._options.group)
+        mine = [member for member in group.members if member.member_id == self.member_id]
+        if any(member.rack_id and member.rack_id != self._life for member in mine):
+            self._fenced = True
+            raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
+        self._looked_s = now_s
+
+    async def _starts(self) -> dict[Place, int]:
+        parts = await self._admin.group_offsets(self._options.group)
+        return {(part.topic, part.partition): part.start_offset for part in parts if part.start_offset >= 0}
+
+    async def _backlog(self) -> int:
+        parts = await self._admin.group_offsets(self._options.group)
+        lags = [await self._lag(part) for part in parts if self._options.wants(part.topic)]
+        return sum(lags)
+
+    async def _lag(self, part: SharePartitionOffsets) -> int:
+        """Kafka's brokers do not know it at first (−1): then it is what lies behind the start offset in the log."""
+        if part.lag >= 0:
+            return part.lag
+        bounds = await self._admin.offsets(part.topic, part.partition)
+        return max(0, bounds.high_watermark - max(bounds.log_start, part.start_offset))
+
+    async def _follow_topics(self) -> None:
+        """Subscribe to topics of the pattern that came later."""
+        while self._options.topics_pattern:
+            await self._clock.sleep(TOPICS_S)
+            try:
+                self._member.subscribe(await topics_of(self._options, self._admin))
+            except (ClientError, OSError) as error:
+                logger.warning("topics of %r were not looked up: %s", self._options.topics_pattern, error)
+
+    def _note_topics(self) -> None:
+        for tp in self._member.assignment:
+            self._topics[tp.topic] = str(tp.topic_id)
+            self._places[tp.topic, tp.partition] = tp.tp

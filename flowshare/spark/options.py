@@ -1,0 +1,195 @@
+"""Options of the source, `spark.readStream.format("flowshare")`; their names, defaults and checks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, Self
+
+from flowshare.agents.errors import OptionError, refuse_unknown
+from flowshare.backend.url import BadBrokerUrl, parse_broker
+
+ValueForm = Literal["bytes", "json", "avro"]
+Recovery = Literal["rerun", "drop"]
+
+RECORDS_PER_TRIGGER: Final = 100_000
+SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
+"""Keys that Spark puts among the options by itself."""
+INTERNAL: Final = "__"
+"""How the names of topics begin in which brokers keep their state: reading a group's would make more of it."""
+TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What the source was asked for. Times are seconds.
+
+    broker: URL of the backend, see `flowshare.backend.url`.
+    group: the share group. Give each query its own: several queries in one group divide the records among them.
+    topics: names, separated by commas. topics_pattern: instead of them, a regular expression that a topic's whole name
+        matches; topics that come later are read, too. Internal ones (`__…`) are read only when they are named.
+    start: where a group begins that has no state: earliest, latest, or how many seconds back.
+    records_per_trigger: about how many records a micro-batch takes at most. Batches of the log are not cut on Kafka's
+        brokers, which also bound what a group may hold (4,000 records a partition, docs/spark.md).
+    records_per_second: the same in time; 0: no limit.
+    tasks: Spark tasks a micro-batch is read by, from however many partitions; 0: one a core of the driver's machine.
+    lock_duration: how long the group locks a record; 0: as the group is set. Locks are renewed while a batch runs.
+    delivery_limit: deliveries after which a record is archived; 0: none where flowshare leads the group, and as
+        many as they allow (10) on Kafka's brokers.
+    wait: how long a trigger waits for records before it finds that there are none.
+    value: bytes, json or avro; the last two need value_schema and make `value` a column of that type.
+    value_schema: for json a schema in Spark's DDL (`id INT, name STRING`), for avro one in Avro's JSON.
+    dead_letter: topic for records that cannot be read (a damaged batch, a value that does not fit value_schema);
+        empty: `<group>.dlq`; `none`: they are rejected with an error in the log only.
+    headers: whether there is a column with the headers.
+    outcomes: acknowledge what the sink's `outcome` column says (docs/spark.md), not the whole batch.
+    recovery: what happens to a batch that was under way when the query died: `rerun` reads it again from the log, so
+        that nothing is twice in a sink that knows its batches; `drop` leaves its records to the group, which
+        delivers them again, each for itself.
+    """
+
+    broker: str = field(repr=False)
+    group: str
+    topics: tuple[str, ...] = ()
+    topics_pattern: str = ""
+    start: str = "earliest"
+    records_per_trigger: int = RECORDS_PER_TRIGGER
+    records_per_second: float = 0.0
+    tasks: int = 0
+    lock_duration: float = 0.0
+    delivery_limit: int = 0
+    wait: float = 0.25
+    value: ValueForm = "bytes"
+    value_schema: str = field(default="", repr=False)
+    dead_letter: str = ""
+    headers: bool = False
+    outcomes: bool = False
+    recovery: Recovery = "rerun"
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Check what a reader was given; names in any case. Raises: OptionError."""
+        known = [one.name for one in fields(cls)]
+        named = {key.lower(): text for key, text in given.items() if key.lower() not in SPARKS_OWN}
+        refuse_unknown('format("flowshare")', named, known)
+        for need in ("broker", "group"):
+            if not named.get(need):
+                raise OptionError(f'format("flowshare") needs .option("{need}", …)')
+        checked = {name: CHECKS.get(name, _text)(name, text) for name, text in named.items()}
+        options = cls(**checked)
+        options._check_together()
+        return options
+
+    def _check_together(self) -> None:
+        if bool(self.topics) == bool(self.topics_pattern):
+            raise OptionError('format("flowshare") needs either .option("topics", …) or .option("topics_pattern", …)')
+        if (self.value == "bytes") == bool(self.value_schema):
+            raise OptionError("value_schema goes with value=json or value=avro, and they need it")
+        if self.value != "bytes" and self.dead_letter_topic in self.topics:
+            raise OptionError(f"dead_letter={self.dead_letter_topic} is read, too: what is put there would come back")
+        kind = parse_broker(self.broker).kind
+        if kind == "memory":
+            raise OptionError("memory:// is one process's own, and Spark is several: give embedded:///path or kafka://")
+
+    @property
+    def task_count(self) -> int:
+        """How many tasks read a batch."""
+        return self.tasks or os.cpu_count() or 1
+
+    @property
+    def dead_letter_topic(self) -> str | None:
+        """Where records go that cannot be read; None: nowhere."""
+        return None if self.dead_letter == "none" else self.dead_letter or f"{self.group}.dlq"
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic is one of those asked for."""
+        if self.topics:
+            return topic in self.topics
+        own = topic.startswith(INTERNAL) or topic == self.dead_letter_topic
+        return not own and re.fullmatch(self.topics_pattern, topic) is not None
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
+def _broker(_: str, text: str) -> str:
+    try:
+        parse_broker(text)
+    except BadBrokerUrl as error:
+        raise OptionError(str(error)) from error
+    return text
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise OptionError(f"{name} takes names of topics, separated by commas, not {text!r}")
+    return found
+
+
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"{name} takes a regular expression, and {text!r} is none: {error}") from error
+    return text
+
+
+def _start(name: str, text: str) -> str:
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    back_s = _number(float, 0)(f"{name} takes earliest, latest or seconds back; as a number it", text)
+    return f"by_duration:PT{back_s:.3f}".rstrip("0").rstrip(".") + "S"
+
+
+def _number(kind: type[Any], least: float) -> Callable[[str, str], Any]:
+    def check(name: str, text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        if number is None or not least <= number < float("inf"):
+            what = "whole number" if kind is int else "number"
+            raise OptionError(f"{name} takes a {what} from {least:g} on, not {text!r}")
+        return number
+
+    return check
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in TRUE | FALSE:
+        raise OptionError(f"{name} takes true or false, not {text!r}")
+    return text.lower() in TRUE
+
+
+def _one_of(*known: str) -> Callable[[str, str], str]:
+    def check(name: str, text: str) -> str:
+        if text.lower() not in known:
+            raise OptionError(f"{name} takes {', '.join(known[:-1])} or {known[-1]}, not {text!r}")
+        return text.lower()
+
+    return check
+
+
+CHECKS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "broker": _broker,
+    "topics": _names,
+    "topics_pattern": _pattern,
+    "start": _start,
+    "records_per_trigger": _number(int, 1),
+    "records_per_second": _number(float, 0),
+    "tasks": _number(int, 0),
+    "lock_duration": _number(float, 0),
+    "delivery_limit": _number(int, 0),
+    "wait": _number(float, 0),
+    "value": _one_of("bytes", "json", "avro"),
+    "headers": _flag,
+    "outcomes": _flag,
+    "recovery": _one_of("rerun", "drop"),
+}

@@ -1,0 +1,126 @@
+"""Health and metrics of `flowshare pipeline`.
+
+/live      200 while the process serves
+/ready     200 when every pipeline runs (or has ended, with --once), else 503 with the reasons
+/metrics   Prometheus text
+/pipelines JSON: state, rate, batch time and backlog of each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from flowshare.web.server import PagesError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from flowshare.spark.supervisor import PipelineSupervisor
+
+COUNTERS: Final[Mapping[str, str]] = {
+    "records": "Records of micro-batches that ended.",
+    "batches": "Micro-batches with records that ended.",
+    "failures": "Times a query failed and was started again, or given up.",
+}
+GAUGES: Final[Mapping[str, tuple[str, str]]] = {
+    "rate": ("records_per_second", "Records a second while the last batch ran."),
+    "batch_s": ("batch_seconds", "How long the last batch took."),
+    "backlog": ("backlog_records", "Records that the group has not finished."),
+}
+WELL: Final = frozenset({"running", "ended"})
+
+
+class PipelinePages:
+    """Serves a supervisor's pages on its loop."""
+
+    def __init__(self, supervisor: PipelineSupervisor, *, port: int = 0, bind: str = "127.0.0.1") -> None:
+        self._supervisor = supervisor
+        self._port = port
+        self._bind = bind
+        self._registry = CollectorRegistry()
+        self._registry.register(_PipelineCollector(supervisor))
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> str:
+        """Listen; returns `host:port`. Raises: PagesError when the port is taken."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/live", self._live),
+                web.get("/ready", self._ready),
+                web.get("/metrics", self._metrics),
+                web.get("/pipelines", self._pipelines),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._bind, self._port).start()
+        except OSError as error:
+            await self.close()
+            raise PagesError(
+                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
+                "choose another --web-port, or leave it out for a free one"
+            ) from error
+        host, port = self._runner.addresses[0][:2]
+        return f"{host}:{port}"
+
+    async def close(self) -> None:
+        """Stop listening."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return _json({"ok": True, "reasons": []})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        reasons = [f"pipeline {one.name} is {one.state}" for one in self._supervisor.figures if one.state not in WELL]
+        return _json({"ok": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = generate_latest(self._registry)
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _pipelines(self, _: web.Request) -> web.Response:
+        return _json([asdict(one) for one in self._supervisor.figures])
+
+
+class _PipelineCollector(Collector):
+    def __init__(self, supervisor: PipelineSupervisor) -> None:
+        self._supervisor = supervisor
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        rows = [(asdict(one), (one.name, one.group)) for one in self._supervisor.figures]
+        for key, text in COUNTERS.items():
+            counter = CounterMetricFamily(f"flowshare_pipeline_{key}", text, labels=("pipeline", "group"))
+            for row, labels in rows:
+                counter.add_metric(labels, row[key])
+            yield counter
+        for key, (name, text) in GAUGES.items():
+            gauge = GaugeMetricFamily(f"flowshare_pipeline_{name}", text, labels=("pipeline", "group"))
+            for row, labels in rows:
+                if row[key] >= 0:
+                    gauge.add_metric(labels, row[key])
+            yield gauge
+        running = GaugeMetricFamily(
+            "flowshare_pipeline_running", "1 while its query runs.", labels=("pipeline", "group")
+        )
+        for row, labels in rows:
+            running.add_metric(labels, float(row["state"] == "running"))
+        yield running
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

@@ -1,0 +1,186 @@
+"""What a micro-batch is made of: ranges of offsets, and the offsets JSON in which Spark's checkpoint keeps them. Pure.
+
+An offset of the source is one acquisition: the ranges that a trigger got, and `done`, ranges that a batch committed
+whose accept was refused (their lock was lost): when the group delivers them again they are accepted, and put into no
+batch (reference spark.md §0, rules 1 and 2).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+class Range(NamedTuple):
+    """Offsets `first` to `last` (inclusive) of a partition; `delivery` is the number of their delivery, from 1."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    delivery: int = 1
+
+    @property
+    def place(self) -> Place:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+
+def records_in(ranges: Iterable[Range]) -> int:
+    """How many offsets they are together."""
+    return sum(one.last - one.first + 1 for one in ranges)
+
+
+def by_place(ranges: Iterable[Range]) -> dict[Place, list[Range]]:
+    """Ranges by partition, ascending, neighbours of the same delivery made one."""
+    found: dict[Place, list[Range]] = {}
+    for one in sorted(ranges):
+        runs = found.setdefault(one.place, [])
+        if runs and runs[-1].last + 1 == one.first and runs[-1].delivery == one.delivery:
+            runs[-1] = runs[-1]._replace(last=one.last)
+        else:
+            runs.append(one)
+    return found
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """The same offsets in as few ranges as there can be, ascending."""
+    return [one for runs in by_place(ranges).values() for one in runs]
+
+
+def share_out(ranges: Iterable[Range], tasks: int) -> list[list[Range]]:
+    """The ranges as up to `tasks` parts of about the same number of records, each of neighbours in the log."""
+    ascending = merged(ranges)
+    total = records_in(ascending)
+    tasks = min(tasks, total)  # a part without a record would be a task for nothing
+    parts: list[list[Range]] = []
+    given = 0
+    for one in ascending:
+        rest: Range | None = one
+        while rest is not None:
+            if not parts or given >= -(-total * len(parts) // tasks):
+                parts.append([])
+            room = -(-total * len(parts) // tasks) - given
+            taken, rest = _cut(rest, room)
+            parts[-1].append(taken)
+            given += taken.last - taken.first + 1
+    return parts
+
+
+def _cut(one: Range, room: int) -> tuple[Range, Range | None]:
+    if one.last - one.first + 1 <= room:
+        return one, None
+    return one._replace(last=one.first + room - 1), one._replace(first=one.first + room)
+
+
+class Done:
+    """Offsets that were committed and are not accepted yet, as runs by partition."""
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._runs: dict[Place, list[tuple[int, int]]] = {}
+        for one in ranges:
+            self.add(one)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for runs in self._runs.values() for first, last in runs)
+
+    def add(self, one: Range) -> None:
+        """Keep a range."""
+        kept: list[tuple[int, int]] = []
+        first, last = one.first, one.last
+        for low, high in self._runs.get(one.place, []):
+            if high + 1 < first or last + 1 < low:
+                kept.append((low, high))
+            else:
+                first, last = min(first, low), max(last, high)
+        kept.append((first, last))
+        self._runs[one.place] = sorted(kept)
+
+    def remove(self, one: Range) -> None:
+        """Forget a range; harmless where nothing of it is kept."""
+        kept: list[tuple[int, int]] = []
+        for low, high in self._runs.get(one.place, []):
+            if low < one.first:
+                kept.append((low, min(high, one.first - 1)))
+            if high > one.last:
+                kept.append((max(low, one.last + 1), high))
+        self._set(one.place, kept)
+
+    def prune(self, starts: Mapping[Place, int]) -> None:
+        """Forget what lies before these share-partition start offsets: it never comes again."""
+        for place, start in starts.items():
+            runs = self._runs.get(place, [])
+            self._set(place, [(max(low, start), high) for low, high in runs if high >= start])
+
+    def split(self, one: Range) -> tuple[list[Range], list[Range]]:
+        """The parts of a range that are kept here, and those that are not."""
+        inside: list[Range] = []
+        outside: list[Range] = []
+        runs = self._runs.get(one.place, [])
+        at = one.first
+        for low, high in runs[max(0, bisect_right(runs, (one.first, one.first)) - 1) :]:
+            if high < at:
+                continue
+            if low > one.last:
+                break
+            if low > at:
+                outside.append(one._replace(first=at, last=low - 1))
+            inside.append(one._replace(first=max(at, low), last=min(high, one.last)))
+            at = high + 1
+        if at <= one.last:
+            outside.append(one._replace(first=at))
+        return inside, outside
+
+    def ranges(self) -> Iterator[Range]:
+        """All of it, ascending."""
+        for (topic, partition), runs in sorted(self._runs.items()):
+            for first, last in runs:
+                yield Range(topic, partition, first, last)
+
+    def _set(self, place: Place, runs: list[tuple[int, int]]) -> None:
+        if runs:
+            self._runs[place] = sorted(runs)
+        else:
+            self._runs.pop(place, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """One offset of the source, as it stands in the checkpoint.
+
+    number: counts acquisitions from 1; 0 stands for none. member: id of the query's member, so that a query that
+    starts again is the same one to the group. topics: ids, so that a topic that was made anew is not taken for the
+    old one.
+    """
+
+    number: int = 0
+    member: str = ""
+    ranges: tuple[Range, ...] = ()
+    done: tuple[Range, ...] = ()
+    topics: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark writes; the same offset is the same text."""
+        return {
+            "number": self.number,
+            "member": self.member,
+            "topics": dict(sorted(self.topics.items())),
+            "ranges": [list(one) for one in self.ranges],
+            "done": [list(one[:4]) for one in self.done],
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """What was written. Raises: KeyError, TypeError (it is none of this source's)."""
+        return cls(
+            number=found["number"],
+            member=found["member"],
+            ranges=tuple(Range(*one) for one in found["ranges"]),
+            done=tuple(Range(*one) for one in found["done"]),
+            topics=found["topics"],
+        )

@@ -1,0 +1,278 @@
+"""What executors do: read ranges straight from the log, by plain Fetch, and hand them on as Arrow.
+
+Connections are kept for as long as a Python worker lives, which Spark uses for one task after the other. Reading needs
+no lock and changes nothing: a task that is tried again reads the same. What retention or compaction took meanwhile is
+left out. The next answer is on its way while one is being decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from flowshare.backend.url import parse_broker
+from flowshare.client.cluster import Cluster
+from flowshare.client.kafka_producer import KafkaProducer
+from flowshare.clock import LoopClock
+from flowshare.protocol.decoding import decode_raw
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import DecodeError, check_header, frames
+from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
+from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchPartition
+from flowshare.share.types import AcquiredRange
+from flowshare.spark.columns import Decode, Poison, to_arrow
+from flowshare.spark.ranges import Done, Range, by_place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from flowshare.client.message import Message
+    from flowshare.client.routing import ClusterConnection
+    from flowshare.protocol.messages import Connection, Request
+
+R = TypeVar("R")
+
+FETCH_BYTES: Final = 8 << 20
+"""Of one answer; a batch of the log that is larger comes whole."""
+WAIT_MS: Final = 500
+"""How long a broker may wait for a record that was acquired and is not there yet (a replica that follows)."""
+EMPTY_MAX: Final = 20
+"""Answers without a record after which what is left of a range is taken for gone."""
+CALL_S: Final = 60.0
+TRIES: Final = 3
+"""How often a request is sent whose connection ends before the answer."""
+
+logger = logging.getLogger("flowshare.spark")
+
+
+class LogGone(RuntimeError):
+    """The log cannot be read; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one task reads. broker: its URL. hosts: where its log is read. topics: ids of the ranges' topics."""
+
+    broker: str = field(repr=False)
+    hosts: tuple[str, ...]
+    ranges: tuple[Range, ...]
+    topics: dict[str, str]
+    committed: bool
+
+
+class LogReader:
+    """Connections to one cluster and the thread they live on. One per Python worker and cluster (`reader_of`)."""
+
+    def __init__(self, broker: str, hosts: tuple[str, ...]) -> None:
+        self._hosts = hosts
+        self._security = None if not broker.startswith("kafka") else parse_broker(broker).security()
+        self._loop = asyncio.new_event_loop()
+        self._connection: ClusterConnection | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="flowshare log", daemon=True)
+        self._thread.start()
+
+    def fetch(self, part: FetchPartition, *, committed: bool) -> concurrent.futures.Future[FetchedLog]:
+        """Begin to read from an offset on."""
+        return asyncio.run_coroutine_threadsafe(self._fetch(part, committed), self._loop)
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids that topics have now, without those that there are not."""
+        return asyncio.run_coroutine_threadsafe(self._topic_ids(topics), self._loop).result(CALL_S)
+
+    def send(self, topic: str, messages: Sequence[Message]) -> None:
+        """Produce records, and return when they are confirmed. Raises: ClientError, OSError."""
+        asyncio.run_coroutine_threadsafe(self._send(topic, messages), self._loop).result(2 * CALL_S)
+
+    def close(self) -> None:
+        """End the connections and the thread."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CALL_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_S)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            await self._connection.cluster.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _connected(self) -> ClusterConnection:
+        if self._connection is None:
+            cluster = Cluster(self._hosts, clock=LoopClock(), security=self._security)
+            await cluster.start()
+            self._connection = cluster.connect("spark-reader")
+        return self._connection
+
+    async def _fetch(self, part: FetchPartition, committed: bool) -> FetchedLog:
+        request = FetchRequest(
+            partitions=(part,), max_wait_ms=WAIT_MS, max_bytes=FETCH_BYTES, committed=committed, min_bytes=1
+        )
+        answer = await self._ask(request)
+        if answer.error is not ErrorCode.NONE:
+            raise LogGone(f"{part.topic}-{part.partition} is not read: {answer.error.name}")
+        log = answer.partitions[0]
+        if log.error is ErrorCode.OFFSET_OUT_OF_RANGE and log.log_start < 0:  # Kafka's brokers do not say
+            asked = ListOffsetsRequest(topic=part.topic, partition=part.partition, timestamp_ms=EARLIEST)
+            log = replace(log, log_start=(await self._ask(asked)).offset)
+        return log
+
+    async def _ask(self, request: Request[R]) -> R:
+        """The answer to what only reads; a connection that ended is opened again, to whoever leads by then."""
+        for tried in range(1, TRIES + 1):
+            try:
+                return await (await self._connected()).send(request)
+            except OSError:
+                if tried == TRIES:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _send(self, topic: str, messages: Sequence[Message]) -> None:
+        connection = await self._connected()
+
+        async def connect() -> Connection:
+            return connection.cluster.connect("spark-reader")
+
+        producer = KafkaProducer(self._hosts, connect, clock=LoopClock(), security=self._security)
+        try:
+            await producer.send_many(topic, messages)
+        finally:
+            await producer.close()
+
+    async def _topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        answer = await self._ask(MetadataRequest(topics=tuple(sorted(topics))))
+        return {found.name: str(found.topic_id) for found in answer.topics if found.topic_id is not None}
+
+
+_readers: dict[tuple[int, str, tuple[str, ...]], LogReader] = {}
+"""By process, broker and hosts: a fork has threads of its own."""
+
+
+def reader_of(part: Part) -> LogReader:
+    """This process's reader for a part's cluster."""
+    key = os.getpid(), part.broker, part.hosts
+    if key not in _readers:
+        _readers[key] = LogReader(part.broker, part.hosts)
+    return _readers[key]
+
+
+def close_readers() -> None:
+    """Close this process's readers, which otherwise live as long as it does; the next read opens new ones."""
+    for key in [key for key in _readers if key[0] == os.getpid()]:
+        _readers.pop(key).close()
+
+
+class Rows(NamedTuple):
+    """What one answer holds: rows, and records that cannot be read."""
+
+    topic: str
+    partition: int
+    batches: list[pa.RecordBatch]
+    poison: list[Poison]
+    damaged: list[tuple[int, int, str]]
+    """First and last offset, and what is wrong with the bytes."""
+
+
+def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]:
+    """The records of a part, partition by partition.
+
+    Raises: LogGone, ClientError, OSError: the task fails, and is tried again.
+    """
+    reader = reader_of(part)
+    # Asked for each part: the topic may have been made anew since the last one, on either side.
+    ids = reader.topic_ids({one.topic for one in part.ranges}) if part.ranges else {}
+    for (topic, partition), ranges in by_place(part.ranges).items():
+        if ids.get(topic) != part.topics.get(topic):
+            logger.warning("topic %s is gone or was made anew: %d ranges of the old one are gone", topic, len(ranges))
+            continue
+        for log, wanted in fetches(reader, topic, partition, ranges, committed=part.committed):
+            decoded = decode_raw(log.records, wanted)
+            yield Rows(topic, partition, *to_arrow(topic, partition, decoded, schema, decode), decoded.corrupt)
+
+
+def fetches(
+    reader: LogReader, topic: str, partition: int, ranges: Sequence[Range], *, committed: bool
+) -> Iterator[tuple[FetchedLog, list[AcquiredRange]]]:
+    """Answers, each with the part of the ranges that it holds; the next is asked for before one is handed on."""
+    end = ranges[-1].last
+    at, empty = ranges[0].first, 0
+    under_way = reader.fetch(FetchPartition(topic, partition, at, FETCH_BYTES), committed=committed)
+    while True:
+        log = under_way.result(CALL_S)
+        behind = _behind(log, at, end, empty)
+        following = next((max(behind, one.first) for one in ranges if one.last >= behind), end + 1)
+        if following <= end:
+            asked = FetchPartition(topic, partition, following, FETCH_BYTES)
+            under_way = reader.fetch(asked, committed=committed)
+        wanted = _wanted(log, ranges, at, behind)
+        if wanted:
+            yield log, wanted
+        empty = 0 if behind > at else empty + 1
+        if following > end:
+            return
+        at = following
+
+
+def _behind(log: FetchedLog, at: int, end: int, empty: int) -> int:
+    """The offset behind an answer: what lies before it is read, or is not in the log any more. Raises: LogGone."""
+    where = f"{log.topic}-{log.partition}@{at}"
+    if log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+        if log.log_start <= at:
+            raise LogGone(f"{where} is behind the end of the log: it was cut, or the topic was made anew")
+        logger.warning("%s to %d: retention took these records before they were read", where, log.log_start - 1)
+        return log.log_start
+    if log.error is not ErrorCode.NONE:
+        raise LogGone(f"{where} is not read: {log.error.name}")
+    try:
+        headers = tuple(frames(log.records, partial_tail=True))
+        for header in headers:
+            check_header(header)
+    except DecodeError as error:
+        raise LogGone(f"{where} holds no batches: {error}") from error
+    if headers:
+        return headers[-1].last_offset + 1
+    if log.records:
+        raise LogGone(f"{where} holds no whole batch")
+    if empty < EMPTY_MAX and log.high_watermark <= end:
+        return at
+    logger.warning("%s to %d: no record is there any more", where, end)
+    return end + 1
+
+
+def _wanted(log: FetchedLog, ranges: Sequence[Range], at: int, behind: int) -> list[AcquiredRange]:
+    if not log.records:
+        return []
+    inside = [one._replace(first=max(one.first, at), last=min(one.last, behind - 1)) for one in ranges]
+    inside = [one for one in inside if one.first <= one.last]
+    if log.aborted:
+        aborted = _aborted(log)
+        inside = [piece for one in inside for piece in aborted.split(one)[1]]
+    return [AcquiredRange(one.first, one.last, one.delivery) for one in inside]
+
+
+def _aborted(log: FetchedLog) -> Done:
+    """Offsets of aborted transactions: from each one's first batch up to its producer's next marker.
+
+    Headers are believed unchecked: behind a damaged batch, too, what was aborted must not get through.
+    """
+    found = Done()
+    ahead = sorted(log.aborted, key=lambda one: one.first_offset, reverse=True)
+    aborting: set[int] = set()
+    for header in frames(log.records, partial_tail=True):
+        while ahead and ahead[-1].first_offset <= header.last_offset:
+            aborting.add(ahead.pop().producer_id)
+        if header.producer_id not in aborting or not header.is_transactional:
+            continue
+        if header.is_control:
+            aborting.discard(header.producer_id)
+        else:
+            found.add(Range(log.topic, log.partition, header.base_offset, header.last_offset))
+    return found

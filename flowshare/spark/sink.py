@@ -1,0 +1,214 @@
+"""The sink: what Spark calls to write a DataFrame, or a streaming query's batches, to topics.
+
+`write` runs in executors' Python workers, once for each task attempt; `commit` and `abort` of a stream in a process at
+the driver's side, once for each batch. At least once: `write` returns when every row is confirmed by the broker, and a
+task that failed is tried again by Spark, with the rows it had sent already. Exactly once is in `sink_transactions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from flowshare.agents.errors import OptionError
+from flowshare.spark.producing import Encoder, Outbox
+from flowshare.spark.sink_columns import Layout
+from flowshare.spark.sink_line import SinkError, line_of
+from flowshare.spark.sink_options import FORMAT, SinkOptions
+from flowshare.spark.sink_transactions import Origin, Prepared, Transaction, decided, end, settle
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from flowshare.spark.sink_line import Line
+
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Where a task finds what it is part of, among the properties that Spark hands it."""
+OUTCOME = "outcome"
+
+logger = logging.getLogger("flowshare.spark")
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """What `df.write` writes with. Raises: OptionError."""
+    parsed = SinkOptions.parse(options)
+    if overwrite:
+        raise OptionError(f'{FORMAT} adds to topics and replaces nothing: write .mode("append")')
+    if parsed.exactly_once or parsed.batch_header:
+        name = "delivery=exactly_once" if parsed.exactly_once else "batch_header=true"
+        raise OptionError(
+            f"{name} takes a streaming query, whose batches have numbers: use df.writeStream (a finite source with "
+            ".trigger(availableNow=True)), or leave it out"
+        )
+    if _has_outcome(schema):
+        raise OptionError("a column 'outcome' tells a streaming query's share group what became of its records: "
+                          "it goes with df.writeStream only")  # fmt: skip
+    return BatchWriter(parsed, Layout.of(schema, parsed))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    """What `df.writeStream` writes with; rows are added to what is there. Raises: OptionError."""
+    del overwrite  # that is output mode `complete`: each batch's whole result is sent, as Spark's own Kafka sink does
+    if _has_outcome(schema):
+        from flowshare.spark import outcomes
+
+        return outcomes.stream_writer(options, schema)
+    parsed = SinkOptions.parse(options)
+    if parsed.exactly_once and not parsed.ledger_topic:
+        raise OptionError(
+            "exactly_once with a column 'topic' needs .option(\"batches_topic\", …), an existing topic under whose "
+            "name it is kept which batches are finished; nothing is written to it"
+        )
+    return StreamWriter(parsed, Layout.of(schema, parsed))
+
+
+def _has_outcome(schema: StructType) -> bool:
+    return any(column.name.lower() == OUTCOME for column in schema.fields)
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver. rows: that it sent. prepared: its transaction, if it left one open."""
+
+    rows: int
+    query: str = ""
+    prepared: Prepared | None = None
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame, at least once."""
+
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self._options = options
+        self._layout = layout
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Send a task's rows. Raises: SinkError, ClientError: the task fails, and is tried again."""
+        return Written(write_rows(self._options, self._layout, iterator, None))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes a streaming query's batches."""
+
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self._options = options
+        self._layout = layout
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Send a task's rows; with exactly_once they count when the driver has committed the batch.
+
+        Raises: SinkError, ClientError: the task fails, and is tried again.
+        """
+        origin = task_origin()
+        if self._options.exactly_once:
+            return write_once(self._options, self._layout, iterator, origin)
+        return Written(write_rows(self._options, self._layout, iterator, origin), origin.query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """All tasks have written: commit their transactions. Raises: SinkError, ClientError: the query fails."""
+        query, prepared = _told(messages)
+        if self._options.exactly_once and query:
+            with line_of(self._options) as line:
+                line.call(settle(line, query, batchId, prepared))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """The batch failed. Spark calls this when `commit` failed, too: what it may have decided is left alone."""
+        query, prepared = _told(messages)
+        if not prepared or None not in messages:
+            return
+        logger.warning("batch %d of query %s failed; its %d transactions are aborted", batchId, query, len(prepared))
+        with line_of(self._options) as line:
+            line.call(end(line, query, prepared, commit=False))
+
+
+def _told(messages: Sequence[WriterCommitMessage | None]) -> tuple[str, list[Prepared]]:
+    """Query id (empty: nothing was written) and transactions of a batch's tasks."""
+    written = [one for one in messages if isinstance(one, Written)]
+    query = next((one.query for one in written if one.query), "")
+    return query, [one.prepared for one in written if one.prepared is not None]
+
+
+def task_origin() -> Origin:
+    """Which query, batch and task this is. Raises: SinkError (it is no task of a streaming query)."""
+    context = TaskContext.get()
+    query = None if context is None else context.getLocalProperty(QUERY)
+    batch = None if context is None else context.getLocalProperty(BATCH)
+    if context is None or not query or not batch:
+        raise SinkError("this is no task of a streaming query: Spark named neither query nor batch")
+    return Origin(query, int(batch), context.partitionId())
+
+
+# --- a task's rows ------------------------------------------------------------------------------------------------
+
+
+def write_rows(options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: Origin | None) -> int:
+    """Send rows and return how many, when all are confirmed. Raises: SinkError, ClientError."""
+    batches = _filled(iterator)
+    first = next(batches, None)
+    if first is None:
+        return 0
+    with line_of(options) as line:
+        outbox = Outbox(line, line.call(line.producer()))
+        return _send(line, layout, outbox, first, batches, origin)
+
+
+def write_once(options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: Origin) -> Written:
+    """Send rows in a transaction that is left open, unless their batch was decided already.
+
+    Raises: SinkError, ClientError.
+    """
+    batches = _filled(iterator)
+    first = next(batches, None)
+    if first is None:
+        return Written(0, origin.query)
+    with line_of(options) as line:
+        before = line.call(decided(line, origin.query))
+        if before.batch >= origin.batch:
+            logger.warning("%s was written before (batch %d is): nothing is sent", origin, before.batch)
+            for _ in batches:  # Spark's worker expects its input to be taken
+                pass
+            return Written(0, origin.query)
+        transaction = Transaction(line, origin)
+        try:
+            line.call(transaction.begin())
+            outbox = Outbox(line, transaction.producer)
+            rows = _send(line, layout, outbox, first, batches, origin)
+            prepared = line.call(transaction.prepared(outbox.places[0]))
+        except BaseException:
+            line.call(transaction.abort())
+            raise
+        return Written(rows, origin.query, prepared)
+
+
+def _filled(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch for batch in iterator if batch.num_rows)
+
+
+def _send(
+    line: Line,
+    layout: Layout,
+    outbox: Outbox,
+    first: pa.RecordBatch,
+    others: Iterator[pa.RecordBatch],
+    origin: Origin | None,
+) -> int:
+    marked: Any = str(origin) if line.options.batch_header else None
+    encoder = Encoder(line, layout, outbox, marked)
+    encoder.add(first)
+    for batch in others:
+        encoder.add(batch)
+    encoder.close()
+    outbox.finish()
+    return encoder.rows

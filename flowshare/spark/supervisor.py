@@ -1,0 +1,227 @@
+"""Runs an app's pipelines in one Spark session: starts them again when they fail, tells how they get on, ends them.
+
+A query that fails is started again from its checkpoint after a pause that doubles (1 s to 60 s) while it keeps
+failing; one that ran for a minute begins anew. Everything that asks Spark is in threads: the loop serves the health
+pages and, for an embedded path or a fleet, the log itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import ClientError
+from flowshare.spark.query import start_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from flowshare.agents.pipeline import SharePipeline
+    from flowshare.backend.base import Backend
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import Connection
+
+PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
+WELL_S: Final = 60.0
+"""A query that ran for so long is not one that fails again and again."""
+ONCE_TRIES: Final = 3
+LOOK_S: Final = 0.25
+TELL_S: Final = 10.0
+STOP_S: Final = 30.0
+"""How long a batch that is under way at the end may take."""
+
+logger = logging.getLogger("flowshare.pipeline")
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """What is known of a pipeline. Rates are records a second, times seconds; −1: not known."""
+
+    name: str
+    group: str
+    state: str = "starting"
+    batches: int = 0
+    records: int = 0
+    rate: float = 0.0
+    batch_s: float = 0.0
+    backlog: int = -1
+    failures: int = 0
+    last_error: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    pipeline: SharePipeline
+    figures: Figures
+    query: StreamingQuery | None = None
+    since_s: float = 0.0
+    again_s: float = 0.0
+    pause_s: float = PAUSE_S
+    tries: int = 0
+    counted: tuple[str, int] = ("", -1)
+    """The run and its last batch whose records are counted."""
+
+
+class PipelineSupervisor:
+    """Supervises pipelines on the loop that calls `run`."""
+
+    def __init__(
+        self,
+        pipelines: Sequence[SharePipeline],
+        *,
+        spark: SparkSession,
+        backend: Backend,
+        broker: str,
+        clock: Clock,
+        once: bool = False,
+    ) -> None:
+        """broker: URL for the queries. once: each pipeline reads what is there, and ends."""
+        self._spark = spark
+        self._backend = backend
+        self._broker = broker
+        self._clock = clock
+        self._once = once
+        self._stop = asyncio.Event()
+        self._running = [_Running(pipeline=one, figures=Figures(name=one.name, group=one.group)) for one in pipelines]
+
+    @property
+    def figures(self) -> list[Figures]:
+        """Of each pipeline."""
+        return [one.figures for one in self._running]
+
+    def stop(self) -> None:
+        """Have `run` end: batches that are under way are finished first."""
+        self._stop.set()
+
+    async def run(self) -> bool:
+        """Run until `stop`, or with `once` until all have ended; whether none was given up."""
+
+        async def connect() -> Connection:
+            return await self._backend.connect("pipelines")
+
+        admin = ShareAdmin(connect, clock=self._clock, client_id="pipelines")
+        told_s = self._clock.monotonic()
+        try:
+            while not self._stop.is_set() and not self._ended():
+                for one in self._running:
+                    await self._look_after(one)
+                if self._clock.monotonic() >= told_s + TELL_S:
+                    told_s = self._clock.monotonic()
+                    await self._tell(admin)
+                await self._pause()
+            await self._tell(admin)
+        finally:
+            await asyncio.gather(*(asyncio.to_thread(self._end, one) for one in self._running))
+            await admin.close()
+        return all(one.figures.state != "failed" for one in self._running)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await self._clock.wait_for(self._stop.wait(), LOOK_S)
+
+    def _ended(self) -> bool:
+        return all(one.figures.state in ("ended", "failed") for one in self._running)
+
+    # --- one pipeline -----------------------------------------------------------------------------------------------
+
+    async def _look_after(self, one: _Running) -> None:
+        if one.figures.state in ("ended", "failed"):
+            return
+        now_s = self._clock.monotonic()
+        if one.query is None:
+            if now_s >= one.again_s:
+                await self._begin(one)
+            return
+        await asyncio.to_thread(self._note, one)
+        if await asyncio.to_thread(lambda: one.query is not None and one.query.isActive):
+            if now_s - one.since_s >= WELL_S:
+                one.pause_s, one.tries = PAUSE_S, 0
+            return
+        error = await asyncio.to_thread(one.query.exception)
+        await asyncio.to_thread(self._note, one)
+        one.query = None
+        if error is None and self._once:
+            one.figures.state = "ended"
+        else:
+            self._failed(one, "it ended by itself" if error is None else str(error))
+
+    async def _begin(self, one: _Running) -> None:
+        one.tries += 1
+        one.since_s = self._clock.monotonic()
+        try:
+            one.query = await asyncio.to_thread(start_query, one.pipeline, self._spark, self._broker, once=self._once)
+        except Exception as error:  # noqa: BLE001 - the user's function and Spark may raise anything
+            self._failed(one, f"{type(error).__name__}: {error}")
+        else:
+            one.figures.state = "running"
+            logger.info("pipeline=%s group=%s runs", one.figures.name, one.figures.group)
+
+    def _failed(self, one: _Running, error: str) -> None:
+        figures = one.figures
+        figures.failures += 1
+        figures.last_error = error
+        if self._once and one.tries >= ONCE_TRIES:
+            figures.state = "failed"
+            logger.error("pipeline=%s failed %d times and is given up: %s", figures.name, one.tries, error)
+            return
+        figures.state = "waiting"
+        one.again_s = self._clock.monotonic() + one.pause_s
+        logger.error("pipeline=%s failed and starts again in %.0f s: %s", figures.name, one.pause_s, error)
+        one.pause_s = min(PAUSE_MAX_S, 2 * one.pause_s)
+
+    def _end(self, one: _Running) -> None:
+        """Let the batch that is under way end, then stop the query. Blocks."""
+        query = one.query
+        if query is None or not query.isActive:
+            return
+        deadline_s = self._clock.monotonic() + STOP_S
+        while query.isActive and query.status.get("isTriggerActive") and query.status.get("isDataAvailable"):
+            if self._clock.monotonic() >= deadline_s:
+                logger.warning("pipeline=%s: its batch is cut off, and is run again next time", one.figures.name)
+                break
+            time.sleep(0.05)
+        query.stop()
+        one.figures.state = "stopped"
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    def _note(self, one: _Running) -> None:
+        """Take over what Spark says of the batches that ended. Blocks."""
+        assert one.query is not None
+        for progress in one.query.recentProgress:
+            found: Mapping[str, Any] = progress if isinstance(progress, dict) else {}
+            run, batch = str(found.get("runId")), int(found.get("batchId", -1))
+            rows = int(found.get("numInputRows") or 0)
+            if not rows or (run == one.counted[0] and batch <= one.counted[1]):
+                continue
+            one.counted = (run, batch)
+            one.figures.batches += 1
+            one.figures.records += rows
+            one.figures.rate = float(found.get("processedRowsPerSecond") or 0.0)
+            one.figures.batch_s = float(found.get("batchDuration") or 0) / 1000
+
+    async def _tell(self, admin: ShareAdmin) -> None:
+        for one in self._running:
+            figures = one.figures
+            try:
+                parts = await admin.group_offsets(figures.group)
+                figures.backlog = sum(max(0, part.lag) for part in parts if part.topic in one.pipeline.topics)
+            except (ClientError, OSError) as error:
+                logger.debug("backlog of %s: %s", figures.group, error)
+            logger.info(
+                "pipeline=%s %s: %s records in %d batches, %s a second, last batch %.2f s, backlog %s",
+                figures.name,
+                figures.state,
+                f"{figures.records:,}",
+                figures.batches,
+                f"{figures.rate:,.0f}",
+                figures.batch_s,
+                "unknown" if figures.backlog < 0 else f"{figures.backlog:,}",
+            )

@@ -1,0 +1,54 @@
+"""An app of pipelines, run by the tests as a user would."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypedDict
+
+import flowshare as fs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+OUT = os.environ.get("PIPES_OUT", "/tmp/nowhere")
+
+
+class Sale(TypedDict):
+    """One sale."""
+
+    shop: str
+    cents: int
+
+
+app = fs.App("pipes", broker="embedded:///tmp/nowhere", datadir=f"{OUT}/data")
+sales = app.topic("sales", value_type=Sale)
+
+
+@app.share_pipeline(sales, sink=[fs.Folder(f"{OUT}/large"), fs.Folder(f"{OUT}/csv", format="csv"), "large"])
+def large(sales: DataFrame) -> DataFrame:
+    """Sales of more than ten."""
+    return sales.where("value.cents > 1000").selectExpr("value.shop AS shop", "value.cents AS cents")
+
+
+@app.share_pipeline(sales, sink="copied")
+def copied(sales: DataFrame) -> DataFrame:
+    """All sales, into a topic alone."""
+    return sales.selectExpr("value.shop AS key", "value.cents AS cents")
+
+
+@app.share_pipeline(sales, sink=fs.Folder(f"{OUT}/totals"), output_mode="complete")
+def totals(sales: DataFrame) -> DataFrame:
+    """What each shop took."""
+    return sales.groupBy("value.shop").agg({"value.cents": "sum"}).toDF("shop", "cents")
+
+
+@app.share_pipeline(sales)
+def counted(batch: DataFrame, number: int) -> None:
+    """How many sales each batch had."""
+    batch.selectExpr("count(*) AS sales").write.mode("overwrite").json(f"{OUT}/counted/{number}")
+
+
+@app.share_pipeline(sales, sink=fs.Console())
+def broken(sales: DataFrame) -> DataFrame:
+    """A pipeline that never runs."""
+    return sales.select("value.no_such_field")

@@ -1,0 +1,152 @@
+"""`flowshare pipeline` as a user runs it: a process that is started, watched through its pages, killed and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from tests.spark.serving import serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(240)]
+APP = "tests.spark.pipes:app"
+LIMIT_S = 120
+CONF = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.memory=700m")
+
+
+class Pipes:
+    """The command, with its output."""
+
+    def __init__(self, broker, out, *arguments):
+        conf = [part for text in CONF for part in ("--conf", text)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flowshare.cli", "pipeline", APP, *arguments, *conf, "--master", "local[2,4]"],
+            env={**os.environ, "FLOWSHARE_BROKER": broker, "PIPES_OUT": str(out)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.seen = ""
+        self._guard = threading.Timer(LIMIT_S, self.kill)
+        self._guard.start()
+
+    def until(self, pattern):
+        """Read on until a line matches."""
+        for line in self.process.stdout:
+            self.seen += line
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"it ended before {pattern!r}:\n{self.seen}")
+
+    def end(self):
+        """Its exit code when it ends by itself."""
+        self.seen += self.process.stdout.read()
+        return self.process.wait()
+
+    def kill(self):
+        """End it and its JVM and Python workers, as a machine does that goes down."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self):
+        self._guard.cancel()
+        self.kill()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def pipes(tmp_path):
+    made = []
+
+    def start(*arguments):
+        made.append(Pipes(f"embedded://{tmp_path}/broker", tmp_path / "out", *arguments))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def fill(tmp_path, count):
+    with serving(f"embedded://{tmp_path}/broker") as broker:
+        topic = broker.topic("sales", partitions=2)
+        broker.topic("large")
+        broker.produce(topic, [sale(number) for number in range(count)])
+
+
+def sale(number):
+    return json.dumps({"shop": f"shop {number % 3}", "cents": number}).encode()
+
+
+def page(address, path):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_pipelines_run_once_into_folders_topics_and_batches(tmp_path, pipes):
+    import pyarrow.parquet as parquet
+
+    fill(tmp_path, 3000)
+    run = pipes("large", "totals", "counted", "copied", "--once")
+    code = run.end()
+    large = [row for path in (tmp_path / "out" / "large").rglob("*.parquet") for row in _rows(parquet, path)]
+    totals = [row for path in (tmp_path / "out" / "totals").rglob("*.parquet") for row in _rows(parquet, path)]
+    counted = [
+        json.loads(line)["sales"]
+        for path in (tmp_path / "out" / "counted").rglob("*.json")
+        for line in path.read_text().splitlines()
+    ]
+    with serving(f"embedded://{tmp_path}/broker") as broker:
+        produced, copied = broker.read("large"), broker.read("copied")
+        backlogs = [broker.backlog(f"pipes.{name}") for name in ("large", "totals", "counted", "copied")]
+
+    assert code == 0, run.seen
+    assert len(large) == len(produced) == 1999
+    assert json.loads(produced[0].value)["cents"] > 1000
+    assert {row["shop"]: row["cents"] for row in totals} == {
+        f"shop {shop}": sum(range(shop, 3000, 3)) for shop in range(3)
+    }
+    assert sum(counted) == 3000
+    assert list((tmp_path / "out" / "csv").rglob("*.csv"))
+    assert sorted((one.key, json.loads(one.value)["cents"]) for one in copied) == sorted(
+        (f"shop {number % 3}".encode(), number) for number in range(3000)
+    )
+    assert backlogs == [0, 0, 0, 0]
+
+
+def _rows(parquet, path):
+    return parquet.ParquetFile(path).read().to_pylist()
+
+
+def test_a_running_pipeline_tells_how_it_gets_on_and_stops_in_order(tmp_path, pipes):
+    fill(tmp_path, 500)
+    run = pipes("totals", "broken")
+    address = run.until(r"metrics at http://(\S+)")[1]
+    run.until(r"pipeline=broken failed and starts again")
+    run.until(r"pipeline=totals running: 500 records in \d+ batches.*backlog 0")
+    metrics = page(address, "/metrics")
+    states = {one["name"]: one["state"] for one in json.loads(page(address, "/pipelines"))}
+    run.process.send_signal(signal.SIGTERM)
+    code = run.end()
+
+    assert 'flowshare_pipeline_records_total{group="pipes.totals",pipeline="totals"} 500.0' in metrics
+    assert 'flowshare_pipeline_backlog_records{group="pipes.totals",pipeline="totals"} 0.0' in metrics
+    assert states == {"totals": "running", "broken": "waiting"}
+    assert code == 0, run.seen
+
+
+def test_an_unknown_pipeline_is_refused_with_the_nearest_name(tmp_path, pipes):
+    run = pipes("total")
+
+    assert run.end() == 1
+    assert "the app has no pipeline 'total'. Did you mean 'totals'?" in run.seen

@@ -1,0 +1,725 @@
+"""What executors read, from a real server over a real socket: exactly the ranges that were asked for, or why not."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from dataclasses import replace
+
+import kio.static.primitive  # noqa: F401 - pytest compiles what it pulls in, which two threads must not do at once
+import pyarrow as pa
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from flowshare.agents.errors import OptionError
+from flowshare.client.errors import ClientError
+from flowshare.client.routing import ClusterConnection
+from flowshare.protocol.batches import CODECS, BatchBuilder, batch_headers
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    FetchRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+from flowshare.spark import reading
+from flowshare.spark.browse import BrowsingReader
+from flowshare.spark.options import SourceOptions
+from flowshare.spark.ranges import Range
+from flowshare.spark.reading import LogGone, LogReader, Part, close_readers, read, reader_of
+from flowshare.spark.source import TaskPart, read_part
+from tests.spark.serving import Serving
+
+pytestmark = pytest.mark.slow
+NOW_MS = 1_700_000_000_000
+COLUMNS = (
+    t.StructType()
+    .add("value", t.BinaryType())
+    .add("topic", t.StringType())
+    .add("partition", t.IntegerType())
+    .add("offset", t.LongType())
+    .add("delivery_count", t.IntegerType())
+)
+ARROW = to_arrow_schema(COLUMNS, timezone="UTC")
+PERSONS = (
+    t.StructType()
+    .add("key", t.BinaryType())
+    .add("value", t.StructType().add("id", t.IntegerType()))
+    .add("offset", t.LongType())
+)
+
+
+class Served(Serving):
+    """A path that another thread leads, as another process would: it is reached over its socket only."""
+
+    def __init__(self, url) -> None:
+        super().__init__(url)
+        self._numbers = itertools.count(1)
+
+    def send(self, *requests):
+        """What the server answers in process."""
+
+        async def each():
+            connection = await self._connect()
+            return [await connection.send(request) for request in requests]
+
+        answers = self.call(each())
+        assert [answer.error for answer in answers] == [ErrorCode.NONE] * len(answers)
+        return answers
+
+    def cut(self) -> None:
+        """End all sockets, as a network would."""
+
+        async def abort():
+            for socket in tuple(self.backend._shared.leading._listener._sockets):
+                socket.abort()
+
+        self.call(abort())
+
+    def fresh(self, partitions: int = 1) -> str:
+        """The name of a new topic; later ones come later in order, too."""
+        return self.topic(f"t{next(self._numbers):03}", partitions)
+
+    def end_of(self, topic: str, partition: int = 0) -> int:
+        return self.call(self.admin.log_end(topic, partition))
+
+    def write(self, topic: str, *sizes: int, partition: int = 0, compression: str = "none") -> None:
+        """Batches of so many records each; values are `topic-partition@offset`."""
+        at = self.end_of(topic, partition)
+        for size in sizes:
+            values = [b"%s-%d@%d" % (topic.encode(), partition, at + number) for number in range(size)]
+            self.put(topic, [(None, value, ()) for value in values], partition=partition, compression=compression)
+            at += size
+
+    def put(self, topic: str, records, *, partition: int = 0, compression: str = "none") -> None:
+        """One batch of (key, value, headers)."""
+        builder = BatchBuilder(compression=compression)
+        for key, value, headers in records:
+            assert builder.add(key, value, headers, timestamp_ms=NOW_MS)
+        self.send(ProduceRequest(topic=topic, partition=partition, records=builder.build()))
+
+    def part(self, *ranges: Range, committed: bool = False) -> Part:
+        """What the driver would hand to a task."""
+        topics = {one.topic: str(self.call(self.admin.describe_topic(one.topic)).topic_id) for one in ranges}
+        assert self.backend.kafka is not None
+        return Part(broker=self.url, hosts=self.backend.kafka.hosts, ranges=ranges, topics=topics, committed=committed)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    made = Served(f"embedded://{tmp_path_factory.mktemp('served')}/path")
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def readers_of_its_own():
+    """Each test has its own connections, and leaves no thread behind."""
+    yield
+    close_readers()
+
+
+def offsets(part: Part) -> list[tuple[str, int, int, int]]:
+    """Topic, partition, offset and delivery count of all rows, whose values were looked at."""
+    found = []
+    for rows in read(part, ARROW, None):
+        assert rows.poison == []
+        for batch in rows.batches:
+            batch.validate(full=True)
+            for row in batch.to_pylist():
+                assert row["value"] == b"%(topic)s-%(partition)d@%(offset)d" % {
+                    b"topic": row["topic"].encode(),
+                    b"partition": row["partition"],
+                    b"offset": row["offset"],
+                }
+                found.append((row["topic"], row["partition"], row["offset"], row["delivery_count"]))
+    return found
+
+
+def plain(part: Part) -> list[int]:
+    """Offsets alone."""
+    return [offset for _, _, offset, _ in offsets(part)]
+
+
+@pytest.fixture
+def one_batch_an_answer(monkeypatch):
+    """Answers hold one batch of the log each, as of a large log."""
+    monkeypatch.setattr(reading, "FETCH_BYTES", 1)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[str, int, int]]:
+    """Where each fetch began."""
+    found: list[tuple[str, int, int]] = []
+    fetch = LogReader.fetch
+
+    def noted(self, part, *, committed):
+        found.append(part[:3])
+        return fetch(self, part, committed=committed)
+
+    monkeypatch.setattr(LogReader, "fetch", noted)
+    return found
+
+
+@pytest.fixture
+def on_the_way(monkeypatch):
+    """Change answers on their way: call it with what makes a FetchedLog of one."""
+    whole = ClusterConnection.send
+
+    def change(changed) -> None:
+        async def send(self, request):
+            answer = await whole(self, request)
+            if isinstance(request, FetchRequest):
+                return replace(answer, partitions=tuple(changed(log) for log in answer.partitions))
+            return answer
+
+        monkeypatch.setattr(ClusterConnection, "send", send)
+
+    return change
+
+
+# --- exactly what was asked for -----------------------------------------------------------------------------------
+
+
+def test_exactly_the_asked_ranges_are_read(served):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5, 5, 5, 5)
+
+    part = served.part(Range(topic, 0, 2, 3), Range(topic, 0, 8, 16, 4), Range(topic, 0, 28, 29))
+
+    assert offsets(part) == [
+        *[(topic, 0, offset, 1) for offset in (2, 3)],
+        *[(topic, 0, offset, 4) for offset in range(8, 17)],
+        *[(topic, 0, offset, 1) for offset in (28, 29)],
+    ]
+
+
+def test_ranges_of_several_partitions_and_topics_are_one_part(served):
+    first, second = served.fresh(2), served.fresh()
+    for partition in (0, 1):
+        served.write(first, 4, 4, partition=partition)
+    served.write(second, 4)
+
+    part = served.part(Range(second, 0, 1, 1), Range(first, 1, 6, 7), Range(first, 0, 0, 2, 2))
+
+    assert offsets(part) == [
+        *[(first, 0, offset, 2) for offset in (0, 1, 2)],
+        *[(first, 1, offset, 1) for offset in (6, 7)],
+        (second, 0, 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_compressed_batches_are_read_like_others(served, compression):
+    topic = served.fresh()
+    served.write(topic, 10, 10, compression=compression)
+
+    assert plain(served.part(Range(topic, 0, 7, 12))) == [7, 8, 9, 10, 11, 12]
+
+
+def test_a_part_is_read_the_same_when_its_task_is_tried_again(served):
+    topic = served.fresh()
+    served.write(topic, 5, 5)
+    part = served.part(Range(topic, 0, 1, 8))
+
+    assert offsets(part) == offsets(part)
+
+
+@pytest.mark.usefixtures("one_batch_an_answer")
+def test_a_range_of_many_answers_is_read_to_its_end(served, asked):
+    topic = served.fresh()
+    served.write(topic, *[5] * 8)
+
+    assert plain(served.part(Range(topic, 0, 3, 36))) == list(range(3, 37))
+    assert asked == [(topic, 0, offset) for offset in (3, 5, 10, 15, 20, 25, 30, 35)]
+
+
+@pytest.mark.usefixtures("one_batch_an_answer")
+def test_what_lies_between_ranges_is_not_fetched(served, asked):
+    topic = served.fresh()
+    served.write(topic, *[5] * 20)
+
+    assert plain(served.part(Range(topic, 0, 0, 1), Range(topic, 0, 93, 96))) == [0, 1, 93, 94, 95, 96]
+    assert asked == [(topic, 0, offset) for offset in (0, 93, 95)]
+
+
+def test_neighbouring_ranges_are_read_in_one_fetch(served, asked):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+
+    assert plain(served.part(*[Range(topic, 0, at, at) for at in range(12)])) == list(range(12))
+    assert asked == [(topic, 0, 0)]
+
+
+def test_a_part_of_nothing_is_no_row(served):
+    assert offsets(served.part()) == []
+
+
+def test_a_read_that_is_given_up_does_not_disturb_the_next_one(served, monkeypatch):
+    monkeypatch.setattr(reading, "FETCH_BYTES", 1)
+    topic = served.fresh()
+    served.write(topic, *[5] * 4)
+    part = served.part(Range(topic, 0, 0, 19))
+
+    begun = read(part, ARROW, None)
+    next(begun)
+    begun.close()
+
+    assert plain(part) == list(range(20))
+
+
+# --- connections --------------------------------------------------------------------------------------------------
+
+
+def test_a_process_has_one_reader_for_a_cluster(served):
+    topic = served.fresh()
+    served.write(topic, 2)
+    part = served.part(Range(topic, 0, 0, 1))
+
+    assert reader_of(part) is reader_of(replace(part, ranges=(), committed=True))
+    assert reader_of(part) is not reader_of(replace(part, hosts=("127.0.0.1:1",)))
+
+
+def test_closed_readers_leave_no_thread_and_a_new_one_reads_on(served):
+    topic = served.fresh()
+    served.write(topic, 2)
+    part = served.part(Range(topic, 0, 0, 1))
+    assert plain(part) == [0, 1]
+
+    close_readers()
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "flowshare log"]
+    assert plain(part) == [0, 1]
+
+
+def test_a_connection_that_was_lost_between_two_reads_is_opened_again(served):
+    topic = served.fresh()
+    served.write(topic, 4)
+    part = served.part(Range(topic, 0, 0, 3))
+    assert plain(part) == [0, 1, 2, 3]
+
+    served.cut()
+
+    assert plain(part) == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("one_batch_an_answer")
+def test_a_connection_that_is_lost_in_the_middle_of_a_read_loses_and_doubles_nothing(served):
+    topic = served.fresh()
+    served.write(topic, *[5] * 6)
+    part = served.part(Range(topic, 0, 2, 27))
+
+    found = []
+    for rows in read(part, ARROW, None):
+        found += [offset for batch in rows.batches for offset in batch.column("offset").to_pylist()]
+        served.cut()
+
+    assert found == list(range(2, 28))
+
+
+def test_records_that_are_not_there_yet_are_waited_for(served, on_the_way):
+    """A replica that took over may be a moment behind what was acquired."""
+    topic = served.fresh()
+    served.write(topic, 3, 3)
+    behind = iter([True, True, True])
+    on_the_way(lambda log: replace(log, records=b"", high_watermark=1) if next(behind, False) else log)
+
+    assert plain(served.part(Range(topic, 0, 1, 4))) == [1, 2, 3, 4]
+
+
+# --- what is not there any more -----------------------------------------------------------------------------------
+
+
+def test_what_retention_took_is_left_out_and_told(served, caplog):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+    part = served.part(Range(topic, 0, 1, 3), Range(topic, 0, 4, 12))
+    served.call(served.admin.delete_records(topic, 0, 7))
+
+    with caplog.at_level(logging.WARNING, "flowshare.spark"):
+        assert plain(part) == [7, 8, 9, 10, 11, 12]
+    assert "retention took these records" in caplog.text
+
+
+def test_what_retention_took_whole_is_no_row(served):
+    topic = served.fresh()
+    served.write(topic, 5, 5)
+    part = served.part(Range(topic, 0, 0, 4))
+    served.call(served.admin.delete_records(topic, 0, -1))
+
+    assert plain(part) == []
+
+
+def test_what_retention_took_in_the_middle_of_a_read_is_left_out(served, monkeypatch):
+    monkeypatch.setattr(reading, "FETCH_BYTES", 1)
+    topic = served.fresh()
+    served.write(topic, *[5] * 6)
+    under_way = read(served.part(Range(topic, 0, 0, 29)), ARROW, None)
+
+    found = next(under_way).batches[0].column("offset").to_pylist()
+    served.call(served.admin.delete_records(topic, 0, 22))
+    for rows in under_way:
+        found += [offset for batch in rows.batches for offset in batch.column("offset").to_pylist()]
+
+    assert found[:5] == [0, 1, 2, 3, 4]
+    assert found[-8:] == list(range(22, 30))
+    assert found == sorted(set(found))
+
+
+def test_a_broker_that_does_not_say_where_its_log_starts_is_asked(served, on_the_way):
+    """Kafka's brokers say −1 when an offset is out of range."""
+    topic = served.fresh()
+    served.write(topic, 5, 5)
+    part = served.part(Range(topic, 0, 0, 9))
+    served.call(served.admin.delete_records(topic, 0, 7))
+
+    on_the_way(lambda log: log if log.error is ErrorCode.NONE else replace(log, log_start=-1, high_watermark=-1))
+
+    assert plain(part) == [7, 8, 9]
+
+
+def test_what_compaction_took_is_left_out(served, on_the_way):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+
+    def without_the_second(log):
+        kept = [header for header in batch_headers(log.records) if header.base_offset != 5]
+        return replace(log, records=b"".join(log.records[one.position : one.position + one.size] for one in kept))
+
+    on_the_way(without_the_second)
+
+    assert plain(served.part(Range(topic, 0, 3, 11))) == [3, 4, 10, 11]
+
+
+def test_a_range_of_which_nothing_is_left_ends_where_the_log_goes_on(served, on_the_way, caplog):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+
+    on_the_way(lambda log: replace(log, records=b""))
+
+    with caplog.at_level(logging.WARNING, "flowshare.spark"):
+        assert plain(served.part(Range(topic, 0, 3, 6))) == []
+    assert f"{topic}-0@3 to 6: no record is there any more" in caplog.text
+
+
+def test_an_end_of_the_log_that_never_comes_is_waited_for_a_bounded_time(served, monkeypatch, caplog):
+    monkeypatch.setattr(reading, "WAIT_MS", 1)
+    monkeypatch.setattr(reading, "EMPTY_MAX", 3)
+    topic = served.fresh()
+    served.write(topic, 3)
+
+    with caplog.at_level(logging.WARNING, "flowshare.spark"):
+        assert plain(served.part(Range(topic, 0, 1, 9))) == [1, 2]
+    assert "no record is there any more" in caplog.text
+
+
+def test_offsets_behind_the_end_of_the_log_fail_the_task(served):
+    topic = served.fresh()
+    served.write(topic, 3)
+
+    with pytest.raises(LogGone, match=f"{topic}-0@7 is behind the end of the log"):
+        offsets(served.part(Range(topic, 0, 7, 9)))
+
+
+# --- topics that were made anew -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["read before", "never read before"])
+def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(served, caplog, known):
+    topic = served.fresh()
+    served.write(topic, 3)
+    old = served.part(Range(topic, 0, 0, 2))
+    assert not known or plain(old) == [0, 1, 2]
+    served.call(served.admin.delete_topic(topic))
+    served.topic(topic)
+    served.write(topic, 5)
+
+    with caplog.at_level(logging.WARNING, "flowshare.spark"):
+        assert plain(old) == []
+    assert f"topic {topic} is gone or was made anew" in caplog.text
+
+
+def test_the_new_topic_is_read_by_who_read_the_old_one(served):
+    topic = served.fresh()
+    served.write(topic, 3)
+    assert plain(served.part(Range(topic, 0, 0, 2))) == [0, 1, 2]
+    served.call(served.admin.delete_topic(topic))
+    served.topic(topic)
+    served.write(topic, 5)
+
+    assert plain(served.part(Range(topic, 0, 1, 4))) == [1, 2, 3, 4]
+
+
+def test_a_topic_that_was_deleted_is_no_row_and_is_not_made_again(served, caplog):
+    topic, other = served.fresh(), served.fresh()
+    served.write(topic, 3)
+    served.write(other, 3)
+    part = served.part(Range(topic, 0, 0, 2), Range(other, 0, 0, 2))
+    served.call(served.admin.delete_topic(topic))
+
+    with caplog.at_level(logging.WARNING, "flowshare.spark"):
+        assert offsets(part) == [(other, 0, offset, 1) for offset in (0, 1, 2)]
+    assert f"topic {topic} is gone" in caplog.text
+    assert topic not in [one.name for one in served.call(served.admin.list_topics())]
+
+
+# --- transactions -------------------------------------------------------------------------------------------------
+
+
+def transaction(served, topic: str, transactional_id: str, *, committed: bool, records: int = 2) -> None:
+    """Records in a transaction that is ended; its marker takes an offset, too."""
+    (begun,) = served.send(InitProducerIdRequest(transactional_id=transactional_id))
+    same = {"transactional_id": transactional_id, "producer": begun.producer}
+    builder = DefaultRecordBatchBuilder(2, 0, True, *begun.producer, 0, 1 << 20)
+    at = served.end_of(topic)
+    for number in range(records):
+        builder.append(number, NOW_MS, None, b"%s-0@%d" % (topic.encode(), at + number), [])
+    served.send(
+        AddPartitionsToTxnRequest(partitions=((topic, 0),), **same),
+        ProduceRequest(topic=topic, partition=0, records=bytes(builder.build()), transactional_id=transactional_id),
+        EndTxnRequest(committed=committed, **same),
+    )
+
+
+@pytest.fixture
+def transactions(served) -> str:
+    """Offsets 0-1 committed (2 its marker), 3-4 aborted (5), 6-8 plain, 9-10 aborted (11), 12-13 committed (14)."""
+    topic = served.fresh()
+    transaction(served, topic, f"{topic}-a", committed=True)
+    transaction(served, topic, f"{topic}-b", committed=False)
+    served.write(topic, 3)
+    transaction(served, topic, f"{topic}-b", committed=False)
+    transaction(served, topic, f"{topic}-b", committed=True)
+    return topic
+
+
+@pytest.mark.parametrize("fetch_bytes", [1, 8 << 20])
+def test_records_of_aborted_transactions_are_no_rows_where_committed_ones_are_read(
+    served, transactions, monkeypatch, fetch_bytes
+):
+    monkeypatch.setattr(reading, "FETCH_BYTES", fetch_bytes)
+
+    assert plain(served.part(Range(transactions, 0, 0, 14), committed=True)) == [0, 1, 6, 7, 8, 12, 13]
+    assert plain(served.part(Range(transactions, 0, 4, 10), committed=True)) == [6, 7, 8]
+
+
+def test_uncommitted_reading_leaves_out_markers_alone(served, transactions):
+    assert plain(served.part(Range(transactions, 0, 0, 14))) == [0, 1, 3, 4, 6, 7, 8, 9, 10, 12, 13]
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+def flipped(log, base_offset: int, at: int = -1):
+    """The answer with a bit of one of its batches turned."""
+    records = bytearray(log.records)
+    for header in batch_headers(log.records):
+        if header.base_offset == base_offset:
+            records[header.position + (header.size + at if at < 0 else at)] ^= 0x40
+    return replace(log, records=bytes(records))
+
+
+@pytest.mark.parametrize("damaged", [0, 5, 10])
+def test_a_damaged_batch_is_left_out_and_told(served, on_the_way, caplog, damaged):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+    on_the_way(lambda log: flipped(log, damaged))
+    options = SourceOptions.parse({"broker": served.url, "group": f"{topic}-etl", "topics": topic})
+
+    with caplog.at_level(logging.ERROR, "flowshare.spark"):
+        left = rows_of(options, served.part(Range(topic, 0, 0, 14)), COLUMNS)
+    (letter,) = served.call(served.admin.read(f"{topic}-etl.dlq", 0))
+    headers = dict(letter.headers)
+
+    assert [row["offset"] for row in left] == [offset for offset in range(15) if not damaged <= offset < damaged + 5]
+    assert f"{topic}-0: offsets {damaged} to {damaged + 4} cannot be read" in caplog.text
+    assert (letter.key, letter.value) == (None, None)
+    assert headers["flowshare.dlq.offset"] == str(damaged).encode()
+    assert headers["flowshare.dlq.last_offset"] == str(damaged + 4).encode()
+
+
+def test_a_damaged_batch_does_not_let_aborted_records_behind_it_through(served, transactions, on_the_way):
+    on_the_way(lambda log: flipped(log, 6))
+
+    assert plain(served.part(Range(transactions, 0, 0, 14), committed=True)) == [0, 1, 12, 13]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 80])
+def test_a_batch_that_a_broker_cut_off_at_the_end_of_its_answer_is_asked_for_again(served, on_the_way, cut):
+    """Kafka's brokers fill an answer up to its limit, whatever that does to the last batch."""
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+    once = iter([True])
+    on_the_way(lambda log: replace(log, records=log.records[:-cut]) if next(once, False) else log)
+
+    assert plain(served.part(Range(topic, 0, 2, 14))) == list(range(2, 15))
+
+
+# --- poison -------------------------------------------------------------------------------------------------------
+
+
+def persons(served, topic: str, group: str, **given: str) -> SourceOptions:
+    return SourceOptions.parse(
+        {"broker": served.url, "topics": topic, "group": group, "value": "json", "value_schema": "id INT", **given}
+    )
+
+
+def rows_of(options: SourceOptions, part: Part, columns: t.StructType = PERSONS) -> list[dict]:
+    return [row for batch in read_part(options, columns, TaskPart(part)) for row in batch.to_pylist()]
+
+
+RECORDS = [
+    (b"a", b'{"id": 1}', ()),
+    (b"b", b"{broken", (("trace", b"7"), ("flowshare.dlq.reason", b"of an earlier life"), ("empty", None))),
+    (b"c", None, ()),
+    (b"d", b'{"id": "x"}', ()),
+    (b"e", b'{"id": 5}', ()),
+]
+
+
+def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_rows(served, caplog):
+    topic = served.fresh()
+    served.put(topic, RECORDS)
+    part = served.part(Range(topic, 0, 0, 2, 3), Range(topic, 0, 3, 4, 1))
+
+    with caplog.at_level(logging.ERROR, "flowshare.spark"):
+        rows = rows_of(persons(served, topic, f"{topic}-etl"), part)
+
+    assert rows == [
+        {"key": b"a", "value": {"id": 1}, "offset": 0},
+        {"key": b"c", "value": None, "offset": 2},
+        {"key": b"e", "value": {"id": 5}, "offset": 4},
+    ]
+    first, second = served.call(served.admin.read(f"{topic}-etl.dlq", 0))
+    assert [(one.key, one.value) for one in (first, second)] == [(b"b", b"{broken"), (b"d", b'{"id": "x"}')]
+    headers = dict(first.headers)
+    assert len(headers.pop("flowshare.dlq.reason")) > 10
+    assert headers == {
+        "trace": b"7",
+        "empty": None,
+        "flowshare.dlq.topic": topic.encode(),
+        "flowshare.dlq.partition": b"0",
+        "flowshare.dlq.offset": b"1",
+        "flowshare.dlq.attempts": b"3",
+        "flowshare.dlq.group": f"{topic}-etl".encode(),
+        "flowshare.dlq.timestamp": str(NOW_MS).encode(),
+    }
+    assert len(first.headers) == len(headers) + 1
+    assert dict(second.headers)["flowshare.dlq.attempts"] == b"1"
+    assert f"{topic}-0: 2 records do not fit value_schema, the first at offset 1" in caplog.text
+
+
+def test_a_task_that_is_tried_again_writes_its_dead_letters_again(served):
+    topic = served.fresh()
+    served.put(topic, RECORDS)
+    options = persons(served, topic, f"{topic}-etl", dead_letter=f"{topic}-bad")
+    part = served.part(Range(topic, 0, 0, 4))
+
+    assert rows_of(options, part) == rows_of(options, part)
+
+    letters = served.call(served.admin.read(f"{topic}-bad", 0))
+    assert [letter.key for letter in letters] == [b"b", b"d", b"b", b"d"]
+
+
+def test_without_a_dead_letter_topic_poison_is_in_the_log_alone(served, caplog):
+    topic = served.fresh()
+    served.put(topic, RECORDS)
+    options = persons(served, topic, f"{topic}-etl", dead_letter="none")
+
+    with caplog.at_level(logging.ERROR, "flowshare.spark"):
+        rows = rows_of(options, served.part(Range(topic, 0, 0, 4)))
+
+    assert [row["offset"] for row in rows] == [0, 2, 4]
+    assert "2 records do not fit value_schema" in caplog.text
+    names = [one.name for one in served.call(served.admin.list_topics())]
+    assert not [name for name in names if name.startswith(topic) and name != topic]
+
+
+def test_a_dead_letter_that_cannot_be_written_fails_the_task(served):
+    """The record would be lost otherwise."""
+    topic = served.fresh()
+    served.put(topic, RECORDS)
+    options = persons(served, topic, f"{topic}-etl", dead_letter="no/topic")
+
+    with pytest.raises(ClientError, match="no/topic"):
+        rows_of(options, served.part(Range(topic, 0, 0, 4)))
+
+
+# --- a look without taking ----------------------------------------------------------------------------------------
+
+
+def browsed(served, topic: str, group: str, **given: str) -> list[list[Range]]:
+    """The ranges of each task."""
+    options = SourceOptions.parse({"broker": served.url, "topics": topic, "group": group, **given})
+    return [list(part.value.ranges) for part in BrowsingReader(options, COLUMNS).partitions()]
+
+
+def test_all_of_the_log_is_unfinished_for_a_group_that_there_is_not(served):
+    topic = served.fresh(2)
+    served.write(topic, 5)
+    served.write(topic, 2, partition=1)
+
+    assert browsed(served, topic, f"{topic}-new", tasks="1") == [[Range(topic, 0, 0, 4, 0), Range(topic, 1, 0, 1, 0)]]
+
+
+def test_what_the_group_has_finished_is_not_shown(served):
+    topic = served.fresh()
+    served.write(topic, 10)
+    finished = {(topic, 0): [(4, 4), (5, 5), (8, 8)]}
+    served.call(served.admin.place_group(f"{topic}-g", {(topic, 0): 2}, finished))
+
+    assert browsed(served, topic, f"{topic}-g", tasks="1") == [
+        [Range(topic, 0, 2, 3, 0), Range(topic, 0, 6, 7, 0), Range(topic, 0, 9, 9, 0)]
+    ]
+
+
+def test_what_retention_took_is_not_shown(served):
+    topic = served.fresh()
+    served.write(topic, 5, 5)
+    served.call(served.admin.place_group(f"{topic}-g", {(topic, 0): 0}))
+    served.call(served.admin.delete_records(topic, 0, 5))
+
+    assert browsed(served, topic, f"{topic}-g", tasks="1") == [[Range(topic, 0, 5, 9, 0)]]
+
+
+def test_a_look_is_shared_out_and_takes_nothing(served):
+    topic = served.fresh()
+    served.write(topic, 10)
+    options = SourceOptions.parse({"broker": served.url, "topics": topic, "group": f"{topic}-g", "tasks": "2"})
+    reader = BrowsingReader(options, COLUMNS)
+
+    for _ in range(2):
+        parts = reader.partitions()
+        assert len(parts) == 2
+        rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        assert [(row["offset"], row["delivery_count"]) for row in rows] == [(offset, 0) for offset in range(10)]
+    assert f"{topic}-g" not in [group.group_id for group in served.call(served.admin.list_groups())]
+
+
+def test_an_empty_topic_is_no_task(served):
+    assert browsed(served, served.fresh(), "g") == []
+
+
+def test_a_topic_that_there_is_not_is_refused(served):
+    with pytest.raises(OptionError, match="there is no topic 'nowhere' here"):
+        browsed(served, "nowhere", "g")
+
+
+def test_no_text_of_a_part_shows_a_password():
+    part = Part(broker="kafka://user:hush-hush@b:1", hosts=("b:1",), ranges=(), topics={}, committed=False)
+
+    assert "hush-hush" not in repr(TaskPart(part))
+
+
+def test_rows_are_what_spark_expects_of_their_columns(served):
+    topic = served.fresh()
+    served.write(topic, 2)
+
+    (rows,) = read(served.part(Range(topic, 0, 0, 1)), ARROW, None)
+
+    assert isinstance(rows.batches[0], pa.RecordBatch)
+    assert rows.batches[0].schema == ARROW

@@ -1,0 +1,429 @@
+"""The driver's side of the source, without a JVM: what is acquired, accepted and swallowed at each place to crash."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from flowshare.agents.errors import OptionError
+from flowshare.client.errors import NotConnected
+from flowshare.spark.member import Fenced, GroupMember
+from flowshare.spark.options import SourceOptions
+from flowshare.spark.outcomes import Outcome, OutcomesMessage, OutcomeWriter
+from flowshare.spark.ranges import Offset
+from flowshare.spark.source import ShareStreamReader
+from tests.interop.servers import until
+from tests.spark.serving import KINDS, serving, url_of
+
+SCHEMA = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestamp_type", IntegerType()),
+        StructField("delivery_count", IntegerType()),
+    ]
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def broker(request, tmp_path_factory):
+    with serving(url_of(request.param, request, tmp_path_factory.mktemp("source"))) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(broker, unique):
+    topic = broker.topic(unique("orders"), partitions=3)
+    for number in range(0, 3000, 250):
+        broker.produce(topic, [str(one).encode() for one in range(number, number + 250)])
+    return topic
+
+
+class Query:
+    """What Spark does with a reader, offsets through JSON and partitions through pickle as there."""
+
+    def __init__(self, broker, topic, group, **options):
+        given = {"broker": broker.url, "group": group, "tasks": "4", "records_per_trigger": "1000"}
+        given |= {"topics": topic} if topic else {}
+        self.reader = ShareStreamReader(SourceOptions.parse({**given, **options}), SCHEMA)
+        self.options = options
+
+    def initial(self):
+        return json.loads(json.dumps(self.reader.initialOffset()))
+
+    def latest(self, start):
+        return json.loads(json.dumps(self.reader.latestOffset(start, None)))
+
+    def rows(self, start, end):
+        executor = pickle.loads(pickle.dumps(self.reader))
+        parts = pickle.loads(pickle.dumps(self.reader.partitions(start, end)))
+        return [row for part in parts for batch in executor.read(part) for row in batch.to_pylist()]
+
+    def run(self, start):
+        """Batches until there is nothing more: the values of all of them, and the last offset."""
+        found = []
+        while (end := self.latest(start)) != start:
+            found += [row["value"] for row in self.rows(start, end)]
+            start = end
+        return found, start
+
+    def crash(self):
+        """As a process that was killed: connections end, nothing is said."""
+        member = self.reader._driver._member
+        member._fenced = True
+        member.close()
+
+    def stop(self):
+        self.reader.stop()
+
+
+@pytest.fixture
+def query(broker, topic, unique):
+    made = []
+    group = unique("etl")
+
+    def make(**options):
+        made.append(Query(broker, topic, options.pop("group", group), **options))
+        return made[-1]
+
+    make.group = group
+    yield make
+    for one in made:
+        one.stop()
+
+
+def values(count=3000):
+    return sorted(str(one).encode() for one in range(count))
+
+
+def test_batches_hold_every_record_once_and_are_accepted(broker, query):
+    one = query()
+
+    found, _ = one.run(one.initial())
+
+    assert sorted(found) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_a_batch_has_more_tasks_than_partitions_and_all_columns(query, topic):
+    one = query(headers="false")
+    start = one.initial()
+    end = one.latest(start)
+
+    parts = one.reader.partitions(start, end)
+    row = one.rows(start, end)[0]
+
+    assert len(parts) == 4
+    assert set(row) == set(SCHEMA.fieldNames())
+    assert (row["topic"], row["key"], row["delivery_count"], row["timestamp_type"]) == (topic, None, 1, 0)
+
+
+def test_nothing_new_is_the_same_offset(query):
+    one = query()
+    _, last = one.run(one.initial())
+
+    assert one.latest(last) == last
+    assert one.rows(last, last) == []
+
+
+def test_what_was_acquired_and_not_written_down_comes_again(broker, query):
+    first = query()
+    start = first.initial()
+    first.latest(start)
+    first.crash()
+
+    second = query()
+    found, _ = second.run(start)
+
+    assert sorted(found) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_what_a_process_that_died_had_not_written_down_goes_back_unrun_where_flowshare_leads_a_fleet(broker, query):
+    first = query()
+    start = first.initial()
+    written = first.latest(start)
+    first.latest(written)  # acquired, and not written down
+    first.crash()
+
+    second = query()
+    second.rows(start, written)
+    end = second.latest(written)
+    again = second.rows(written, end)
+
+    counts = {row["delivery_count"] for row in again}
+    assert counts == ({1} if broker.backend.kind == "workers" else {2})
+
+
+def test_a_batch_that_was_written_down_is_run_again_and_swallowed_when_it_comes_again(broker, query):
+    first = query()
+    start = first.initial()
+    end = first.latest(start)
+    before = sorted(row["value"] for row in first.rows(start, end))
+    first.crash()
+
+    second = query()
+    again = sorted(row["value"] for row in second.rows(start, end))
+    rest, _ = second.run(end)
+
+    assert again == before
+    assert sorted(again + rest) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_a_committed_batch_that_was_not_accepted_is_in_no_second_batch(broker, query):
+    first = query()
+    start = first.initial()
+    end = first.latest(start)
+    done = [row["value"] for row in first.rows(start, end)]
+    first.crash()
+
+    second = query()
+    rest, _ = second.run(end)
+
+    assert sorted(done + rest) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_crashes_at_every_place_lose_nothing_and_repeat_nothing(broker, query):
+    done, start = [], query().initial()
+    for place in ("acquired", "written", "run", "acquired", "committed", "run", "written"):
+        one = query()
+        end = one.latest(start)
+        if place in ("run", "committed"):
+            done += [row["value"] for row in one.rows(start, end)]
+        one.crash()
+        if place == "acquired":
+            continue
+        again = query()
+        if place == "written":  # it is run by the process that comes after
+            done += [row["value"] for row in again.rows(start, end)]
+            again.crash()
+        start = end
+        if end == start and len(done) >= 3000:
+            break
+    rest, _ = query().run(start)
+
+    assert sorted(done + rest) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_a_dropped_batch_is_not_read_again_and_its_records_come_again(broker, query):
+    first = query(recovery="drop")
+    start = first.initial()
+    end = first.latest(start)
+    first.crash()
+
+    second = query(recovery="drop")
+    again = second.rows(start, end)
+    found, _ = second.run(end)
+
+    assert again == []
+    assert sorted(found) == values()
+
+
+def test_an_older_process_of_the_same_query_is_fenced(query):
+    first = query()
+    start = first.initial()
+    end = first.latest(start)
+    second = query()
+    after = second.latest(end)
+    first.reader._driver._member._looked_s = 0.0
+
+    with pytest.raises(Fenced, match="another process"):
+        first.latest(end)
+
+    assert after != end
+
+
+def test_locks_are_renewed_while_a_batch_runs(broker, query):
+    one = query(lock_duration="1", records_per_trigger="3000")
+    start = one.initial()
+    end = one.latest(start)
+    holds = one.reader._driver._member._holds
+    lapses = max(hold.lapses_s for hold in holds._holds.values())
+    assert until(lambda: holds.due(lapses + 1), lambda due: not due) == []
+    after = one.latest(end)
+
+    assert after == end
+    assert broker.backlog(query.group) == 0
+
+
+def test_a_run_that_empties_the_backlog_ends(broker, query):
+    one = query()
+    one.reader.prepareForTriggerAvailableNow()
+
+    found, last = one.run(one.initial())
+
+    assert len(found) == 3000
+    assert one.latest(last) == last
+
+
+def test_a_rate_limits_what_a_batch_takes(query):
+    one = query(records_per_second="200", records_per_trigger="100000")
+    start = one.initial()
+
+    rows = one.rows(start, one.latest(start))
+
+    assert 200 <= len(rows) <= 300  # batches of the log are not cut
+
+
+def test_a_group_has_no_delivery_limit_where_flowshare_leads(broker, query):
+    one = query()
+    one.latest(one.initial())
+    configs = {entry.name: entry.value for entry in broker.call(broker.admin.group_configs(query.group))}
+
+    native = broker.backend.kind == "native"
+    assert configs["share.delivery.count.limit"] == ("10" if native else "1000000")
+    assert one.reader._driver._member.facts.endless != native
+
+
+def test_a_topic_that_is_not_there_is_refused_with_the_command_that_makes_it(broker, unique):
+    one = Query(broker, "nowhere", unique("etl"))
+
+    with pytest.raises(OptionError, match="flowshare topics create nowhere"):
+        one.latest(one.initial())
+
+
+def test_topics_of_a_pattern_are_read(broker, unique):
+    prefix = unique("shop")
+    for name in (f"{prefix}.a", f"{prefix}.b"):
+        broker.produce(broker.topic(name), [name.encode()])
+    one = Query(broker, topic="", group=unique("etl"), topics_pattern=f"{prefix}\\..*")
+
+    found, _ = one.run(one.initial())
+    one.stop()
+
+    assert sorted(found) == [f"{prefix}.a".encode(), f"{prefix}.b".encode()]
+
+
+def test_a_partition_that_goes_to_another_member_is_accepted_all_the_same(broker, query):
+    one = query(records_per_trigger="3000")
+    start = one.initial()
+    end = one.latest(start)
+    done = [row["value"] for row in one.rows(start, end)]
+    other = query(records_per_trigger="3000")
+    member = one.reader._driver._member
+    other.latest(other.initial())
+    left = until(lambda: len(member._member.assignment), lambda count: count < 3)  # it hears of it with a heartbeat
+    one.run(end)
+
+    assert left < 3
+    assert sorted(done) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_a_group_that_is_not_reached_when_a_batch_has_ended_is_asked_again(broker, query, monkeypatch):
+    one = query()
+    start = one.initial()
+    end = one.latest(start)
+    done = [row["value"] for row in one.rows(start, end)]
+    member = one.reader._driver._member
+    member._looked_s = 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(member._admin, "describe_group", unreachable)
+        assert one.latest(end) == end
+    rest, _ = one.run(end)
+
+    assert sorted(done + rest) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_what_was_acquired_before_an_error_is_in_a_batch(broker, query, monkeypatch):
+    one = query(records_per_trigger="100000")
+    start = one.initial()
+    member = one.reader._driver._open(Offset.from_json(start))
+    fetch, calls = member._member.fetch, iter(range(100))
+
+    async def fails_later(**options):
+        return await (unreachable() if next(calls) == 1 else fetch(**{**options, "records_max": 250}))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(member._member, "fetch", fails_later)
+        end = one.latest(start)
+        done = [row["value"] for row in one.rows(start, end)]
+    rest, _ = one.run(end)
+
+    assert 0 < len(done) < 3000
+    assert sorted(done + rest) == values()
+    assert broker.backlog(query.group) == 0
+
+
+async def unreachable(*_, **__):
+    raise NotConnected("nobody answers")
+
+
+def test_a_broker_that_is_not_reached_is_told_and_nothing_of_the_try_is_left(monkeypatch):
+    monkeypatch.setattr("flowshare.spark.member.OPEN_S", 0.1)
+    options = SourceOptions.parse({"broker": "kafka://127.0.0.1:1", "group": "g", "topics": "t"})
+    member = GroupMember(options, "m")
+
+    with pytest.raises(TimeoutError, match="flowshare check"):
+        member.open()
+
+    member._thread.join(10)
+    assert not member._thread.is_alive()
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def judge(broker, group, rows, outcomes):
+    """What the sink does with a batch's rows."""
+    writer = OutcomeWriter(broker.url, group)
+    found = [
+        Outcome(row["topic"], row["partition"], row["offset"], row["offset"], *outcomes[row["value"]])
+        for row in rows
+        if row["value"] in outcomes
+    ]
+    writer.commit([OutcomesMessage(found)], 0)
+
+
+def test_outcomes_settle_each_record_by_itself(broker, query):
+    one = query(outcomes="true", records_per_trigger="5000")
+    start = one.initial()
+    end = one.latest(start)
+    judge(
+        broker,
+        query.group,
+        one.rows(start, end),
+        {b"1": ("release",), b"2": ("reject", 0.0, "it is a two"), b"3": ("accept",)},
+    )
+    after = one.latest(end)
+    again = one.rows(end, after)
+    judge(broker, query.group, again, {b"1": ("accept",)})
+    one.latest(after)
+    (letter,) = broker.read(f"{query.group}.dlq")
+
+    assert [(row["value"], row["delivery_count"]) for row in again] == [(b"1", 2)]
+    assert letter.value == b"2"
+    assert dict(letter.headers)["flowshare.dlq.reason"] == b"it is a two"
+    assert broker.backlog(query.group) == 0
+
+
+def test_records_whose_outcome_nobody_confirmed_come_again(broker, query):
+    first = query(outcomes="true", records_per_trigger="5000")
+    start = first.initial()
+    end = first.latest(start)
+    first.crash()
+
+    second = query(outcomes="true", records_per_trigger="5000")
+    after = second.latest(end)
+
+    assert second.rows(start, end) == []
+    assert len(second.rows(end, after)) == 3000

@@ -1,0 +1,145 @@
+"""The source under Spark: streams to files, triggers, restarts, several queries, outcomes, values with a schema."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.spark.serving import KINDS, serving, url_of
+
+LIMIT_S = 60
+on_one_machine = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+"""For what does not depend on where the group lives."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def broker(request, tmp_path_factory):
+    with serving(url_of(request.param, request, tmp_path_factory.mktemp("stream"))) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(broker, unique):
+    topic = broker.topic(unique("orders"), partitions=2)
+    for number in range(0, 5000, 500):
+        broker.produce(topic, [b"%d" % one for one in range(number, number + 500)])
+    return topic
+
+
+@pytest.fixture
+def stream(spark, broker, topic):
+    def make(group, **options):
+        given = {"broker": broker.url, "topics": topic, "group": group, "tasks": "2", **options}
+        return spark.readStream.format("flowshare").options(**given).load()
+
+    return make
+
+
+def ended(query):
+    """Wait for the end of a query that ends by itself."""
+    assert query.awaitTermination(LIMIT_S), "the query did not end in time"
+    return query
+
+
+def test_what_is_there_goes_to_files_once_and_a_second_run_takes_the_rest(
+    spark, broker, topic, stream, unique, tmp_path
+):
+    group = unique("etl")
+
+    def run():
+        rows = stream(group, records_per_trigger="2000").selectExpr("CAST(value AS STRING) value")
+        writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+        return ended(
+            writer.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start()
+        ).recentProgress
+
+    first = run()
+    broker.produce(topic, [b"%d" % number for number in range(5000, 6000)])
+    run()
+    found = sorted(int(row.value) for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    assert found == list(range(6000))
+    assert len([one for one in first if one["numInputRows"]]) >= 2
+    assert broker.backlog(group) == 0
+
+
+@on_one_machine
+def test_columns_say_where_a_record_is_from_and_json_values_are_structs(spark, broker, unique, stream, tmp_path):
+    topic, group = broker.topic(unique("people")), unique("etl")
+    good = [json.dumps({"id": number, "name": f"n{number}", "more": 1}).encode() for number in range(10)]
+    broker.topic(f"{group}.dlq")
+    broker.produce(topic, [*good[:5], b"{not json", *good[5:]], keys=[b"k"] * 11)
+
+    rows = stream(group, topics=topic, value="json", value_schema="id INT, name STRING", headers="true")
+    seen = []
+    writer = rows.writeStream.foreachBatch(lambda batch, _: seen.extend(batch.collect()))
+    ended(writer.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start())
+    letters = broker.read(f"{group}.dlq")
+
+    assert sorted((row.value.id, row.value.name) for row in seen) == [(number, f"n{number}") for number in range(10)]
+    assert {(row.topic, row.partition, bytes(row.key), row.delivery_count) for row in seen} == {(topic, 0, b"k", 1)}
+    assert seen[0].headers == []
+    assert [letter.value for letter in letters] == [b"{not json"]
+    assert broker.backlog(group) == 0
+
+
+def test_outcomes_of_a_query_settle_record_by_record(broker, unique, stream, tmp_path):
+    group = unique("judged")
+    broker.topic(f"{group}.dlq")
+    judged = stream(group, outcomes="true").selectExpr(
+        "topic",
+        "partition",
+        "offset",
+        "CASE WHEN CAST(value AS STRING) = '7' THEN 'reject' WHEN value LIKE '%0' AND delivery_count = 1 "
+        "THEN 'release' ELSE 'accept' END AS outcome",
+        "'a seven' AS reason",
+    )
+    writer = judged.writeStream.format("flowshare").options(broker=broker.url, group=group)
+    query = ended(writer.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start())
+    rows = sum(one["numInputRows"] for one in query.recentProgress)
+
+    assert [letter.value for letter in broker.read(f"{group}.dlq")] == [b"7"]
+    assert rows == 5000 + 500
+    assert broker.backlog(group) == 0
+
+
+@on_one_machine
+def test_two_queries_of_one_group_divide_the_records_and_stop_in_order(broker, topic, unique, stream, tmp_path):
+    group, seen = unique("shared"), {"a": [], "b": []}
+
+    def start(name):
+        writer = stream(group, records_per_trigger="1000").writeStream.foreachBatch(
+            lambda batch, _: seen[name].extend(int(row.value) for row in batch.select("value").collect())
+        )
+        return writer.option("checkpointLocation", str(tmp_path / name)).start()
+
+    queries = [start("a"), start("b")]
+    try:
+        for _ in range(LIMIT_S * 10):
+            if len(set(seen["a"] + seen["b"])) == 5000 and broker.backlog(group) == 0:
+                break
+            queries[0].awaitTermination(1)
+    finally:
+        for query in queries:
+            query.stop()
+
+    assert sorted(seen["a"] + seen["b"]) == list(range(5000))
+    assert all(query.exception() is None for query in queries)
+
+
+@on_one_machine
+def test_a_batch_query_looks_at_what_is_unfinished_and_takes_nothing(spark, broker, topic, unique):
+    group = unique("looking")
+    rows = spark.read.format("flowshare").options(broker=broker.url, topics=topic, group=group).load()
+
+    assert rows.count() == 5000
+    assert rows.count() == 5000
+
+
+@on_one_machine
+def test_a_wrong_option_is_one_clear_error(spark, broker, topic):
+    with pytest.raises(Exception, match="Did you mean 'records_per_trigger'"):
+        spark.readStream.format("flowshare").options(broker=broker.url, topics=topic, group="g").option(
+            "record_per_trigger", "5"
+        ).load()
