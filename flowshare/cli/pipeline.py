@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +15,6 @@ from flowshare.cli.options import debug_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pyspark.sql import SparkSession
 
     from flowshare.agents.app import App
     from flowshare.agents.pipeline import SharePipeline
@@ -53,8 +52,6 @@ def pipeline(
     On an embedded path, or with share="workers", this process leads share-partitions while it runs.
     """
     from flowshare.agents.loading import load_app
-    from flowshare.cli.errors import Failure
-    from flowshare.spark.session import SparkMissing, session
 
     logs.set_up(log_level, log_format)
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each call back from the JVM
@@ -68,14 +65,7 @@ def pipeline(
         if not equals:
             raise click.UsageError(f"--conf takes KEY=VALUE, not {text!r}")
         settings[key] = value
-    try:
-        spark = session(f"{app.app_id} pipelines", master=master, conf=settings)
-    except SparkMissing as error:
-        raise Failure(str(error)) from None
-    try:
-        good = asyncio.run(_run(app, chosen, spark, once=once, port=web_port or 0, bind=web_bind))
-    finally:
-        spark.stop()
+    good = asyncio.run(_run(app, chosen, settings, master=master, once=once, port=web_port or 0, bind=web_bind))
     return 0 if good else 1
 
 
@@ -93,28 +83,37 @@ def choose(app: App, names: Sequence[str]) -> list[SharePipeline]:
 
 
 async def _run(
-    app: App, chosen: Sequence[SharePipeline], spark: SparkSession, *, once: bool, port: int, bind: str
+    app: App,
+    chosen: Sequence[SharePipeline],
+    settings: dict[str, str | None],
+    *,
+    master: str | None,
+    once: bool,
+    port: int,
+    bind: str,
 ) -> bool:
+    """The broker first, as it may be out of reach and Spark takes seconds; then Spark, the pages, the pipelines."""
     from flowshare.backend import open_backend
     from flowshare.clock import LoopClock
     from flowshare.spark.pages import PipelinePages
+    from flowshare.spark.session import closing, session
     from flowshare.spark.supervisor import PipelineSupervisor
 
     clock = LoopClock()
     broker = app.broker_address
-    backend = open_backend(broker, clock=clock, lead=True)
-    await backend.start()
-    supervisor = PipelineSupervisor(
-        chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
-    )
-    pages = PipelinePages(supervisor, port=port, bind=bind)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, supervisor.stop)
-    try:
-        address = await pages.start()
-        logger.info("health and metrics at http://%s", address)
+    async with AsyncExitStack() as stack:
+        backend = open_backend(broker, clock=clock, lead=True)
+        stack.push_async_callback(backend.close)
+        await backend.start()
+        spark = await asyncio.to_thread(session, f"{app.app_id} pipelines", master=master, conf=settings)
+        stack.enter_context(closing(spark))
+        supervisor = PipelineSupervisor(
+            chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, supervisor.stop)
+        pages = PipelinePages(supervisor, port=port, bind=bind)
+        stack.push_async_callback(pages.close)
+        logger.info("health and metrics at http://%s", await pages.start())
         return await supervisor.run()
-    finally:
-        await pages.close()
-        await backend.close()

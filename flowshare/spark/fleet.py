@@ -37,7 +37,8 @@ from flowshare.spark.control import Listener
 from flowshare.spark.figures import Figures
 from flowshare.spark.fleet_calls import Calls, Rows
 from flowshare.spark.fleet_slot import Slot
-from flowshare.spark.jobs import Jobs, SparkGone
+from flowshare.spark.gone import SparkGone
+from flowshare.spark.jobs import Jobs
 from flowshare.spark.task import Ended, WorkerTask
 
 logger = logging.getLogger("flowshare.spark")

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from flowshare.spark.gone import PYTHON_ERROR, WHY_MAX, SparkGone, gone
 from flowshare.spark.task import Ended, WorkerTask, run_task
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ WANTED: Final[Mapping[str, str]] = {
 }
 """Settings unless the configuration has them."""
 STOP_S: Final = 20.0
-WHY_MAX: Final = 300
-"""Characters of a reason."""
 
 
 class Jobs(Protocol):
@@ -65,10 +64,6 @@ class Jobs(Protocol):
     async def gone(self) -> str | None:
         """What is to be said when no worker can run any more; None: all is well."""
         ...
-
-
-class SparkGone(RuntimeError):
-    """Spark's driver or cluster is no longer there; the text says what is known."""
 
 
 def start_spark(master: Master, name: str) -> SparkContext:
@@ -147,11 +142,11 @@ class SparkJobs:
                 tell(done.set_result, self._collect(task))
             except Exception as error:  # noqa: BLE001 - py4j's and Spark's; it is told
                 ended = ended_by(str(error))
-                gone = self._gone(ended.why)
-                if gone is None:
+                over = gone(self._context, ended.why)
+                if over is None:
                     tell(done.set_result, ended)
                 else:
-                    tell(done.set_exception, SparkGone(gone))
+                    tell(done.set_exception, SparkGone(over))
 
         def start() -> None:
             InheritableThread(target=work, name=f"worker {task.slot}", daemon=True).start()
@@ -165,7 +160,7 @@ class SparkJobs:
 
     async def gone(self) -> str | None:
         """What is to be said when Spark has ended; None: it has not."""
-        return await asyncio.to_thread(self._gone, "its context was stopped")
+        return await asyncio.to_thread(gone, self._context, "its context was stopped")
 
     def stop(self) -> None:
         """End the context. Blocks."""
@@ -185,23 +180,12 @@ class SparkJobs:
         except Exception as error:  # noqa: BLE001 - of py4j when Spark is gone: then the job is, too
             logger.debug("worker %d cannot be cancelled: %r", task.slot, error)
 
-    def _gone(self, why: str) -> str | None:
-        """What is to be said when Spark has ended; None: it has not."""
-        try:
-            stopped = bool(self._context._jsc.sc().isStopped())  # noqa: SLF001 - Python has no name for it
-        except Exception:  # noqa: BLE001 - py4j's errors when the JVM is gone, of several kinds
-            return "Spark has ended: its JVM is gone"
-        return f"Spark has ended: {why}" if stopped else None
-
 
 def _group(task: WorkerTask) -> str:
     return f"flowshare-{task.slot}-{task.run}"
 
 
 _LOST_TASK: Final = re.compile(r"Lost task [\d.]+ in stage [\d.]+ \(TID \d+\)(?: \([^)]*\))?: (.*?)(?:\n|$)")
-_PYTHON: Final = re.compile(
-    r"PythonException: .*?Traceback \(most recent call last\):\n(.*?)\n\s*(?:\n|at )", re.DOTALL
-)
 
 
 def ended_by(text: str) -> Ended:
@@ -209,7 +193,7 @@ def ended_by(text: str) -> Ended:
 
     A Python error of the task's own is raised again whenever it is tried: flowshare is not installed there, for one.
     """
-    if found := _PYTHON.search(text):
+    if found := PYTHON_ERROR.search(text):
         return Ended(code=None, why=found[1].strip().splitlines()[-1][:WHY_MAX], refused=True)
     if "Python worker exited unexpectedly" in text or "Python worker failed to connect" in text:
         return Ended(code=None, why="its Python process ended")

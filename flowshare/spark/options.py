@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
-from flowshare.agents.errors import OptionError, refuse_unknown
-from flowshare.backend.url import BadBrokerUrl, parse_broker
+from flowshare.agents.errors import OptionError
+from flowshare.spark import checks
 
 ValueForm = Literal["bytes", "json", "avro"]
 Recovery = Literal["rerun", "drop"]
 
 RECORDS_PER_TRIGGER: Final = 100_000
-SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
-"""Keys that Spark puts among the options by itself."""
 INTERNAL: Final = "__"
 """How the names of topics begin in which brokers keep their state: reading a group's would make more of it."""
-TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +68,18 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Check what a reader was given; names in any case. Raises: OptionError."""
-        known = [one.name for one in fields(cls)]
-        named = {key.lower(): text for key, text in given.items() if key.lower() not in SPARKS_OWN}
-        refuse_unknown('format("flowshare")', named, known)
-        for need in ("broker", "group"):
-            if not named.get(need):
-                raise OptionError(f'format("flowshare") needs .option("{need}", …)')
-        checked = {name: CHECKS.get(name, _text)(name, text) for name, text in named.items()}
-        options = cls(**checked)
+        names = [one.name for one in fields(cls)]
+        options = cls(**checks.checked(given, names, ("broker", "group"), CHECKS))
         options._check_together()
         return options
 
     def _check_together(self) -> None:
         if bool(self.topics) == bool(self.topics_pattern):
-            raise OptionError('format("flowshare") needs either .option("topics", …) or .option("topics_pattern", …)')
+            raise OptionError(f'{checks.FORMAT} needs either .option("topics", …) or .option("topics_pattern", …)')
         if (self.value == "bytes") == bool(self.value_schema):
             raise OptionError("value_schema goes with value=json or value=avro, and they need it")
         if self.value != "bytes" and self.dead_letter_topic in self.topics:
             raise OptionError(f"dead_letter={self.dead_letter_topic} is read, too: what is put there would come back")
-        kind = parse_broker(self.broker).kind
-        if kind == "memory":
-            raise OptionError("memory:// is one process's own, and Spark is several: give embedded:///path or kafka://")
 
     @property
     def task_count(self) -> int:
@@ -114,18 +102,6 @@ class SourceOptions:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def _text(_: str, text: str) -> str:
-    return text
-
-
-def _broker(_: str, text: str) -> str:
-    try:
-        parse_broker(text)
-    except BadBrokerUrl as error:
-        raise OptionError(str(error)) from error
-    return text
-
-
 def _names(name: str, text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
@@ -144,52 +120,23 @@ def _pattern(name: str, text: str) -> str:
 def _start(name: str, text: str) -> str:
     if text.lower() in ("earliest", "latest"):
         return text.lower()
-    back_s = _number(float, 0)(f"{name} takes earliest, latest or seconds back; as a number it", text)
+    back_s = checks.number(float, 0)(f"{name} takes earliest, latest or seconds back; as a number it", text)
     return f"by_duration:PT{back_s:.3f}".rstrip("0").rstrip(".") + "S"
 
 
-def _number(kind: type[Any], least: float) -> Callable[[str, str], Any]:
-    def check(name: str, text: str) -> Any:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = None
-        if number is None or not least <= number < float("inf"):
-            what = "whole number" if kind is int else "number"
-            raise OptionError(f"{name} takes a {what} from {least:g} on, not {text!r}")
-        return number
-
-    return check
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in TRUE | FALSE:
-        raise OptionError(f"{name} takes true or false, not {text!r}")
-    return text.lower() in TRUE
-
-
-def _one_of(*known: str) -> Callable[[str, str], str]:
-    def check(name: str, text: str) -> str:
-        if text.lower() not in known:
-            raise OptionError(f"{name} takes {', '.join(known[:-1])} or {known[-1]}, not {text!r}")
-        return text.lower()
-
-    return check
-
-
-CHECKS: Final[Mapping[str, Callable[[str, str], Any]]] = {
-    "broker": _broker,
+CHECKS: Final[Mapping[str, checks.Check]] = {
+    "broker": checks.broker,
     "topics": _names,
     "topics_pattern": _pattern,
     "start": _start,
-    "records_per_trigger": _number(int, 1),
-    "records_per_second": _number(float, 0),
-    "tasks": _number(int, 0),
-    "lock_duration": _number(float, 0),
-    "delivery_limit": _number(int, 0),
-    "wait": _number(float, 0),
-    "value": _one_of("bytes", "json", "avro"),
-    "headers": _flag,
-    "outcomes": _flag,
-    "recovery": _one_of("rerun", "drop"),
+    "records_per_trigger": checks.number(int, 1),
+    "records_per_second": checks.number(float, 0),
+    "tasks": checks.number(int, 0),
+    "lock_duration": checks.number(float, 0),
+    "delivery_limit": checks.number(int, 0),
+    "wait": checks.number(float, 0),
+    "value": checks.one_of("bytes", "json", "avro"),
+    "headers": checks.flag,
+    "outcomes": checks.flag,
+    "recovery": checks.one_of("rerun", "drop"),
 }

@@ -20,6 +20,7 @@ from flowshare.backend.url import parse_broker
 from flowshare.client.cluster import Cluster
 from flowshare.client.kafka_producer import KafkaProducer
 from flowshare.clock import LoopClock
+from flowshare.fleet.log.chunk import aborted_batches
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError, check_header, frames
@@ -259,20 +260,7 @@ def _wanted(log: FetchedLog, ranges: Sequence[Range], at: int, behind: int) -> l
 
 
 def _aborted(log: FetchedLog) -> Done:
-    """Offsets of aborted transactions: from each one's first batch up to its producer's next marker.
-
-    Headers are believed unchecked: behind a damaged batch, too, what was aborted must not get through.
-    """
-    found = Done()
-    ahead = sorted(log.aborted, key=lambda one: one.first_offset, reverse=True)
-    aborting: set[int] = set()
-    for header in frames(log.records, partial_tail=True):
-        while ahead and ahead[-1].first_offset <= header.last_offset:
-            aborting.add(ahead.pop().producer_id)
-        if header.producer_id not in aborting or not header.is_transactional:
-            continue
-        if header.is_control:
-            aborting.discard(header.producer_id)
-        else:
-            found.add(Range(log.topic, log.partition, header.base_offset, header.last_offset))
-    return found
+    """Offsets of aborted transactions. Headers are believed unchecked: behind a damaged batch, too, what was aborted
+    must not get through."""
+    batches = aborted_batches(frames(log.records, partial_tail=True), log.aborted)
+    return Done(Range(log.topic, log.partition, batch.first, batch.last) for batch in batches)

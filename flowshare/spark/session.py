@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flowshare.dev.failure import DevFailure
 from flowshare.dev.java import java
+from flowshare.spark.gone import gone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +65,16 @@ def session(
     register(made)
     activate(made)
     return made
+
+
+@contextmanager
+def closing(spark: SparkSession) -> Iterator[None]:
+    """Stops a session at the end; one whose JVM is gone has nothing to stop."""
+    try:
+        yield
+    finally:
+        if gone(spark.sparkContext, "") is None:
+            spark.stop()
 
 
 def activate(spark: SparkSession) -> None:

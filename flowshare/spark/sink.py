@@ -22,10 +22,11 @@ from pyspark.sql.datasource import (
 )
 
 from flowshare.agents.errors import OptionError
+from flowshare.spark.checks import FORMAT
 from flowshare.spark.producing import Encoder, Outbox
 from flowshare.spark.sink_columns import Layout
 from flowshare.spark.sink_line import SinkError, line_of
-from flowshare.spark.sink_options import FORMAT, SinkOptions
+from flowshare.spark.sink_options import SinkOptions
 from flowshare.spark.sink_transactions import Origin, Prepared, Transaction, decided, end, settle
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.errors import OptionError, nearest
-from flowshare.spark.sink_options import FORMAT, SinkOptions
+from flowshare.spark.checks import FORMAT
+from flowshare.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

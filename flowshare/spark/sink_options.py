@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
-from flowshare.agents.errors import OptionError, refuse_unknown
-from flowshare.backend.url import BadBrokerUrl, parse_broker
 from flowshare.client.settings import Compression
 from flowshare.protocol.headers import CODECS
+from flowshare.spark import checks
 
 Guarantee = Literal["at_least_once", "exactly_once"]
-
-FORMAT: Final = 'format("flowshare")'
-SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
-"""Keys that Spark puts among a sink's options by itself."""
-TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +45,7 @@ class SinkOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Check what a writer was given; names in any case. Raises: OptionError."""
-        named = {key.lower(): text for key, text in given.items() if key.lower() not in SPARKS_OWN}
-        refuse_unknown(FORMAT, named, [one.name for one in fields(cls)])
-        if not named.get("broker"):
-            raise OptionError(f'{FORMAT} needs .option("broker", …)')
-        checked = {name: CHECKS.get(name, _text)(name, text) for name, text in named.items()}
-        return cls(**checked)
+        return cls(**checks.checked(given, [one.name for one in fields(cls)], ("broker",), CHECKS))
 
     @property
     def exactly_once(self) -> bool:
@@ -69,58 +58,13 @@ class SinkOptions:
         return self.topic or self.batches_topic
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
-
-
-def _text(_: str, text: str) -> str:
-    return text
-
-
-def _broker(_: str, text: str) -> str:
-    try:
-        kind = parse_broker(text).kind
-    except BadBrokerUrl as error:
-        raise OptionError(str(error)) from error
-    if kind == "memory":
-        raise OptionError("memory:// is one process's own, and Spark is several: give embedded:///path or kafka://")
-    return text
-
-
-def _number(kind: type[Any], least: float) -> Callable[[str, str], Any]:
-    def check(name: str, text: str) -> Any:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = None
-        if number is None or not least <= number < float("inf"):
-            raise OptionError(f"{name} takes a number from {least:g} on, not {text!r}")
-        return number
-
-    return check
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in TRUE | FALSE:
-        raise OptionError(f"{name} takes true or false, not {text!r}")
-    return text.lower() in TRUE
-
-
-def _one_of(*known: str) -> Callable[[str, str], str]:
-    def check(name: str, text: str) -> str:
-        if text.lower() not in known:
-            raise OptionError(f"{name} takes {', '.join(known[:-1])} or {known[-1]}, not {text!r}")
-        return text.lower()
-
-    return check
-
-
-CHECKS: Final[Mapping[str, Callable[[str, str], Any]]] = {
-    "broker": _broker,
-    "delivery": _one_of("at_least_once", "exactly_once"),
-    "compression": _one_of(*CODECS),
-    "create_topics": _flag,
-    "batch_bytes": _number(int, 1024),
-    "batch_header": _flag,
-    "delivery_timeout": _number(float, 1),
-    "transaction_timeout": _number(float, 1),
+CHECKS: Final[Mapping[str, checks.Check]] = {
+    "broker": checks.broker,
+    "delivery": checks.one_of("at_least_once", "exactly_once"),
+    "compression": checks.one_of(*CODECS),
+    "create_topics": checks.flag,
+    "batch_bytes": checks.number(int, 1024),
+    "batch_header": checks.flag,
+    "delivery_timeout": checks.number(float, 1),
+    "transaction_timeout": checks.number(float, 1),
 }

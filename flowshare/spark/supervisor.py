@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
+from flowshare.spark.gone import SparkGone, brief, gone
 from flowshare.spark.query import start_query
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ WELL_S: Final = 60.0
 """A query that ran for so long is not one that fails again and again."""
 ONCE_TRIES: Final = 3
 LOOK_S: Final = 0.25
+NOTE_S: Final = 1.0
 TELL_S: Final = 10.0
 STOP_S: Final = 30.0
 """How long a batch that is under way at the end may take."""
@@ -62,6 +64,7 @@ class _Running:
     figures: Figures
     query: StreamingQuery | None = None
     since_s: float = 0.0
+    noted_s: float = 0.0
     again_s: float = 0.0
     pause_s: float = PAUSE_S
     tries: int = 0
@@ -101,7 +104,7 @@ class PipelineSupervisor:
         self._stop.set()
 
     async def run(self) -> bool:
-        """Run until `stop`, or with `once` until all have ended; whether none was given up."""
+        """Run until `stop`, or with `once` until all have ended; whether none was given up. Raises: SparkGone."""
 
         async def connect() -> Connection:
             return await self._backend.connect("pipelines")
@@ -110,8 +113,7 @@ class PipelineSupervisor:
         told_s = self._clock.monotonic()
         try:
             while not self._stop.is_set() and not self._ended():
-                for one in self._running:
-                    await self._look_after(one)
+                await self._look_after_all()
                 if self._clock.monotonic() >= told_s + TELL_S:
                     told_s = self._clock.monotonic()
                     await self._tell(admin)
@@ -126,6 +128,16 @@ class PipelineSupervisor:
         with contextlib.suppress(TimeoutError):
             await self._clock.wait_for(self._stop.wait(), LOOK_S)
 
+    async def _look_after_all(self) -> None:
+        """Raises: SparkGone, as no query can ever run again in this process then."""
+        try:
+            for one in self._running:
+                await self._look_after(one)
+        finally:
+            why = await asyncio.to_thread(gone, self._spark.sparkContext, "its context was stopped")
+            if why is not None:
+                raise SparkGone(f"{why}. Start the pipelines again: they go on from their checkpoints") from None
+
     def _ended(self) -> bool:
         return all(one.figures.state in ("ended", "failed") for one in self._running)
 
@@ -139,7 +151,9 @@ class PipelineSupervisor:
             if now_s >= one.again_s:
                 await self._begin(one)
             return
-        await asyncio.to_thread(self._note, one)
+        if now_s >= one.noted_s + NOTE_S:
+            one.noted_s = now_s
+            await asyncio.to_thread(self._note, one)
         if await asyncio.to_thread(lambda: one.query is not None and one.query.isActive):
             if now_s - one.since_s >= WELL_S:
                 one.pause_s, one.tries = PAUSE_S, 0
@@ -165,6 +179,8 @@ class PipelineSupervisor:
 
     def _failed(self, one: _Running, error: str) -> None:
         figures = one.figures
+        logger.debug("pipeline=%s failed: %s", figures.name, error)
+        error = brief(error)
         figures.failures += 1
         figures.last_error = error
         if self._once and one.tries >= ONCE_TRIES:
@@ -177,9 +193,9 @@ class PipelineSupervisor:
         one.pause_s = min(PAUSE_MAX_S, 2 * one.pause_s)
 
     def _end(self, one: _Running) -> None:
-        """Let the batch that is under way end, then stop the query. Blocks."""
+        """Let the batch that is under way end, then stop the query; harmless when Spark is gone. Blocks."""
         query = one.query
-        if query is None or not query.isActive:
+        if query is None or gone(self._spark.sparkContext, "") or not query.isActive:
             return
         deadline_s = self._clock.monotonic() + STOP_S
         while query.isActive and query.status.get("isTriggerActive") and query.status.get("isDataAvailable"):

@@ -25,7 +25,8 @@ from flowshare.spark import fleet_calls
 from flowshare.spark.control import Who
 from flowshare.spark.figures import BUCKETS, COUNTERS, GAUGES, Figures
 from flowshare.spark.fleet import FleetOnSpark
-from flowshare.spark.jobs import SparkGone, ended_by
+from flowshare.spark.gone import SparkGone
+from flowshare.spark.jobs import ended_by
 from flowshare.spark.leaving import Leaving
 from flowshare.spark.masters import BadMaster, Master, Size
 from flowshare.spark.run_fleet import environment, fleet_tag

@@ -67,7 +67,7 @@ def test_without_a_broker_it_says_what_is_missing():
         ("delivery", "sometimes", "delivery takes at_least_once or exactly_once, not 'sometimes'"),
         ("compression", "brotli", "compression takes none, gzip, snappy, lz4 or zstd, not 'brotli'"),
         ("create_topics", "maybe", "create_topics takes true or false, not 'maybe'"),
-        ("batch_bytes", "many", "batch_bytes takes a number from 1024 on, not 'many'"),
+        ("batch_bytes", "many", "batch_bytes takes a whole number from 1024 on, not 'many'"),
         ("delivery_timeout", "0", "delivery_timeout takes a number from 1 on, not '0'"),
         ("delivery_timeout", "inf", "delivery_timeout takes a number from 1 on, not 'inf'"),
         ("broker", "memory://", "memory:// is one process's own"),

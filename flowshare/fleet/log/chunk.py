@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.protocol.headers import BatchHeader, DecodeError, check_crc, check_header, frames
@@ -96,7 +96,7 @@ def parse(records: bytes, offset: int, aborted: Sequence[AbortedTransaction] = (
     if not headers:
         return Parsed(None, damage)
     begin, end = headers[0].position, headers[-1].position + headers[-1].size
-    among = _aborted(headers, aborted) if aborted else ()
+    among = aborted_batches(headers, aborted) if aborted else ()
     if begin:
         headers = [header._replace(position=header.position - begin) for header in headers]
     return Parsed(Chunk(records[begin:end], headers, among), damage)
@@ -107,7 +107,7 @@ def leader_epoch(records: bytes, position: int = 0) -> int:
     return int.from_bytes(records[position + EPOCH_AT : position + EPOCH_AT + EPOCH_BYTES], signed=True)
 
 
-def _aborted(headers: Sequence[BatchHeader], transactions: Sequence[AbortedTransaction]) -> tuple[LogBatch, ...]:
+def aborted_batches(headers: Iterable[BatchHeader], transactions: Sequence[AbortedTransaction]) -> tuple[LogBatch, ...]:
     """The batches of aborted transactions: from each one's first offset up to its producer's next marker."""
     ahead = sorted(transactions, key=lambda one: one.first_offset, reverse=True)
     aborting: set[int] = set()

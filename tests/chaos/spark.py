@@ -1,0 +1,317 @@
+"""kill -9 of a pipeline's driver and JVM, and of the broker, at random moments; judged by the rows that are there.
+
+    python -m tests.chaos.spark [--seed N] [--kills 30] [--records 200000] [--only embedded:files,native:batches]
+
+One run for each place of the share group and each sink: all records are produced, then `flowshare pipeline` runs over
+them and is killed again and again, each time started anew at once, whoever of its processes still lives; at last it
+runs to the end. Each record must be in the rows once, and the group must have finished all of them. The seed decides
+what is done, not how fast this machine does it. Exit code 0: no violation, and enough kills met a batch under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowshare.dev.processes import tail
+from tests.chaos.cluster import MortalKafka
+from tests.chaos.proxy import Wires
+from tests.spark.serving import serving
+
+PLACES = ("embedded", "native", "workers")
+SINKS = ("files", "batches")
+CONF = (
+    "spark.ui.enabled=false",
+    "spark.sql.shuffle.partitions=2",
+    "spark.driver.memory=1g",
+    "spark.sql.streaming.pollingDelay=10ms",
+)
+BATCHES_A_KILL = 4
+PARTITIONS = 3
+GOING_S = 90.0
+END_S = 300.0
+ENDS = 3
+"""How often a pipeline may run to its end: what a dead one had locked is given again when the lock is over."""
+MET_PART = 0.2
+"""The part of the kills that must have met a batch in the write-ahead log and not yet in the commit log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run. place: where the share group lives; sink: the pipeline of `spark_app`."""
+
+    place: str
+    sink: str
+    seed: int
+    records: int = 200_000
+    kills: int = 30
+
+
+@dataclass(slots=True)
+class Met:
+    """What the kills met."""
+
+    kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    under_way: int = 0
+    before: int = 0
+
+
+class Query:
+    """`flowshare pipeline` as processes: the driver, its JVM, its Python workers."""
+
+    def __init__(self, plan: Plan, url: str, topic: str, folder: Path) -> None:
+        self._plan = plan
+        self._out = folder / "out"
+        self._log = folder / "log"
+        self._environment = {
+            **os.environ,
+            "FLOWSHARE_BROKER": url,
+            "CHAOS_OUT": str(self._out),
+            "CHAOS_TOPIC": topic,
+            "CHAOS_BATCH": str(max(100, plan.records // (plan.kills * BATCHES_A_KILL))),
+        }
+        self._groups: list[int] = []
+        self.process: subprocess.Popen[bytes]
+
+    def start(self, *more: str) -> None:
+        """Start it; others of it may still live."""
+        conf = [part for text in CONF for part in ("--conf", text)]
+        command = [sys.executable, "-m", "flowshare.cli", "pipeline", "tests.chaos.spark_app:app", self._plan.sink]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--master", "local[2,4]", *conf, *more],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._groups.append(self.process.pid)
+
+    def batches(self, of: str) -> int:
+        """The newest batch in its log of `offsets` (write-ahead) or `commits`; −1: none."""
+        folder = self._out / "data" / "pipelines" / self._plan.sink / of
+        return max((int(one.name) for one in folder.glob("*") if one.name.isdigit()), default=-1)
+
+    def wait_going(self) -> None:
+        """Until it has committed a batch. Raises: AssertionError."""
+        before, until = self.batches("commits"), time.monotonic() + GOING_S
+        while self.batches("commits") == before:
+            assert time.monotonic() < until, f"no batch was committed for {GOING_S:g} s:\n{tail(self._log)}"
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{tail(self._log)}"
+            time.sleep(0.01)
+
+    def kill(self, victim: str) -> None:
+        """kill -9 of the `driver`, its `jvm` or `all` processes; a driver without a JVM must end by itself."""
+        if victim == "all":
+            self._kill_group(self.process.pid)
+        elif victim == "jvm" and (pid := jvm_of(self.process.pid)) is not None:
+            os.kill(pid, signal.SIGKILL)
+            code = self.process.wait(GOING_S)
+            assert code == 1, f"without its JVM it ended with {code}:\n{tail(self._log)}"
+        else:
+            self.process.kill()
+        self.process.wait()
+
+    def run_to_the_end(self) -> None:
+        """Read what is there, and end. Raises: AssertionError."""
+        self.start("--once")
+        code = self.process.wait(END_S)
+        assert code == 0, f"it ended with {code}:\n{tail(self._log)}"
+
+    def end(self) -> None:
+        """Nothing of it lives on."""
+        for group in self._groups:
+            self._kill_group(group)
+        self.process.wait()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of the sink, as its readers find them."""
+        import pyarrow.parquet as parquet
+
+        folder = self._out / self._plan.sink / "rows"
+        files = written(folder) if self._plan.sink == "files" else sorted(folder.glob("batch=*/*.parquet"))
+        return [row for path in files for row in parquet.ParquetFile(path).read().to_pylist()]
+
+    @staticmethod
+    def _kill_group(group: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def jvm_of(pid: int) -> int | None:
+    """The Java process that a driver started; None: not yet."""
+    for one in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            name, _, rest = (one / "stat").read_text().rpartition(")")
+            if int(rest.split()[1]) == pid and name.endswith("(java"):
+                return int(one.name)
+    return None
+
+
+def written(folder: Path) -> list[Path]:
+    """The files that Spark's file sink committed: its log `_spark_metadata` says them, the folder may have more."""
+    log = folder / "_spark_metadata"
+    compact = max((int(one.stem) for one in log.glob("*.compact")), default=-1)
+    entries = [log / f"{compact}.compact"] if compact >= 0 else []
+    entries += [one for one in log.glob("*") if one.name.isdigit() and int(one.name) > compact]
+    lines = [line for one in entries for line in one.read_text().splitlines()[1:]]
+    return [Path(json.loads(line)["path"].removeprefix("file://")) for line in lines]
+
+
+class Run:
+    """One pipeline, killed again and again."""
+
+    def __init__(self, plan: Plan, url: str, folder: Path, kafka: MortalKafka | None) -> None:
+        folder.mkdir(parents=True)
+        self.plan, self._url, self._kafka = plan, url, kafka
+        self._dice = random.Random(f"{plan.seed} {plan.place} {plan.sink}")
+        self._topic = f"numbers-{uuid.uuid4().hex[:8]}"
+        self._query = Query(plan, url, self._topic, folder)
+        self.met = Met()
+
+    def go(self) -> list[str]:
+        """Violations. Raises: AssertionError when it does not go on."""
+        with serving(self._url) as broker:
+            broker.topic(self._topic, partitions=PARTITIONS)
+            broker.produce(self._topic, [b"%d" % number for number in range(self.plan.records)])
+        try:
+            self._query.start()
+            for _ in range(self.plan.kills):
+                self._fault()
+            self._query.kill("all")
+            left = self._to_the_end()
+        finally:
+            self._query.end()
+        return self._judge(left)
+
+    def _fault(self) -> None:
+        kinds = ["driver", "jvm", "all"] + (["broker"] if self._kafka else [])
+        kind = self._dice.choice(kinds)
+        if self._dice.random() < 0.75:
+            self._query.wait_going()
+            time.sleep(self._dice.uniform(0.0, 1.5))
+        else:
+            self.met.before += 1
+            time.sleep(self._dice.uniform(0.0, 8.0))
+        self.met.kinds[kind] += 1
+        if kind == "broker":
+            assert self._kafka is not None
+            self._kafka.stop(kill=True)
+            self._kafka.start()
+            return  # the query goes on by itself
+        under_way = self._query.batches("offsets") > self._query.batches("commits")
+        self._query.kill(kind)
+        self.met.under_way += under_way
+        self._query.start()
+
+    def _to_the_end(self) -> int:
+        """How many records the group has not finished at last."""
+        left = -1
+        for _ in range(ENDS):
+            self._query.run_to_the_end()
+            with serving(self._url) as broker:
+                left = broker.backlog(f"chaos-{self._topic}.{self.plan.sink}")
+            if left == 0:
+                break
+        return left
+
+    def _judge(self, left: int) -> list[str]:
+        rows = self._query.rows()
+        times = collections.Counter(row["id"] for row in rows)
+        lost = [number for number in range(self.plan.records) if number not in times]
+        twice = [number for number, count in times.items() if count > 1]
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.met.kinds.items()))
+        print(
+            f"{self.plan.place} {self.plan.sink}: {len(rows)} rows of {self.plan.records} records, lost {len(lost)}, "
+            f"twice {len(twice)}, not finished {left}; killed {kinds}; {self.met.under_way} met a batch under way, "
+            f"{self.met.before} the start; {self._query.batches('commits') + 1} batches, "
+            f"{sum(row['delivery_count'] > 1 for row in rows)} records delivered again, "
+            f"{max(row['delivery_count'] for row in rows)} times at most",
+            flush=True,
+        )
+        found = [f"{what} {len(ids)}: {ids[:5]}" for what, ids in (("lost", lost), ("twice", twice)) if ids]
+        if left:
+            found.append(f"{left} records are not finished")
+        if self.met.under_way < int(MET_PART * self.plan.kills):
+            found.append(f"only {self.met.under_way} of {self.plan.kills} kills met a batch under way")
+        return found
+
+
+@contextmanager
+def place_of(plan: Plan, folder: Path, kafka: MortalKafka | None, bootstrap: str | None) -> Iterator[str]:
+    """The broker URL of a run."""
+    if plan.place == "embedded":
+        yield f"embedded://{folder}/broker"
+        return
+    address = kafka.bootstrap if kafka is not None else bootstrap
+    url = f"kafka://{address}?share={plan.place}"
+    yield url if plan.place == "native" else f"{url}&fleet={folder.name}&state_dir={folder}/state"
+
+
+def chaos(plans: Sequence[Plan], folder: Path, *, bootstrap: str | None = None) -> int:
+    """All runs; the number of violations. bootstrap: a Kafka that is not to be killed; None: one of its own."""
+    violations = 0
+    with Wires() as wires:
+        mortal = bootstrap is None and any(plan.place != "embedded" for plan in plans)
+        kafka = MortalKafka(folder, wires, 0) if mortal else None
+        if kafka is not None:
+            kafka.start()
+        try:
+            for plan in plans:
+                violations += _one(plan, folder / f"{plan.place}-{plan.sink}", kafka, bootstrap)
+        finally:
+            if kafka is not None:
+                kafka.stop(kill=True)
+    return violations
+
+
+def _one(plan: Plan, folder: Path, kafka: MortalKafka | None, bootstrap: str | None) -> int:
+    with place_of(plan, folder, kafka, bootstrap) as url:
+        run = Run(plan, url, folder, kafka if plan.place != "embedded" else None)
+        try:
+            found = run.go()
+        except AssertionError as error:
+            found = [str(error)]
+    for one in found:
+        print(f"{plan.place} {plan.sink}, seed {plan.seed}: {one}", flush=True)
+    return len(found)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--only", default="", help="place:sink, separated by commas; all without it.")
+    parser.add_argument("--keep", type=Path, help="Where logs and rows stay.")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    chosen = options.only.split(",") if options.only else [f"{place}:{sink}" for place in PLACES for sink in SINKS]
+    plans = [
+        Plan(place=place, sink=sink, seed=seed, records=options.records, kills=options.kills)
+        for place, _, sink in (one.partition(":") for one in chosen)
+    ]
+    with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
+        violations = chaos(plans, options.keep or Path(folder))
+    print(f"seed {seed}  runs {len(plans)}  violations {violations}")
+    sys.exit(violations != 0)
+
+
+if __name__ == "__main__":
+    main()
