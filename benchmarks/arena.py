@@ -29,8 +29,8 @@ from confluent_kafka.admin import (
 )
 
 from flowshare.dev import broker
-from flowshare.dev.jars import cache_dir, class_path, jars, locked
-from flowshare.dev.java import java, javac, maven
+from flowshare.dev.jars import cache_dir, class_path, jars, libraries, locked
+from flowshare.dev.java import java, javac
 from flowshare.dev.processes import tied_to_parent
 
 if TYPE_CHECKING:
@@ -193,17 +193,7 @@ def kafka_libraries() -> str:
 
 def parallel_libraries() -> str:
     """Class path of parallel-consumer, fetched with Maven when it is not there."""
-    pom = (SOURCES / "pom.xml").read_bytes()
-    target = cache_dir() / f"bench-libs-{hashlib.sha256(pom).hexdigest()[:8]}"
-    with locked(cache_dir() / "bench.lock", PEER_LIMIT_S):
-        if not target.is_dir():
-            draft = Path(tempfile.mkdtemp(prefix="bench-", dir=cache_dir()))
-            (draft / "pom.xml").write_bytes(pom)
-            command = [str(maven()), "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-            _checked([*command, f"-DoutputDirectory={draft / 'libs'}"], draft)
-            (draft / "libs").rename(target)
-            shutil.rmtree(draft)
-    return class_path(target)
+    return class_path(libraries("bench-libs", (SOURCES / "pom.xml").read_bytes()))
 
 
 def programs() -> Path:

@@ -14,11 +14,8 @@ Needs Java 17 and Maven; local[2], the broker on the same machine.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
-import shutil
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -27,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import arena
 from common import embedded_url, fill, verdict
-from flowshare.dev.jars import cache_dir, locked
-from flowshare.dev.java import maven
+from flowshare.dev.jars import libraries
 from flowshare.spark.session import session
 
 if TYPE_CHECKING:
@@ -58,16 +54,7 @@ BROKER = {
 def connector() -> list[Path]:
     """The jars of Spark's own connector."""
     pom = (arena.SOURCES / "spark" / "pom.xml").read_bytes()
-    target = cache_dir() / f"spark-connector-{hashlib.sha256(pom).hexdigest()[:8]}"
-    with locked(cache_dir() / "spark-connector.lock", 900):
-        if not target.is_dir():
-            draft = Path(tempfile.mkdtemp(dir=cache_dir()))
-            (draft / "pom.xml").write_bytes(pom)
-            command = [str(maven()), "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-            subprocess.run([*command, "-DoutputDirectory=libs"], cwd=draft, check=True, stdin=subprocess.DEVNULL)
-            (draft / "libs").rename(target)
-            shutil.rmtree(draft)
-    return sorted(target.glob("*.jar"))
+    return sorted(libraries("spark-connector", pom).glob("*.jar"))
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -1,7 +1,7 @@
-"""Kafka's jars from Maven's repository, kept in the user's cache directory: all of them or none.
+"""Jars from Maven's repository, Kafka's above all, kept in the user's cache directory: all of them or none.
 
 They are fetched into a directory beside the final one, which is renamed when Maven is done; a lock file makes a second
-process wait instead of fetching them too. About 55 MB a version.
+process wait instead of fetching them too. A Kafka has about 55 MB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -28,6 +28,10 @@ VERSION: Final = "4.3.1"
 
 FETCH_LIMIT_S: Final = 900.0
 _POLL_S: Final = 0.1
+
+
+class FetchFailed(DevFailure):
+    """Maven did not bring what a pom names."""
 
 
 def cache_dir() -> Path:
@@ -45,16 +49,29 @@ def cache_dir() -> Path:
 
 def jars(version: str = VERSION) -> Path:
     """The directory with the jars of this Kafka, fetched when it is not there. Raises: DevFailure."""
-    numbers(version)
     pom = resources.files("flowshare.dev").joinpath("pom.xml").read_bytes()
-    place = cache_dir() / "kafka"
-    place.mkdir(exist_ok=True)
-    target = place / f"{version}-{hashlib.sha256(pom).hexdigest()[:8]}"
+    # From 3.0 on the command-line tools come apart from the broker, bit by bit; 2.8 has them all in its core.
+    tools = ("-P", "tools") if numbers(version) >= (3, 0, 0) else ()
+    try:
+        return libraries(f"kafka/{version}", pom, (f"-Dkafka.version={version}", *tools))
+    except FetchFailed as error:
+        raise DevFailure(f"the jars of Kafka {version} are not to be had: check the version. {error}") from error
+
+
+def libraries(name: str, pom: bytes, options: Sequence[str] = ()) -> Path:
+    """The directory with the jars that a pom names, fetched when it is not there.
+
+    name: of the directory, below the cache; a digest of the pom is put behind it. options: for Maven.
+    Raises: FetchFailed, DevFailure.
+    """
+    place = cache_dir() / name
+    place.parent.mkdir(exist_ok=True)
+    target = place.with_name(f"{place.name}-{hashlib.sha256(pom).hexdigest()[:8]}")
     if target.is_dir():
         return target
-    with locked(place / f"{version}.lock", FETCH_LIMIT_S):
+    with locked(place.with_name(f"{place.name}.lock"), FETCH_LIMIT_S):
         if not target.is_dir():
-            _fetch(version, pom, target)
+            _fetch(pom, options, target)
     return target
 
 
@@ -88,14 +105,12 @@ def locked(file: Path, limit_s: float) -> Iterator[None]:
         yield
 
 
-def _fetch(version: str, pom: bytes, target: Path) -> None:
-    draft = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=target.parent))
+def _fetch(pom: bytes, options: Sequence[str], target: Path) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
+    command = [str(maven()), "-q", "-B", "-f", "pom.xml", *options, "dependency:copy-dependencies"]
+    command += ["-DoutputDirectory=libs", "-DincludeScope=runtime"]
     try:
         (draft / "pom.xml").write_bytes(pom)
-        command = [str(maven()), "-q", "-B", "-f", "pom.xml", f"-Dkafka.version={version}"]
-        # From 3.0 on the command-line tools come apart from the broker, bit by bit; 2.8 has them all in its core.
-        command += ["-P", "tools"] if numbers(version) >= (3, 0, 0) else []
-        command += ["dependency:copy-dependencies", "-DoutputDirectory=libs", "-DincludeScope=runtime"]
         done = subprocess.run(
             command,
             cwd=draft,
@@ -109,13 +124,13 @@ def _fetch(version: str, pom: bytes, target: Path) -> None:
             # After the first empty line Maven explains how to run itself.
             lines = (done.stdout + done.stderr).replace("[ERROR] \n", "\n").partition("\n\n")[0].splitlines()
             said = "\n".join(f"  {line}" for line in lines[:12])
-            raise DevFailure(
-                f"Maven could not fetch the jars of Kafka {version}: check the version and the way to Maven's "
-                f"repository (~/.m2/settings.xml names a mirror or a proxy). Maven says:\n{said}"
+            raise FetchFailed(
+                "Maven could not fetch: check the way to its repository (~/.m2/settings.xml names a mirror or a "
+                f"proxy). Maven says:\n{said}"
             )
         (draft / "libs").rename(target)
     except subprocess.TimeoutExpired as error:
-        raise DevFailure(
+        raise FetchFailed(
             f"Maven did not fetch the jars within {FETCH_LIMIT_S:.0f} s: check the network and try again"
         ) from error
     finally:

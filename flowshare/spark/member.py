@@ -19,7 +19,7 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.backend import open_backend
@@ -56,6 +56,8 @@ TOPICS_S: Final = 5.0
 """How often the topics of a pattern are looked up."""
 RENEW_S: Final = 0.5
 """How often, at least, is looked whether locks are due; their duration is not known before the first."""
+COUNT_MAX: Final = 10_000
+"""Records that are looked at to count those that were archived."""
 LOOK_S: Final = 1.0
 """How often a member looks whether it is still the one of its id, while it does anything."""
 
@@ -181,6 +183,12 @@ class GroupMember:
     def backlog(self) -> int:
         """How many records the group has not finished."""
         return self._call(self._backlog())
+
+    def count_unread(self, ranges: Sequence[Range]) -> int:
+        """How many records of these ranges, finished by no batch of the query's, are in the log: markers of
+        transactions and what compaction took are not. 0 as well when the group has other members, whose they may
+        have been; at most COUNT_MAX are looked at."""
+        return self._call(self._count_unread(ranges))
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
@@ -352,6 +360,17 @@ class GroupMember:
             self._fenced = True
             raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
         self._looked_s = now_s
+
+    async def _count_unread(self, ranges: Sequence[Range]) -> int:
+        group = await self._admin.describe_group(self._options.group)
+        if any(member.member_id != self.member_id for member in group.members):
+            return 0
+        count = 0
+        for one in ranges:
+            room = min(one.last - one.first + 1, COUNT_MAX - count)
+            found = await self._admin.read(one.topic, one.partition, one.first, limit=room)
+            count += sum(record.offset <= one.last for record in found)
+        return count
 
     async def _starts(self) -> dict[Place, int]:
         parts = await self._admin.group_offsets(self._options.group)

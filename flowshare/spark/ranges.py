@@ -155,7 +155,7 @@ class Offset:
 
     number: counts acquisitions from 1; 0 stands for none. member: id of the query's member, so that a query that
     starts again is the same one to the group. topics: ids, so that a topic that was made anew is not taken for the
-    old one.
+    old one. starts, passed: where Kafka's brokers lead, see `flowshare.spark.passed`.
     """
 
     number: int = 0
@@ -163,16 +163,22 @@ class Offset:
     ranges: tuple[Range, ...] = ()
     done: tuple[Range, ...] = ()
     topics: Mapping[str, str] = field(default_factory=dict[str, str])
+    starts: Mapping[Place, int] = field(default_factory=dict[Place, int])
+    passed: tuple[Range, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What Spark writes; the same offset is the same text."""
-        return {
+        found: dict[str, Any] = {
             "number": self.number,
             "member": self.member,
             "topics": dict(sorted(self.topics.items())),
             "ranges": [list(one) for one in self.ranges],
             "done": [list(one[:4]) for one in self.done],
         }
+        if self.starts:
+            found["starts"] = [[*place, start] for place, start in sorted(self.starts.items())]
+            found["passed"] = [list(one[:4]) for one in self.passed]
+        return found
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
@@ -183,4 +189,6 @@ class Offset:
             ranges=tuple(Range(*one) for one in found["ranges"]),
             done=tuple(Range(*one) for one in found["done"]),
             topics=found["topics"],
+            starts={(topic, partition): start for topic, partition, start in found.get("starts", ())},
+            passed=tuple(Range(*one) for one in found.get("passed", ())),
         )

@@ -33,12 +33,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from flowshare.agents.limits import DELIVERIES_MAX
 from flowshare.client.errors import ClientError
 from flowshare.spark.agent import OutcomeListener
 from flowshare.spark.columns import source_schema, value_decoder
 from flowshare.spark.judge import Judge
 from flowshare.spark.member import GroupMember
 from flowshare.spark.options import SourceOptions
+from flowshare.spark.passed import Passed
 from flowshare.spark.poison import bury
 from flowshare.spark.ranges import Done, Offset, Range, merged, records_in, share_out
 from flowshare.spark.rate import Rate
@@ -179,6 +181,8 @@ class _Driver:
         self._member: GroupMember | None = None
         self._listener: OutcomeListener | None = None
         self._done: Done | None = None
+        self._passed: Passed | None = None
+        """Only where records can be archived unread."""
         self._completed = 0
         self._mine: set[int] = set()
         """Numbers of the batches that were acquired by this process."""
@@ -206,6 +210,8 @@ class _Driver:
             ranges=tuple(fresh),
             done=tuple(self._done.ranges()),
             topics=member.topics,
+            starts=self._passed.starts if self._passed else {},
+            passed=tuple(self._passed.ranges()) if self._passed else (),
         )
 
     def complete(self, offset: Offset) -> None:
@@ -217,6 +223,8 @@ class _Driver:
             return
         if self._ours(offset):
             self._accept(member, self._done, offset)
+            if self._passed is not None:
+                self._passed.add(offset.ranges)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
 
     def _accept(self, member: GroupMember, done: Done, offset: Offset) -> None:
@@ -266,6 +274,8 @@ class _Driver:
             member = GroupMember(self._options, known.member or self.initial.member)
             member.open()
             self._member = member
+            if not member.facts.endless:
+                self._passed = Passed(known.starts, known.passed)
             if known.member != self.initial.member:  # this process takes another one's place
                 member.adopt(known.ranges if self._ours(known) else ())
             if self._options.outcomes:
@@ -290,6 +300,8 @@ class _Driver:
             got = member.acquire(room, self._options.wait)
             fresh = self._swallow(member, got)
             if fresh:
+                if self._passed is not None:
+                    self._passed.begin(got)
                 self._rate.took(records_in(fresh), time.monotonic())
                 self._warn_of_end(member, fresh)
                 return merged(fresh)
@@ -313,10 +325,28 @@ class _Driver:
         return fresh
 
     def _prune(self, member: GroupMember) -> None:
-        """Forget of `done` what the group has finished."""
-        if self._done and time.monotonic() >= self._prune_s:
-            self._prune_s = time.monotonic() + PRUNE_S
-            self._done.prune(member.starts())
+        """Forget what the group has finished; tell of what it finished unread."""
+        assert self._done is not None
+        if not (self._done or self._passed) or time.monotonic() < self._prune_s:
+            return
+        self._prune_s = time.monotonic() + PRUNE_S
+        starts = member.starts()
+        self._done.prune(starts)
+        unread = self._passed.advance(starts) if self._passed else []
+        if unread and (count := member.count_unread(unread)):
+            first = unread[0]
+            logger.error(
+                "group %s: the brokers archived %d records that were in no batch, the first at %s-%d@%d: they were "
+                "delivered %d times to a query that died before it had written them down. They are still in the log; "
+                "raise %s, and see why the query died",
+                self._options.group,
+                count,
+                first.topic,
+                first.partition,
+                first.first,
+                member.facts.deliveries,
+                DELIVERIES_MAX,
+            )
 
     def _warn_of_end(self, member: GroupMember, fresh: list[Range]) -> None:
         if member.facts.endless:
@@ -330,5 +360,5 @@ class _Driver:
                 records_in(last),
                 max(one.delivery for one in last),
                 member.facts.deliveries,
-                "group.share.delivery.count.limit",
+                DELIVERIES_MAX,
             )

@@ -42,6 +42,15 @@ def totals(sales: DataFrame) -> DataFrame:
     return sales.groupBy("value.shop").agg({"value.cents": "sum"}).toDF("shop", "cents")
 
 
+@app.share_pipeline(
+    sales,
+    sink=fs.Jdbc(f"jdbc:sqlite:{OUT}/sales.db", "sales", {"driver": "org.sqlite.JDBC", "numPartitions": "1"}),
+)
+def recorded(sales: DataFrame) -> DataFrame:
+    """All sales, in a table."""
+    return sales.selectExpr("value.shop AS shop", "value.cents AS cents")
+
+
 @app.share_pipeline(sales)
 def counted(batch: DataFrame, number: int) -> None:
     """How many sales each batch had."""

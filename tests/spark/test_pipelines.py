@@ -7,17 +7,22 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+from flowshare.dev.jars import libraries
+from tests.chaos.spark import jvm_of
 from tests.spark.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(240)]
 APP = "tests.spark.pipes:app"
+SQLITE = Path(__file__).with_name("sqlite.xml")
 LIMIT_S = 120
 CONF = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.memory=700m")
 
@@ -126,6 +131,36 @@ def test_pipelines_run_once_into_folders_topics_and_batches(tmp_path, pipes):
 
 def _rows(parquet, path):
     return parquet.ParquetFile(path).read().to_pylist()
+
+
+def test_a_batch_that_is_repeated_is_in_its_table_once(tmp_path, pipes):
+    (driver,) = libraries("sqlite-driver", SQLITE.read_bytes()).glob("sqlite-jdbc-*.jar")
+    commits = tmp_path / "out" / "data" / "pipelines" / "recorded" / "commits"
+
+    def run():
+        run = pipes("recorded", "--once", "--conf", f"spark.jars={driver}")
+        assert run.end() == 0, run.seen
+        with contextlib.closing(sqlite3.connect(tmp_path / "out" / "sales.db")) as table:
+            return table.execute("SELECT flowshare_pipeline, cents FROM sales ORDER BY cents").fetchall()
+
+    fill(tmp_path, 1000)
+    once = run()
+    max(commits.glob("[0-9]*"), key=lambda one: int(one.name)).unlink()  # as if it had died before it said so
+    again = run()
+
+    assert once == [("recorded", cents) for cents in range(1000)]
+    assert again == once
+
+
+def test_a_pipeline_whose_jvm_is_killed_says_so_and_ends(tmp_path, pipes):
+    fill(tmp_path, 10)
+    run = pipes("totals")
+    run.until(r"pipeline=totals group=pipes.totals runs")
+    os.kill(jvm_of(run.process.pid), signal.SIGKILL)
+
+    assert run.end() == 1
+    assert "Spark has ended: its JVM is gone. Start the pipelines again: they go on from their checkpoints" in run.seen
+    assert "Traceback" not in run.seen.rpartition("Spark has ended")[2]
 
 
 def test_a_running_pipeline_tells_how_it_gets_on_and_stops_in_order(tmp_path, pipes):

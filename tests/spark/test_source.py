@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import pytest
 from pyspark.sql.types import (
@@ -291,6 +292,26 @@ def test_a_group_has_no_delivery_limit_where_flowshare_leads(broker, query):
     native = broker.backend.kind == "native"
     assert configs["share.delivery.count.limit"] == ("10" if native else "1000000")
     assert one.reader._driver._member.facts.endless != native
+
+
+@pytest.mark.parametrize("broker", ["native"], indirect=True)
+def test_records_that_the_brokers_archived_unread_are_counted_and_told(query, monkeypatch, caplog):
+    monkeypatch.setattr("flowshare.spark.source.PRUNE_S", 0.0)
+    one = query(delivery_limit="2")
+    start = one.latest(one.initial())
+    before = [row["value"] for row in one.rows(one.initial(), start)]
+    for _ in range(2):
+        one.latest(start)  # acquired, and dead before Spark wrote it down
+        one.crash()
+        one = query(delivery_limit="2")
+
+    rest, end = one.run(start)
+    one.latest(end)
+    told = [re.search(r"archived (\d+) records", record.getMessage()) for record in caplog.records]
+    counted = [int(found[1]) for found in told if found]
+
+    assert sum(counted) == 3000 - len(set(before + rest)) > 0
+    assert len(before + rest) == len(set(before + rest))
 
 
 def test_a_topic_that_is_not_there_is_refused_with_the_command_that_makes_it(broker, unique):
