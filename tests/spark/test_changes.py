@@ -6,29 +6,15 @@ import json
 
 import pytest
 
-from tests.spark.serving import KINDS, serving, url_of
+from tests.interop.servers import until
+from tests.spark.serving import serving
 
 LIMIT_S = 60
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def broker(request, tmp_path_factory):
-    with serving(url_of(request.param, request, tmp_path_factory.mktemp("changes"))) as broker:
-        yield broker
 
 
 @pytest.fixture
 def topic(broker, unique):
     return broker.topic(unique("orders"), partitions=2)
-
-
-@pytest.fixture
-def stream(spark, broker, topic):
-    def make(group, **options):
-        given = {"broker": broker.url, "topics": topic, "group": group, "tasks": "2", **options}
-        return spark.readStream.format("flowshare").options(**given).load()
-
-    return make
 
 
 def run(rows, out, checkpoint, mode="append"):
@@ -108,3 +94,40 @@ def test_windows_are_closed_by_the_watermark_and_joined_with_a_table(spark, brok
 
     assert sorted(map(tuple, found)) == [(name, minute, 30) for name in ("north", "south") for minute in range(3)]
     assert broker.backlog(group) == 0
+
+
+def test_a_query_goes_on_when_the_leader_of_half_the_partitions_is_killed(spark, mortal_pair, unique, tmp_path):
+    url = f"kafka://{','.join(mortal_pair.addresses)}?share=native"
+    topic, group, count = unique("orders"), unique("etl"), 12_000
+    out, checkpoint = str(tmp_path / "out"), str(tmp_path / "cp")
+
+    def start():
+        rows = spark.readStream.format("flowshare").options(
+            broker=url, topics=topic, group=group, tasks="2", records_per_trigger="500", lock_duration="15"
+        )
+        writer = rows.load().selectExpr("CAST(value AS STRING) AS value").writeStream.format("parquet")
+        return writer.option("path", out).option("checkpointLocation", checkpoint).start()
+
+    def written():
+        return sorted(int(row.value) for row in spark.read.schema("value STRING").parquet(out).collect())
+
+    with serving(url) as broker:
+        broker.topic(topic, partitions=4)
+        for first in range(0, count, 500):
+            broker.produce(topic, numbers(first, first + 500))
+    queries = [start()]
+
+    def rows_there():
+        if not queries[-1].isActive:  # `flowshare pipeline` starts it again, too
+            queries.append(start())
+        return len(written())
+
+    try:
+        until(lambda: [one for one in queries[0].recentProgress if one["numInputRows"]], bool, LIMIT_S)
+        mortal_pair.processes[1].end(0)
+        until(rows_there, lambda there: there >= count, LIMIT_S)
+    finally:
+        queries[-1].stop()
+
+    assert written() == list(range(count))
+    assert len(queries) <= 4

@@ -25,7 +25,6 @@ from flowshare.spark.outcomes import Outcome, OutcomesMessage, OutcomeWriter
 from flowshare.spark.ranges import Offset
 from flowshare.spark.source import ShareStreamReader
 from tests.interop.servers import until
-from tests.spark.serving import KINDS, serving, url_of
 
 SCHEMA = StructType(
     [
@@ -39,12 +38,6 @@ SCHEMA = StructType(
         StructField("delivery_count", IntegerType()),
     ]
 )
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def broker(request, tmp_path_factory):
-    with serving(url_of(request.param, request, tmp_path_factory.mktemp("source"))) as broker:
-        yield broker
 
 
 @pytest.fixture

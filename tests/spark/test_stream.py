@@ -6,17 +6,9 @@ import json
 
 import pytest
 
-from tests.spark.serving import KINDS, serving, url_of
-
 LIMIT_S = 60
 on_one_machine = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 """For what does not depend on where the group lives."""
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def broker(request, tmp_path_factory):
-    with serving(url_of(request.param, request, tmp_path_factory.mktemp("stream"))) as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -25,15 +17,6 @@ def topic(broker, unique):
     for number in range(0, 5000, 500):
         broker.produce(topic, [b"%d" % one for one in range(number, number + 500)])
     return topic
-
-
-@pytest.fixture
-def stream(spark, broker, topic):
-    def make(group, **options):
-        given = {"broker": broker.url, "topics": topic, "group": group, "tasks": "2", **options}
-        return spark.readStream.format("flowshare").options(**given).load()
-
-    return make
 
 
 def ended(query):
