@@ -32,6 +32,8 @@ from flowshare.log.owner import read_owner
 CONCURRENCY = 16
 UNCONFIRMED_S = 1.0
 """An accept that is not confirmed this long after its handler ended counts as lost, not as unconfirmed."""
+KILL_EVERY_S = 2.0
+"""About how long a kill and what it is waited for take: handlers are so slow that records last for all kills."""
 SHOWN = 5
 ATTEMPTS = 3
 KAFKA_ATTEMPTS = 5
@@ -56,7 +58,7 @@ async def work(value: bytes, delivery: fs.Delivery) -> None:
     note("start", delivery)
     if value == b"poison":
         os.kill(os.getpid(), signal.SIGKILL)
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(float(os.environ["TAKES_S"]))
     note("end", delivery)
 """
 
@@ -109,8 +111,9 @@ class Journal:
 class World:
     """A broker, a journal and the workers of the moment."""
 
-    def __init__(self, folder: Path, broker: str | None = None) -> None:
+    def __init__(self, folder: Path, broker: str | None = None, takes_s: float = 0.001) -> None:
         self.folder = folder
+        self.takes_s = takes_s
         self.attempts = ATTEMPTS if broker is None else KAFKA_ATTEMPTS
         self.path = None if broker else folder / "broker"
         self.url = broker or f"embedded://{self.path}"
@@ -139,7 +142,7 @@ class World:
     def environment(self) -> dict[str, str]:
         places = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
         more = {"URL": self.url, "JOURNAL": str(self.journal), "TOPIC": self.topic, "PYTHONPATH": places}
-        return {**os.environ, **more, "ATTEMPTS": str(self.attempts)}
+        return {**os.environ, **more, "ATTEMPTS": str(self.attempts), "TAKES_S": str(self.takes_s)}
 
     def size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0
@@ -154,14 +157,19 @@ class World:
                 return
             time.sleep(0.05)
 
-    def wait_for_progress(self, limit_s: float = 60) -> None:
+    def wait_for_progress(self, records: int, limit_s: float = 60) -> bool:
+        """Wait until something is noted; False when all records have ended."""
         before, deadline = self.size(), time.monotonic() + limit_s
         while self.size() == before:
             if all(worker.poll() is not None for worker in self.workers):
-                return
+                return True
+            self.seen.go_on(self.journal)
+            if len(self.seen.ends) == records:
+                return False
             if time.monotonic() > deadline:
                 raise SystemExit(f"the workers made no progress for {limit_s} s")
             time.sleep(0.01)
+        return True
 
     def leader(self) -> int | None:
         """Process that leads the path now."""
@@ -227,14 +235,15 @@ def judge(world: World, records: int) -> int:
 def run_kills(kills: int, records: int, seed: int, workers: int, broker: str | None) -> int:
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
-        world = World(Path(folder), broker)
+        world = World(Path(folder), broker, takes_s=CONCURRENCY * workers * KILL_EVERY_S * kills / records)
         fill(world.url, world.topic, [b"record %d" % number for number in range(records)])
         done = 0
         try:
             while done < kills:
                 world.start(workers)
                 world.wait_for_team()
-                world.wait_for_progress()
+                if not world.wait_for_progress(records):
+                    raise SystemExit(f"all records had ended after {done} of {kills} kills: give more --records")
                 time.sleep(dice.uniform(0.0, 1.0))
                 alive = [worker for worker in world.workers if worker.poll() is None]
                 leading = [worker for worker in alive if worker.pid == world.leader()]
