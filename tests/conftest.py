@@ -38,6 +38,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         fixtures.require_java()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With `-q` nothing else says in which order tests ran that failed."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"the order of the tests: --randomly-seed={config.option.randomly_seed}")
+
+
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """Commands that run in this process set logging up: what they leave would write to a later test's closed stream."""

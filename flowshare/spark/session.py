@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flowshare.dev.failure import DevFailure
-from flowshare.dev.java import java
+from flowshare.dev.java import java_home
 from flowshare.spark.gone import gone
 
 if TYPE_CHECKING:
@@ -102,10 +102,9 @@ def need_spark() -> None:
     except ImportError as error:
         raise SparkMissing(f"{error.name} is not installed: pip install 'flowshare[spark]'") from None
     try:
-        found = java()
+        os.environ["JAVA_HOME"] = str(java_home())
     except DevFailure as error:
         raise SparkMissing(f"Spark runs on Java: {error}") from None
-    os.environ.setdefault("JAVA_HOME", str(Path(found).resolve().parent.parent))
     # Spark starts `python3` of the search path otherwise, which has neither flowshare nor pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

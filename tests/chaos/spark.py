@@ -42,6 +42,7 @@ CONF = (
 )
 BATCHES_A_KILL = 4
 PARTITIONS = 3
+PRODUCED = 600
 GOING_S = 90.0
 END_S = 300.0
 ENDS = 3
@@ -188,7 +189,9 @@ class Run:
         """Violations. Raises: AssertionError when it does not go on."""
         with serving(self._url) as broker:
             broker.topic(self._topic, partitions=PARTITIONS)
-            broker.produce(self._topic, [b"%d" % number for number in range(self.plan.records)])
+            for first in range(0, self.plan.records, PRODUCED):  # whole batches of the log are handed out
+                behind = min(first + PRODUCED, self.plan.records)
+                broker.produce(self._topic, [b"%d" % number for number in range(first, behind)])
         try:
             self._query.start()
             for _ in range(self.plan.kills):

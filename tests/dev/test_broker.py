@@ -16,7 +16,7 @@ import pytest
 from flowshare.dev import by_docker, by_jars, jars, kafka_settings
 from flowshare.dev.broker import Broker, Wanted, start
 from flowshare.dev.failure import DevFailure
-from flowshare.dev.java import java, javac, maven
+from flowshare.dev.java import java, java_home, javac, maven
 from flowshare.dev.probe import HOST, free_ports, is_free, nodes_seen
 from flowshare.dev.processes import Process, birth, process, tail
 
@@ -28,6 +28,7 @@ def commands(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("flowshare.dev.java._packaged", lambda: None)
 
     def put(name: str, source: str) -> Path:
         file = folder / name
@@ -101,6 +102,21 @@ def test_the_java_of_java_home_comes_first(commands, tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(home))
 
     assert java() == home / "bin" / "java"
+
+
+@pytest.mark.parametrize("version", [None, "11.0.1"])
+def test_the_java_that_pip_brought_is_taken_when_there_is_no_other(commands, cache, monkeypatch, version):
+    packaged = commands("packaged", "import sys; print(*sys.argv[1:])")
+    monkeypatch.setattr("flowshare.dev.java._packaged", lambda: packaged)
+    if version is not None:
+        commands("java", f"""import sys; sys.stderr.write('openjdk version "{version}"')""")
+
+    found, home = java(), java_home()
+    call = ["/bin/sh", str(home / "bin" / "java"), "-ea", "--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
+    told = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+
+    assert found == packaged
+    assert told == "-ea -cp a b Main\n"
 
 
 # --- jars ---------------------------------------------------------------------------------------------------------

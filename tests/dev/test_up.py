@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from flowshare.dev.jars import cache_dir, jars
+from flowshare.dev.cache import cache_dir
+from flowshare.dev.jars import jars
 from flowshare.dev.processes import birth, process
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(func_only=True)]
