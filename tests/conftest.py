@@ -41,7 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """With `-q` nothing else says in which order tests ran that failed."""
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"the order of the tests: --randomly-seed={config.option.randomly_seed}")
+        seed = config.getoption("randomly_seed", None)
+        terminalreporter.write_line(f"the order of the tests: --randomly-seed={seed}")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.dev.failure import DevFailure
 from flowshare.dev.java import java_home
-from flowshare.spark.gone import gone
+from flowshare.spark.gone import SparkGone, gone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,9 +46,10 @@ def session(
 
     master: where Spark runs; None: as spark-submit or SPARK_MASTER says, else MASTER. conf: settings on top of
     SETTINGS; None as a value leaves Spark's own.
-    Raises: SparkMissing (no pyspark, no Java 17 or newer).
+    Raises: SparkMissing (no pyspark, no Java 17 or newer), SparkGone, what Spark raises.
     """
     need_spark()
+    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
@@ -61,9 +62,12 @@ def session(
     for key, value in given.items():
         if value is not None and (key in (conf or {}) or not settings.contains(key)):
             settings.set(key, value)
-    made = SparkSession.builder.config(conf=settings).getOrCreate()
-    register(made)
-    activate(made)
+    try:
+        made = SparkSession.builder.config(conf=settings).getOrCreate()
+        register(made)
+        activate(made)
+    except (ConnectionError, Py4JNetworkError) as error:
+        raise SparkGone("Spark's JVM ended while it started; what it said is above, or in the system's log") from error
     return made
 
 
