@@ -20,6 +20,7 @@ _WHERE = {
     "Delivery": "flowshare.agents.delivery",
     "Folder": "flowshare.agents.sinks",
     "Jdbc": "flowshare.agents.sinks",
+    "Produce": "flowshare.agents.sinks",
     "Record": "flowshare.agents.models",
     "Records": "flowshare.agents.batching",
     "Reject": "flowshare.agents.outcomes",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from flowshare.agents.sinks import Console as Console
     from flowshare.agents.sinks import Folder as Folder
     from flowshare.agents.sinks import Jdbc as Jdbc
+    from flowshare.agents.sinks import Produce as Produce
     from flowshare.backend.blocking import BlockingShareConsumer as BlockingShareConsumer
     from flowshare.backend.broker import Broker as Broker
     from flowshare.client.admin import ShareAdmin as ShareAdmin

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from flowshare.agents.errors import OptionError, UsageError, refuse_unknown
 from flowshare.agents.send import topic_name
-from flowshare.agents.sinks import Sink, check_sinks
+from flowshare.agents.sinks import Produce, Sink, check_sinks
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
@@ -33,9 +33,9 @@ class PipelineOptions:
     """Settings of one pipeline.
 
     group: share group; None: `<app id>.<function>`.
-    sink: where the rows go that the function returns: `fs.Folder`, `fs.Jdbc`, `fs.Console`, a topic, or a list of
-        them. Without a sink the function is called with each micro-batch (and its number, if it takes two arguments),
-        writes it itself and returns None; after a crash a batch comes again under the same number.
+    sink: where the rows go that the function returns: `fs.Folder`, `fs.Jdbc`, `fs.Console`, `fs.Produce`, a topic,
+        or a list of them. Without a sink the function is called with each micro-batch (and its number, if it takes
+        two arguments), writes it itself and returns None; after a crash a batch comes again under the same number.
     trigger: how often a micro-batch begins, as text such as `"10 seconds"`; None: as soon as the last one has ended.
     checkpoint: folder of the query's write-ahead log; None: `<app's datadir>/pipelines/<function>`. Whoever deletes it
         starts a new query: what was not accepted comes again.
@@ -63,6 +63,7 @@ class PipelineOptions:
             _check_trigger(given.get("trigger"))
             if given.get("output_mode", "append") not in get_args(OutputMode):
                 raise OptionError(f"output_mode takes append, update or complete, not {given['output_mode']!r}")
+            _check_delivery(checked.get("sink"), given.get("output_mode"))
             for name in {"broker", "group", "topics"} & {str(key).lower() for key in given.get("source", ())}:
                 raise OptionError(f"source={{{name!r}: …}} is the pipeline's own: give it to @app.share_pipeline")
         except OptionError as error:
@@ -111,6 +112,11 @@ def _arguments(name: str, fun: Callable[..., Any], *, writes: bool) -> int:
         return count
     takes = "the batch, or the batch and its number" if writes else "one DataFrame"
     raise UsageError(f"pipeline {name}: the function takes {takes}, and this one takes {count} arguments")
+
+
+def _check_delivery(sinks: Sequence[Sink] | None, mode: str | None) -> None:
+    if mode == "complete" and any(isinstance(one, Produce) and one.delivery == "exactly_once" for one in sinks or ()):
+        raise OptionError("delivery='exactly_once' goes with output_mode append or update, not complete")
 
 
 def _check_trigger(trigger: Any) -> None:

@@ -1,15 +1,17 @@
-"""Where a pipeline's rows go, besides topics: folders of files, tables of databases, the console.
+"""Where a pipeline's rows go: topics, folders of files, tables of databases, the console.
 
-Plain descriptions; `flowshare.spark` writes. A topic (of the app, or its name) is a sink, too.
+Plain descriptions; `flowshare.spark` writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from flowshare.agents.errors import OptionError
+
+Delivery = Literal["at_least_once", "exactly_once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,41 @@ class Console:
     rows: int = 20
 
 
-Sink = Folder | Jdbc | Console | str | Any
-"""One of these, a topic's name, or a topic of the app."""
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """A topic (of the app, or its name), with options of flowshare's sink (docs/spark.md).
+
+    delivery: at_least_once, or exactly_once for each batch: as a pipeline's only sink.
+    options: the sink's others, such as compression.
+    """
+
+    topic: Any
+    delivery: Delivery = "at_least_once"
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Sink = Folder | Jdbc | Console | Produce
 
 
 def check_sinks(given: Any) -> tuple[Sink, ...]:
-    """One sink or a list of them. Raises: OptionError."""
-    sinks = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    for sink in sinks:
-        if not isinstance(sink, (Folder, Jdbc, Console, str)) and not hasattr(sink, "get_topic_name"):
-            raise OptionError(
-                f"sink takes fs.Folder(…), fs.Jdbc(…), fs.Console(), a topic or a list of them, not {sink!r}"
-            )
+    """One sink or a list of them; topics become `Produce`. Raises: OptionError."""
+    sinks = tuple(_check(sink) for sink in (given if isinstance(given, (list, tuple)) else (given,)))
     if not sinks:
         raise OptionError("sink=[] names nothing; leave sink out where the function writes each batch itself")
+    if len(sinks) > 1 and any(isinstance(sink, Produce) and sink.delivery == "exactly_once" for sink in sinks):
+        raise OptionError(
+            "delivery='exactly_once' is for a pipeline's only sink: give each topic a pipeline of its own"
+        )
     return sinks
+
+
+def _check(sink: Any) -> Sink:
+    if isinstance(sink, str) or hasattr(sink, "get_topic_name"):
+        return Produce(sink)
+    if not isinstance(sink, Sink):
+        raise OptionError(
+            f"sink takes fs.Folder(…), fs.Jdbc(…), fs.Console(), fs.Produce(…), a topic or a list of them, not {sink!r}"
+        )
+    if isinstance(sink, Produce) and sink.delivery not in get_args(Delivery):
+        raise OptionError(f"delivery takes at_least_once or exactly_once, not {sink.delivery!r}")
+    return sink

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents.ddl import NoColumn, struct_fields
 from flowshare.agents.errors import UsageError
 from flowshare.agents.send import topic_name
-from flowshare.agents.sinks import Console, Folder, Jdbc
+from flowshare.agents.sinks import Console, Folder, Jdbc, Produce
 from flowshare.spark.jdbc import write_table
 from flowshare.spark.session import activate
 
@@ -97,14 +97,14 @@ def _writer(pipeline: SharePipeline, rows: DataFrame, sinks: Sequence[Sink], bro
     if not others and mode == "append" and isinstance(first, Folder):
         writer = writer.format(first.format).options(**first.options).option("path", first.path)
         return writer.partitionBy(*first.partition_by) if first.partition_by else writer
-    if not others and _is_topic(first) and mode != "complete":
+    if not others and isinstance(first, Produce) and mode != "complete":
         writer = for_topic(rows).writeStream.outputMode(mode)
-        return writer.format("flowshare").options(broker=broker, topic=topic_name(first))
+        return writer.format("flowshare").options(delivery=first.delivery, **_to_topic(first, broker))
     return writer.foreachBatch(partial(_write_all, pipeline.name, tuple(sinks), broker, mode))
 
 
-def _is_topic(sink: Sink) -> bool:
-    return not isinstance(sink, (Folder, Jdbc, Console))
+def _to_topic(sink: Produce, broker: str) -> dict[str, str]:
+    return {**sink.options, "broker": broker, "topic": topic_name(sink.topic)}
 
 
 def _write_all(name: str, sinks: Sequence[Sink], broker: str, mode: str, batch: DataFrame, number: int) -> None:
@@ -129,8 +129,8 @@ def _write(name: str, sink: Sink, broker: str, mode: str, batch: DataFrame, numb
         case Console():
             print(f"--- {name}: batch {number}")  # noqa: T201 - that is what it is for
             batch.show(sink.rows, truncate=False)
-        case _:
-            writer = for_topic(batch).write.format("flowshare").options(broker=broker, topic=topic_name(sink))
+        case Produce():
+            writer = for_topic(batch).write.format("flowshare").options(**_to_topic(sink, broker))
             writer.mode("append").save()
 
 

@@ -33,12 +33,24 @@ def test_a_pipeline_has_the_apps_group_and_its_topics_names(app):
     assert paid(3) == 3
 
 
+def test_a_topic_as_sink_is_one_that_is_produced_to(app):
+    orders = app.topic("orders", value_type=bytes)
+
+    assert app.share_pipeline("a", sink=["b", orders], name="c")(lambda rows: rows).options.sink == (
+        fs.Produce("b"),
+        fs.Produce(orders),
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"sinks": fs.Console()}, "has no option 'sinks'. Did you mean 'sink'?"),
         ({"sink": 3}, "sink takes fs.Folder"),
         ({"sink": []}, "leave sink out"),
+        ({"sink": fs.Produce("out", "twice")}, "delivery takes at_least_once or exactly_once"),
+        ({"sink": [fs.Produce("out", "exactly_once"), "more"]}, "give each topic a pipeline of its own"),
+        ({"sink": fs.Produce("out", "exactly_once"), "output_mode": "complete"}, "append or update, not complete"),
         ({"sink": "out", "trigger": "now and then"}, 'trigger takes text such as "10 seconds"'),
         ({"sink": "out", "trigger": 10}, "trigger takes text"),
         ({"sink": "out", "output_mode": "all"}, "output_mode takes append, update or complete"),

@@ -30,7 +30,7 @@ def large(sales: DataFrame) -> DataFrame:
     return sales.where("value.cents > 1000").selectExpr("value.shop AS shop", "value.cents AS cents")
 
 
-@app.share_pipeline(sales, sink="copied")
+@app.share_pipeline(sales, sink=fs.Produce("copied", delivery="exactly_once"))
 def copied(sales: DataFrame) -> DataFrame:
     """All sales, into a topic alone."""
     return sales.selectExpr("value.shop AS key", "value.cents AS cents")
