@@ -52,16 +52,17 @@ bench-peers: setup  ## figures beside other clients on a real Kafka, which it st
 bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, moves, requests, bytes (docs/scale.md)
 	@$(BIN)/python benchmarks/fleet_scale.py
 
-chaos: setup  ## faults of all kinds under load, judged from outside: embedded, and a fleet on a real Kafka (SEED, RUNS, RECORDS)
+chaos: setup  ## faults of all kinds under load, judged from outside: embedded, a fleet on a real Kafka, pipelines (SEED, RUNS, RECORDS)
 	@$(BIN)/python benchmarks/chaos.py --kills 20
 	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
+	@$(BIN)/python -m tests.chaos.spark $(if $(SEED),--seed $(SEED))
 
 fuzz: setup  ## random and mutated requests against every decoder, guided by coverage (needs Python 3.11)
 	@$(BIN)/python tests/fuzz/fuzz_requests.py -runs=$(or $(RUNS),200000)
 
-bench-spark: setup  ## source and sink on Spark beside Spark's own Kafka connector; needs Java and Maven
-	@$(BIN)/python benchmarks/spark.py
+bench-spark: setup  ## source and sink on Spark beside Spark's own Kafka connector, and the fleet; needs Java and Maven
+	@for b in spark spark_fleet; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the data file without it)
 	$(BIN)/uv pip compile pyproject.toml --extra demo --extra spark --group dev --universal --python-version 3.11 \
