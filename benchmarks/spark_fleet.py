@@ -49,7 +49,8 @@ TAKES_S = float(os.environ["FLOWSHARE_BENCH_TAKES_S"])
 app = fs.App("bench", broker="memory://")
 
 def note(word, delivery, more=0.0):
-    os.write(LOG, f"{{word}} {{delivery.offset}} {{os.getpid()}} {{time.monotonic()}} {{more}}\\n".encode())
+    record = f"{{delivery.partition}}-{{delivery.offset}}"
+    os.write(LOG, f"{{word}} {{record}} {{os.getpid()}} {{time.monotonic()}} {{more}}\\n".encode())
 
 @app.share_agent(app.topic("bench", value_type=bytes), concurrency={CONCURRENCY})
 async def work(value: bytes, delivery: fs.Delivery) -> None:
@@ -57,6 +58,10 @@ async def work(value: bytes, delivery: fs.Delivery) -> None:
     await asyncio.sleep(TAKES_S)
     note("end", delivery)
 """
+
+
+Note = tuple[str, str, int, float, float]
+"""Word, record, process, moment, and how old the record was."""
 
 
 class Fleet:
@@ -88,13 +93,13 @@ class Fleet:
                 stderr=said,
             )
 
-    def notes(self) -> list[tuple[str, int, int, float, float]]:
-        """Word, offset, process, moment and what else."""
+    def notes(self) -> list[Note]:
+        """All of them, in the order in which they were written."""
         lines = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
         parts = [line.split() for line in lines if line.endswith("\n")]
-        return [(word, int(offset), int(pid), float(at), float(more)) for word, offset, pid, at, more in parts]
+        return [(word, record, int(pid), float(at), float(more)) for word, record, pid, at, more in parts]
 
-    def wait_ended(self, records: int) -> list[tuple[str, int, int, float, float]]:
+    def wait_ended(self, records: int) -> list[Note]:
         """What was noted when so many records have ended."""
         until = time.monotonic() + LIMIT_S
         notes = self.notes()
@@ -143,21 +148,22 @@ def latency() -> tuple[float, float]:
         one.start()
         one.wait_ended(2)
         asyncio.run(send(one.url, RATE * LATENCY_S, RATE))
-        notes = one.wait_ended(RATE * LATENCY_S)
+        notes = one.wait_ended(RATE * LATENCY_S + 2)
         times = [note[4] * 1000 for note in notes if note[0] == "start"][RATE * 5 :]
         cuts = statistics.quantiles(times, n=100)
         return cuts[49], cuts[98]
 
 
 def throughput(workers: int, *arguments: str) -> float:
-    """Records a second between the first and the last tenth."""
+    """Records a second from when all workers are at work, on one partition, until nine tenths are done."""
     records = workers * RECORDS_A_WORKER
     with fleet(TAKES_S, *arguments) as one:
-        fill(one.url, "bench", [b"0"] * records, partitions=4)
+        fill(one.url, "bench", [b"0"] * records)
         one.start()
-        ends = sorted(note[3] for note in one.wait_ended(records) if note[0] == "end")
-        first, last = records // 10 * (2 if workers > 2 else 1), records * 9 // 10
-        return (last - first) / (ends[last] - ends[first])
+        ends = [(note[3], note[2]) for note in one.wait_ended(records) if note[0] == "end"]
+        began = max(min(at for at, pid in ends if pid == worker) for worker in {pid for _, pid in ends})
+        last = sorted(at for at, _ in ends)[records * 9 // 10]
+        return sum(began < at <= last for at, _ in ends) / (last - began)
 
 
 def kill() -> float:
