@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from flowshare.share.types import LogBatch
@@ -119,20 +119,34 @@ class Appended:
     append_time_ms: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ReadResult:
     """Whole record batches from the one that holds the asked offset on; empty at the log's end.
 
+    pieces: their bytes, which who only asks where records are need not copy.
     aborted: batches among them that belong to aborted transactions; filled in for readers of committed records only.
     leader_epoch: of a log that may lose its end with a leader: under which leader the last of the batches was written,
         or one behind it; −1: not known, or there is none.
     """
 
-    records: bytes
+    pieces: Sequence[bytes]
     batches: tuple[LogBatch, ...]
     offsets: LogOffsets
     aborted: tuple[LogBatch, ...] = ()
     leader_epoch: int = -1
+    _joined: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def records(self) -> bytes:
+        """The batches' bytes in one piece; made when it is first asked for."""
+        if self._joined is None:
+            self._joined = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        return self._joined
+
+    @property
+    def size(self) -> int:
+        """How many bytes they are."""
+        return sum(map(len, self.pieces))
 
 
 AppendListener = Callable[[str, int], None]

@@ -159,7 +159,7 @@ class MemoryStorage:
             found.append(TailBatch(batch.first, batch.last, batch.records))
             index += 1
         return ReadResult(
-            records=b"".join(batch.records for batch in found),
+            pieces=[batch.records for batch in found],
             batches=tuple(LogBatch(batch.first, batch.last) for batch in found),
             offsets=offsets,
             aborted=aborted_among(log.producers, found) if committed else (),

@@ -71,7 +71,7 @@ class Reader:
 
 def _result(found: list[TailBatch], offsets: LogOffsets, aborted: tuple[LogBatch, ...]) -> ReadResult:
     return ReadResult(
-        records=b"".join([batch.records for batch in found]),
+        pieces=[batch.records for batch in found],
         batches=tuple(LogBatch(batch.first, batch.last) for batch in found),
         offsets=offsets,
         aborted=aborted,

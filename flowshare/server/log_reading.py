@@ -126,18 +126,19 @@ class Reading:
         part.offsets = read.offsets
         if not read.batches:
             return
-        if self.size and len(read.records) > room:
+        size = read.size
+        if self.size and size > room:
             part.full = True  # one batch larger than what is left; it is the first one of some later fetch
             return
-        part.pieces.append(read.records)
+        part.pieces += read.pieces
         if self._committed:
             part.aborted += aborted_in(read)
-        part.size += len(read.records)
+        part.size += size
         part.next_offset = read.batches[-1].last + 1
         # What is there and was not given does not fit: waiting would not change that.
         part.full = part.size >= asked.max_bytes or part.next_offset < end
-        self.size += len(read.records)
-        self._left -= len(read.records)
+        self.size += size
+        self._left -= size
 
     async def answer(self) -> tuple[FetchedLog, ...]:
         """Everything read so far."""

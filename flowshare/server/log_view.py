@@ -52,7 +52,7 @@ class PartitionLog:
         self._check()
         batches = result.batches
         if batches:
-            self._offset_bytes = len(result.records) / (batches[-1].last - batches[0].first + 1)
+            self._offset_bytes = result.size / (batches[-1].last - batches[0].first + 1)
         return result
 
     def _check(self) -> None:

@@ -193,7 +193,7 @@ class Owner:
         # A log gives whole batches up to `enough`: if there is more than it gave, there is enough.
         end = read.offsets.last_stable if self._committed else read.offsets.high_watermark
         more = bool(read.batches) and read.batches[-1].last + 1 < end
-        return enough if more else len(read.records)
+        return enough if more else read.size
 
     def release_member(self, member_id: str, *, died: bool = False) -> None:
         """Take back what a member holds: its session was closed, or it left the group (share-groups.md §2.15)."""

@@ -131,7 +131,7 @@ async def test_aborted_transactions_are_told_once_a_producer_from_their_first_ba
     offsets = LogOffsets(log_start=0, high_watermark=6, last_stable=6)
     aborted = (LogBatch(0, 0), LogBatch(2, 2), LogBatch(4, 4))
 
-    found = aborted_in(ReadResult(records=records, batches=(), offsets=offsets, aborted=aborted))
+    found = aborted_in(ReadResult(pieces=(records,), batches=(), offsets=offsets, aborted=aborted))
 
     assert found == [AbortedTransaction(7, 0), AbortedTransaction(7, 4)]
 

@@ -50,7 +50,7 @@ class Reader:
         check_offset(offset, offsets)
         end = offsets.last_stable if committed else offsets.high_watermark
         if offset >= end:
-            return ReadResult(records=b"", batches=(), offsets=offsets)
+            return ReadResult(pieces=(), batches=(), offsets=offsets)
         lane = followed.lanes.get(committed) or self._registry.lane(followed, committed=committed)
         lane.used_s = self._monotonic()
         paused = lane.paused
@@ -65,7 +65,7 @@ class Reader:
         if lane.cold:
             self._go_on(followed, lane, offsets.last_stable if committed else offsets.high_watermark)
         return ReadResult(
-            records=piece.records,
+            pieces=(piece.records,),
             batches=piece.batches,
             offsets=offsets,
             aborted=piece.aborted,
