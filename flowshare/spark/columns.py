@@ -6,8 +6,10 @@ A value that does not fit its schema is poison: it is left out, and told, so tha
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from flowshare.spark.options import SourceOptions
 
 HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+ROWS: Final = 10_000
+"""Records of an Arrow batch, as Spark has it (spark.sql.execution.arrow.maxRecordsPerBatch)."""
 _MS: Final = pa.timestamp("ms", tz="UTC")
 _US: Final = pa.timestamp("us", tz="UTC")
 _MS_MAX: Final = (2**63 - 1) // 1000
@@ -66,10 +70,10 @@ def value_decoder(options: SourceOptions, schema: pa.Schema) -> Decode | None:
 def to_arrow(
     topic: str, partition: int, decoded: RawDecoded, schema: pa.Schema, decode: Decode | None
 ) -> tuple[list[pa.RecordBatch], list[Poison]]:
-    """One batch for each run of one delivery count, and the records that do not fit."""
+    """Batches of records of one delivery count each, and the records that do not fit."""
     batches: list[pa.RecordBatch] = []
     poison: list[Poison] = []
-    for records, count in decoded.runs:
+    for records, count in _longer(decoded.runs):
         values: pa.Array
         fits: Sequence[RawRecord] = records
         if decode is None:
@@ -80,6 +84,18 @@ def to_arrow(
         if fits:
             batches.append(_batch(topic, partition, fits, count, values, schema))
     return batches, poison
+
+
+def _longer(runs: Iterable[tuple[list[RawRecord], int]]) -> Iterator[tuple[Sequence[RawRecord], int]]:
+    """Runs of one delivery count as one, up to about ROWS records: each costs Spark as much as some hundred rows."""
+    for count, same in itertools.groupby(runs, key=itemgetter(1)):
+        found: list[RawRecord] = []
+        for records, _ in same:
+            if found and len(found) + len(records) > ROWS:
+                yield found, count
+                found = []
+            found += records
+        yield found, count
 
 
 def _batch(
@@ -97,11 +113,17 @@ def _batch(
         "delivery_count": pa.repeat(pa.scalar(count, pa.int32()), size),
     }
     if "headers" in schema.names:
-        columns["headers"] = pa.array(
-            [[{"key": name, "value": value} for name, value in record.headers] for record in records],
-            schema.field("headers").type,
-        )
+        columns["headers"] = _headers(records, schema.field("headers").type)
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _headers(records: Sequence[RawRecord], type_: pa.ListType) -> pa.Array:
+    found = [record.headers for record in records]
+    if not any(found):
+        return pa.ListArray.from_arrays(
+            pa.repeat(pa.scalar(0, pa.int32()), len(found) + 1), pa.array([], type_.value_type), type_
+        )
+    return pa.array([[{"key": name, "value": value} for name, value in one] for one in found], type_)
 
 
 def _times(records: Sequence[RawRecord]) -> pa.Array:

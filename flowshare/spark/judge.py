@@ -12,7 +12,7 @@ from flowshare.spark.columns import Poison
 from flowshare.spark.member import Ack
 from flowshare.spark.poison import letter
 from flowshare.spark.ranges import Range, records_in
-from flowshare.spark.reading import Part, fetches, reader_of
+from flowshare.spark.reading import Fetches, Part, reader_of
 
 if TYPE_CHECKING:
     from flowshare.client.message import Message
@@ -73,7 +73,7 @@ class Judge:
 
     def _letters(self, part: Part, held: Range, reason: str) -> Iterable[Message]:
         wanted = AcquiredRange(held.first, held.last, held.delivery)
-        for log, _ in fetches(reader_of(part), held.topic, held.partition, [held], committed=False):
+        for log, _ in Fetches(reader_of(part), held.topic, held.partition, [held], committed=False).answers():
             for records, delivery in decode_raw(log.records, [wanted]).runs:
                 for record in records:
                     found = Poison(record, delivery, reason or "rejected")

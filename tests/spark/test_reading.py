@@ -157,9 +157,9 @@ def asked(monkeypatch) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
     fetch = LogReader.fetch
 
-    def noted(self, part, *, committed):
-        found.append(part[:3])
-        return fetch(self, part, committed=committed)
+    def noted(self, topic, partition, first, last, *, committed):
+        found.append((topic, partition, first))
+        return fetch(self, topic, partition, first, last, committed=committed)
 
     monkeypatch.setattr(LogReader, "fetch", noted)
     return found
@@ -245,6 +245,25 @@ def test_what_lies_between_ranges_is_not_fetched(served, asked):
 
     assert plain(served.part(Range(topic, 0, 0, 1), Range(topic, 0, 93, 96))) == [0, 1, 93, 94, 95, 96]
     assert asked == [(topic, 0, offset) for offset in (0, 93, 95)]
+
+
+def test_about_as_much_is_asked_for_as_the_ranges_hold(served, monkeypatch):
+    topic, found, fetch = served.fresh(), [], LogReader._fetch
+    served.write(topic, *[5] * 40)
+
+    async def noted(self, part, committed):
+        log = await fetch(self, part, committed)
+        found.append(len(log.records))
+        return log
+
+    monkeypatch.setattr(reading, "FETCH_BYTES_MIN", 1)
+    monkeypatch.setattr(LogReader, "_fetch", noted)
+    first = plain(served.part(Range(topic, 0, 0, 9)))
+    again = plain(served.part(Range(topic, 0, 100, 109)))
+    whole = plain(served.part(Range(topic, 0, 0, 199)))
+
+    assert (first, again, whole) == (list(range(10)), list(range(100, 110)), list(range(200)))
+    assert found[1] < found[2] / 10  # the first one's answer says how large records are
 
 
 def test_neighbouring_ranges_are_read_in_one_fetch(served, asked):
