@@ -27,29 +27,41 @@ def write_table(name: str, sink: Jdbc, batch: DataFrame, number: int, *, replace
     if TABLE.fullmatch(sink.table) is None:
         raise UsageError(f"pipeline {name}: table {sink.table!r} is no name of a table")
     rows = batch.withColumns({PIPELINE: lit(name), BATCH: lit(number).cast("bigint")})
-    writer = rows.write.format("jdbc").options(url=sink.url, dbtable=sink.table, **sink.properties)
+    options = {**sink.properties, "url": sink.url, "dbtable": sink.table}
+    _prepare(name, sink, options, rows, number, delete=not replace)
+    writer = rows.write.format("jdbc").options(**options)
     if replace:
         writer.option("truncate", "true").mode("overwrite").save()
-        return
-    _delete(name, sink, batch, number)
-    writer.mode("append").save()
+    else:
+        writer.mode("append").save()
 
 
-def _delete(name: str, sink: Jdbc, batch: DataFrame, number: int) -> None:
-    """Delete what an earlier try wrote, over a connection of the driver's."""
-    jvm: Any = batch.sparkSession._jvm  # noqa: SLF001 - py4j's way to java.sql
+def _prepare(name: str, sink: Jdbc, options: dict[str, str], rows: DataFrame, number: int, *, delete: bool) -> None:
+    """Make the table if it is not there, else delete what an earlier try wrote; over a connection of the driver's.
+
+    Spark makes missing tables only in databases whose errors it can tell apart.
+    """
+    jvm: Any = rows.sparkSession._jvm  # noqa: SLF001 - py4j's way to java.sql
+    jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
     properties = jvm.java.util.Properties()
     for key, value in sink.properties.items():
         properties.setProperty(key, value)
     if "driver" in sink.properties:
-        jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(sink.properties["driver"])
+        jdbc.DriverRegistry.register(sink.properties["driver"])
     connection = jvm.java.sql.DriverManager.getConnection(sink.url, properties)
     try:
-        schema, _, table = sink.table.rpartition(".")
-        found = connection.getMetaData().getTables(None, schema or None, table, None)
+        facts = connection.getMetaData()
+        upper, lower = facts.storesUpperCaseIdentifiers(), facts.storesLowerCaseIdentifiers()
+        name_kept = sink.table.upper() if upper else sink.table.lower() if lower else sink.table
+        schema, _, table = name_kept.rpartition(".")
+        found = facts.getTables(None, schema or None, table, None)
         there = found.next()
         found.close()
-        if there:
+        if not there:
+            made = jdbc.JdbcOptionsInWrite(jvm.PythonUtils.toScalaMap(options))
+            columns = rows._jdf.schema()  # noqa: SLF001 - Java's own
+            jdbc.JdbcUtils.createTable(connection, sink.table, columns, False, made)
+        elif delete:
             statement = connection.prepareStatement(f"DELETE FROM {sink.table} WHERE {PIPELINE} = ? AND {BATCH} = ?")  # noqa: S608 - checked
             statement.setString(1, name)
             statement.setLong(2, number)
