@@ -258,7 +258,7 @@ async def test_a_damaged_batch_is_rejected_and_the_rest_is_delivered(clock):
 
         async def damaged(*args, **kwargs):
             result = await real(*args, **kwargs)
-            return replace(result, records=result.records.replace(b"bbb", b"bxb", 1))
+            return replace(result, pieces=[result.records.replace(b"bbb", b"bxb", 1)])
 
         world.storage.read = damaged
         consumer = world.consumer()
