@@ -96,7 +96,7 @@ class LogReader:
         part = FetchPartition(topic, partition, first, min(guess, FETCH_BYTES))
         return asyncio.run_coroutine_threadsafe(self._fetch(part, committed), self._loop)
 
-    def read(self, topic: str, offsets: int, size: int) -> None:
+    def learn(self, topic: str, offsets: int, size: int) -> None:
         """So many offsets of a topic took so many bytes."""
         if offsets > 0:
             self._sizes[topic] = size / offsets
@@ -268,7 +268,7 @@ class Fetches:
             behind = _behind(log, at, end, empty)
             then = next((max(behind, one.first) for one in self._ranges if one.last >= behind), end + 1)
             if log.records:
-                self._reader.read(self.topic, behind - at, len(log.records))
+                self._reader.learn(self.topic, behind - at, len(log.records))
             if then <= end:
                 self._ask(then)
             elif following is not None:

@@ -183,6 +183,8 @@ class _Driver:
         self._done: Done | None = None
         self._passed: Passed | None = None
         """Only where records can be archived unread."""
+        self._unread: list[Range] = []
+        """Finished by no batch, and not told yet."""
         self._completed = 0
         self._mine: set[int] = set()
         """Numbers of the batches that were acquired by this process."""
@@ -332,8 +334,12 @@ class _Driver:
         self._prune_s = time.monotonic() + PRUNE_S
         starts = member.starts()
         self._done.prune(starts)
-        unread = self._passed.advance(starts) if self._passed else []
-        if unread and (count := member.count_unread(unread)):
+        if self._passed is not None:
+            self._unread += self._passed.advance(starts)
+        # Kept until they are counted: the group may not be reached just now.
+        count = member.count_unread(self._unread) if self._unread else 0
+        unread, self._unread = self._unread, []
+        if count:
             first = unread[0]
             logger.error(
                 "group %s: the brokers archived %d records that were in no batch, the first at %s-%d@%d: they were "

@@ -117,7 +117,6 @@ class Run:
             assert time.monotonic() < until, f"no record ended for {PROGRESS_S:.0f} s"
             self.workers.check()
             time.sleep(0.05)
-            before = max(before, 0)
             self.journals.go_on()
 
     def _finish(self) -> None:
