@@ -47,6 +47,7 @@ class FleetStorage:
         self.producers = log.producers
         self.read = log.read
         self.offsets = log.offsets
+        self.dense = log.dense
         self.bounds = log.bounds
         self.offset_for_timestamp = log.offset_for_timestamp
         self.delete_records = log.delete_records

@@ -222,6 +222,11 @@ class Log(Protocol):
         """Bounds of the partition as they are known here. Raises: UnknownTopic."""
         ...
 
+    def dense(self, topic: str, partition: int, offset: int, end: int) -> bool:
+        """Whether a reader gets all that is from `offset` to before `end`: compaction took nothing, and nothing is of
+        an aborted transaction. False as well where that is not known here. Raises: UnknownTopic."""
+        ...
+
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
         """Bounds of the partition, asked of wherever it lies. Raises: UnknownTopic, StorageError."""
         ...

@@ -245,6 +245,11 @@ class EmbeddedStorage:
         """Bounds of the partition. Raises: UnknownTopic."""
         return self._partition(topic, partition).offsets()
 
+    def dense(self, topic: str, partition: int, offset: int, end: int) -> bool:
+        """Whether nothing is missing or aborted there. Raises: UnknownTopic."""
+        log = self._partition(topic, partition)
+        return offset >= log.holes_to and not log.producers.aborted.between(offset, end)
+
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
         """As `offsets`: they lie here."""
         return self.offsets(topic, partition)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from flowshare.log.base import ReadResult
+from flowshare.log.rules import check_offset
 from flowshare.share.errors import UnknownTopicId
+from flowshare.share.types import LogBatch
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Sequence
 
-    from flowshare.log.base import Log, LogOffsets, ReadResult
-    from flowshare.share.types import AcquiredRange, LogBatch
+    from flowshare.log.base import Log, LogOffsets
+    from flowshare.share.types import AcquiredRange
 
 READ_BYTES_MIN: Final = 64 << 10
 """Least that is asked of the log at once, so that a first guess about sizes is never too small to matter."""
@@ -39,13 +42,18 @@ class PartitionLog:
         self._check()
         return self._log.offsets(self.topic, self.partition)
 
-    async def read(self, offset: int, *, records_max: int, bytes_max: int, committed: bool) -> ReadResult:
+    async def read(
+        self, offset: int, *, records_max: int, bytes_max: int, committed: bool, with_records: bool = True
+    ) -> ReadResult:
         """Batches from the one that holds `offset` on, about as many as hold `records_max` records.
 
-        `committed` leaves out what lies past the last stable offset (share.isolation.level=read_committed).
+        `committed` leaves out what lies past the last stable offset (share.isolation.level=read_committed). Without
+        records the log is not read where it is dense: one batch then stands for all that is wanted.
         Raises: OffsetOutOfRange, CorruptRecords.
         """
         self._check()
+        if not with_records and (outline := self._outline(offset, records_max, committed=committed)) is not None:
+            return outline
         guess = int(min(2 * records_max * self._offset_bytes, READ_BYTES_MAX))
         size = min(max(guess, READ_BYTES_MIN), max(bytes_max, 1))
         result = await self._log.read(self.topic, self.partition, offset, max_bytes=size, committed=committed)
@@ -54,6 +62,15 @@ class PartitionLog:
         if batches:
             self._offset_bytes = result.size / (batches[-1].last - batches[0].first + 1)
         return result
+
+    def _outline(self, offset: int, records_max: int, *, committed: bool) -> ReadResult | None:
+        """What is in the log from `offset` on, by the bounds alone; None when they do not tell."""
+        offsets = self._log.offsets(self.topic, self.partition)
+        check_offset(offset, offsets)
+        end = min(offset + records_max, offsets.last_stable if committed else offsets.high_watermark)
+        if not self._log.dense(self.topic, self.partition, offset, end):
+            return None
+        return ReadResult(pieces=(), batches=(LogBatch(offset, end - 1),) if offset < end else (), offsets=offsets)
 
     def _check(self) -> None:
         topic = self._log.topics().get(self.topic)

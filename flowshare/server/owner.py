@@ -156,6 +156,7 @@ class Owner:
                     records_max=records_max,
                     bytes_max=want.bytes_max,
                     committed=self._committed,
+                    with_records=want.with_records,
                 )
             except OffsetOutOfRange:
                 if not self.follow_log_start():

@@ -76,6 +76,7 @@ class CompactionContract(ProducerContract):
             assert [(r.key, r.value) for r in found] == [(b"b", b"2"), (b"a", b"5"), (b"c", b"6"), (b"end", b"7")]
             bounds = storage.offsets("t", 0)
             assert (bounds.log_start, bounds.high_watermark) == (0, 7)
+            assert not storage.dense("t", 0, 0, 7)
             assert await put(storage, (b"a", b"8")) == 7
 
         run(body)
