@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import logging
 import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -30,6 +28,7 @@ from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest, Metada
 from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchPartition
 from flowshare.share.types import AcquiredRange
 from flowshare.spark.columns import Decode, Poison, to_arrow
+from flowshare.spark.garbage import no_collections
 from flowshare.spark.ranges import Done, Range, by_place
 
 if TYPE_CHECKING:
@@ -224,23 +223,10 @@ def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]
             )
             continue
         for log, wanted in one.answers(following):
-            with _no_collections():
+            with no_collections():
                 decoded = decode_raw(log.records, wanted)
                 batches, poison = to_arrow(one.topic, one.partition, decoded, schema, decode)
             yield Rows(one.topic, one.partition, batches, poison, decoded.corrupt)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Records are many objects and no cycles: looking for some among them takes longer than reading them (1.0 instead
-    of 0.3 µs a record)."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class Fetches:

@@ -37,6 +37,7 @@ from flowshare.agents.limits import DELIVERIES_MAX
 from flowshare.client.errors import ClientError
 from flowshare.spark.agent import OutcomeListener
 from flowshare.spark.columns import source_schema, value_decoder
+from flowshare.spark.garbage import freeze
 from flowshare.spark.judge import Judge
 from flowshare.spark.member import GroupMember
 from flowshare.spark.options import SourceOptions
@@ -111,6 +112,7 @@ def read_part(options: SourceOptions, schema: StructType, partition: InputPartit
         if rows.poison or rows.damaged:
             bury(part, rows, options)
         yield from rows.batches
+    freeze()
 
 
 class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

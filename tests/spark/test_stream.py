@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 LIMIT_S = 60
 on_one_machine = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
@@ -126,3 +128,30 @@ def test_a_wrong_option_is_one_clear_error(spark, broker, topic):
         spark.readStream.format("flowshare").options(broker=broker.url, topics=topic, group="g").option(
             "record_per_trigger", "5"
         ).load()
+
+
+@on_one_machine
+def test_workers_that_have_read_keep_what_they_loaded_from_later_collections(spark, stream, unique, tmp_path):
+    rows = stream(unique("etl")).writeStream.format("noop")
+    ended(rows.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start())
+
+    class Frozen(DataSource, DataSourceReader):
+        """A source runs in the workers in which ours ran before."""
+
+        def schema(self):
+            return "frozen LONG"
+
+        def reader(self, schema):
+            return self
+
+        def partitions(self):
+            return [InputPartition(number) for number in range(4)]
+
+        def read(self, partition):
+            yield (gc.get_freeze_count(),)
+
+    spark.dataSource.register(Frozen)
+    frozen = [row.frozen for row in spark.read.format("Frozen").load().collect()]
+
+    assert max(frozen) > 10_000
+    assert not gc.get_freeze_count()
