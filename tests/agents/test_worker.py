@@ -256,7 +256,7 @@ def test_health_locks_and_heartbeats_go_on_while_a_handler_blocks(shop):
 
 def test_code_that_holds_the_gil_is_shown_and_survived(shop):
     shop.write(REGEX)
-    shop.send({"id": 1, "regex": 35}, {"id": 2})
+    shop.send({"id": 1, "regex": 38}, {"id": 2})
     worker = shop.worker()
     shop.wait_for("end", 2, limit=60)
     shop.wait_log(worker, "every thread of this process stood still")

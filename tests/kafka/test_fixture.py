@@ -33,7 +33,10 @@ def inner(folder: Path, source: str, *args: str, **variables: str) -> subprocess
         "from tests.conftest import *\nfrom tests.conftest import (pytest_configure, "
         "pytest_unconfigure, pytest_collection_modifyitems, pytest_runtest_setup)\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name not in {RUN, NAMED, "CI"}}
+    ours = {RUN, NAMED, "CI", "PYTEST_ADDOPTS"}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PYTEST_XDIST")
+    }
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}",
             "-p", "no:cacheprovider", *args, str(folder)],

@@ -255,7 +255,7 @@ SCENARIOS = (
         given="""
             topic foo
             topic bar
-            join M1 topics=foo
+            join M1 topics=foo => assigned=foo.0
             leave M1
         """,
         when="delete_offsets foo group=nobody => error GROUP_ID_NOT_FOUND",
