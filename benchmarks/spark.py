@@ -117,12 +117,19 @@ class Bench:
         self.ratio("ranges of a topic to no-op, all columns", ours, theirs, READ_LEAST)
 
     def stream(self) -> None:
-        """The whole source."""
+        """The whole source; what it waits for its group, when a batch fills the group's window and when it does not."""
+        parts: dict[int, list[float]] = {PER_TRIGGER: [], PER_TRIGGER // 2: []}
+
+        def run(records: int) -> float:
+            options = {"broker": self.url, "topics": self.topic, "group": self.name("stream"), "tasks": "2"}
+            frame = self.spark.readStream.format("flowshare").options(**options, records_per_trigger=records)
+            rate, part = self.steady(frame.load())
+            parts[records].append(part)
+            return rate
 
         def ours() -> float:
-            options = {"broker": self.url, "topics": self.topic, "group": self.name("stream"), "tasks": "2"}
-            frame = self.spark.readStream.format("flowshare").options(**options, records_per_trigger=PER_TRIGGER)
-            return self.steady(frame.load())[0]
+            run(PER_TRIGGER // 2)
+            return run(PER_TRIGGER)
 
         def theirs() -> float:
             options = {"kafka.bootstrap.servers": self.server.bootstrap, "subscribe": self.topic}
@@ -130,6 +137,8 @@ class Bench:
             return self.steady(self.spark.readStream.format("kafka").options(**options).load())[0]
 
         self.ratio(f"stream to no-op, {PER_TRIGGER:,} records a batch", ours, theirs, STREAM_LEAST)
+        for records, found in parts.items():
+            info(f"  acquiring and acknowledging {records:,}", 100 * statistics.median(found[1:]), "%")
 
     def embedded(self) -> None:
         """On a path of this machine."""

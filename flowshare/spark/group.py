@@ -54,7 +54,8 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
     settings: dict[str, str | None] = {"share.auto.offset.reset": options.start}
     if capabilities.own_limits:
         deliveries = options.delivery_limit or UNLIMITED_DELIVERIES
-        locks = min(LOCKS_MOST, max(LOCKS_LEAST, options.records_per_trigger))
+        # Twice: a batch is acquired while the accept of the last one is on its way.
+        locks = min(LOCKS_MOST, max(LOCKS_LEAST, 2 * options.records_per_trigger))
         settings["share.partition.max.window"] = str(max(WINDOW, locks))
         adjustable = True
     else:

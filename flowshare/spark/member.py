@@ -172,6 +172,11 @@ class GroupMember:
         """Accept ranges; returns those that were refused, or of which nothing is known: their lock was lost."""
         return self.acknowledge(dict.fromkeys(merged(ranges), ACCEPT))
 
+    def begin_accept(self, ranges: Iterable[Range]) -> concurrent.futures.Future[list[Range]]:
+        """`accept`, for who does not wait for it now."""
+        types = dict.fromkeys(merged(ranges), ACCEPT)
+        return asyncio.run_coroutine_threadsafe(self._acknowledge(types), self._loop)
+
     def acknowledge(self, types: Mapping[Range, Ack]) -> list[Range]:
         """Say what became of ranges; returns what was refused."""
         return self._call(self._acknowledge(types)) if types else []

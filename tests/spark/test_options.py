@@ -294,10 +294,10 @@ def test_where_flowshare_leads_records_never_run_out_of_deliveries():
 
     facts = prepared(admin, OWN, records_per_trigger="50000")
 
-    assert facts == GroupFacts(deliveries=UNLIMITED_DELIVERIES, locks=50_000, committed=False)
+    assert facts == GroupFacts(deliveries=UNLIMITED_DELIVERIES, locks=100_000, committed=False)
     assert facts.endless
     assert admin.set["share.delivery.count.limit"] == str(UNLIMITED_DELIVERIES)
-    assert admin.set["share.partition.max.record.locks"] == "50000"
+    assert admin.set["share.partition.max.record.locks"] == "100000"
     assert int(admin.set["share.partition.max.window"]) >= 50_000
     assert admin.set["share.auto.offset.reset"] == "earliest"
     assert "share.record.lock.duration.ms" not in admin.set

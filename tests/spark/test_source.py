@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from concurrent.futures import Future
 
 import pytest
 from pyspark.sql.types import (
@@ -289,7 +290,7 @@ def test_a_group_has_no_delivery_limit_where_flowshare_leads(broker, query):
 
 @pytest.mark.parametrize("broker", ["native"], indirect=True)
 def test_records_that_the_brokers_archived_unread_are_counted_and_told(query, monkeypatch, caplog):
-    monkeypatch.setattr("flowshare.spark.source.PRUNE_S", 0.0)
+    monkeypatch.setattr("flowshare.spark.driver.PRUNE_S", 0.0)
     one = query(delivery_limit="2")
     start = one.latest(one.initial())
     before = [row["value"] for row in one.rows(one.initial(), start)]
@@ -373,10 +374,15 @@ def test_what_was_acquired_before_an_error_is_in_a_batch(broker, query, monkeypa
     one = query(records_per_trigger="100000")
     start = one.initial()
     member = one.reader._driver._open(Offset.from_json(start))
-    fetch, calls = member._member.fetch, iter(range(100))
+    fetch, found = member._member.fetch, []
 
     async def fails_later(**options):
-        return await (unreachable() if next(calls) == 1 else fetch(**{**options, "records_max": 250}))
+        if len(found) == 1:
+            found.append(None)
+            await unreachable()
+        answer = await fetch(**{**options, "records_max": 250})
+        found.extend([answer] if answer else [])
+        return answer
 
     with monkeypatch.context() as patch:
         patch.setattr(member._member, "fetch", fails_later)
@@ -385,6 +391,24 @@ def test_what_was_acquired_before_an_error_is_in_a_batch(broker, query, monkeypa
     rest, _ = one.run(end)
 
     assert 0 < len(done) < 3000
+    assert sorted(done + rest) == values()
+    assert broker.backlog(query.group) == 0
+
+
+def test_a_batch_is_acquired_while_the_accept_of_the_last_one_is_on_its_way(broker, query, monkeypatch):
+    one = query(records_per_trigger="500")
+    first = one.latest(one.initial())
+    done = [row["value"] for row in one.rows(one.initial(), first)]
+    monkeypatch.setattr(GroupMember, "begin_accept", lambda self, ranges: Future())  # it never comes back
+
+    second = one.latest(first)
+    done += [row["value"] for row in one.rows(first, second)]
+    assert [entry[:4] for entry in second["done"]] == [entry[:4] for entry in first["ranges"]]
+
+    one.crash()
+    monkeypatch.undo()
+    rest, _ = query(records_per_trigger="500").run(second)
+
     assert sorted(done + rest) == values()
     assert broker.backlog(query.group) == 0
 

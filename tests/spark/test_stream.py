@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from flowshare.spark.member import GroupMember
+from flowshare.spark.options import SourceOptions
+
 LIMIT_S = 60
+LOCK_S = 1.0
 on_one_machine = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 """For what does not depend on where the group lives."""
 
@@ -155,3 +160,28 @@ def test_workers_that_have_read_keep_what_they_loaded_from_later_collections(spa
 
     assert max(frozen) > 10_000
     assert not gc.get_freeze_count()
+
+
+def test_a_batch_that_outlasts_its_locks_keeps_its_records_from_other_members(broker, topic, stream, unique, tmp_path):
+    group, seen, taken = unique("etl"), [], []
+    options = {"broker": broker.url, "topics": topic, "group": group, "lock_duration": str(LOCK_S)}
+
+    def long(batch, number):
+        seen.extend(int(row.value) for row in batch.collect())
+        if number == 0:
+            rival = GroupMember(SourceOptions.parse(options), "rival")
+            rival.open()
+            until_s = time.monotonic() + 4 * LOCK_S
+            while time.monotonic() < until_s:
+                taken.extend(rival.acquire(5000, 0.2))
+            rival.close()
+
+    rows = stream(group, lock_duration=str(LOCK_S), records_per_trigger="5000").selectExpr(
+        "CAST(value AS STRING) value"
+    )
+    writer = rows.writeStream.foreachBatch(long).option("checkpointLocation", str(tmp_path / "cp"))
+    ended(writer.trigger(availableNow=True).start())
+
+    assert not taken
+    assert sorted(seen) == list(range(5000))
+    assert broker.backlog(group) == 0
