@@ -26,8 +26,9 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
 	@$(BIN)/flowshare demo
 
+# Two at a time, because most slow tests wait for processes of theirs; by file, because files share what they set up.
 test: setup  ## every test, the slow ones too
-	@$(BIN)/python -m pytest -q -m "slow or not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow or not slow"
 
 check: setup  ## format, lint, types, layers, fast tests (CI runs those with all the others)
 	@$(BIN)/ruff format --check -q .
