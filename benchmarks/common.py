@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +23,21 @@ from flowshare.clock import LoopClock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+CLEAR_TRIES = 50
+
 
 @contextmanager
 def embedded_url() -> Iterator[str]:
     """An `embedded://` URL in a directory that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="flowshare-bench-") as path:
+    path = tempfile.mkdtemp(prefix="flowshare-bench-")
+    try:
         yield f"embedded://{path}/broker"
+    finally:
+        for _ in range(CLEAR_TRIES):  # who led it, a process of Spark's say, may still be closing it
+            shutil.rmtree(path, ignore_errors=True)
+            if not os.path.exists(path):
+                break
+            time.sleep(0.2)
 
 
 def fill(url: str, topic: str, values: Iterable[bytes], *, partitions: int = 1, batch_bytes: int = 100_000) -> None:

@@ -59,7 +59,7 @@ class Acknowledger:
         self._fetcher = fetcher
         self._clock = clock
         self._on_moved = on_moved
-        self._turns = Turns(clock, self._send_taken)
+        self._turns = Turns(clock, self._send_taken, ride_s=node.ride_s)
         self._under_way = 0
         self._done = asyncio.Event()
         self.asked_s = 0.0

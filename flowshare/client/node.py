@@ -40,8 +40,9 @@ class Node:
     and leads no longer, so that what was acquired of them is in other hands. `interrupted`: the connection ended, and
     whether what was acquired over it is lost will be known with the next one (`Nodes.opened`)."""
 
-    def __init__(self, node_id: int, generations: Generations, clock: Clock) -> None:
+    def __init__(self, node_id: int, generations: Generations, clock: Clock, *, ride_s: float) -> None:
         self.node_id = node_id
+        self.ride_s = ride_s
         self.session = FetchSession()
         self.wanted: frozenset[TopicPartition] = frozenset()
         self.moved: set[TopicPartition] = set()
@@ -140,7 +141,7 @@ class FleetNode(Node):
     """One worker. What is held belongs to the member, not to the connection."""
 
     def __init__(self, node_id: int, generations: Generations, clock: Clock, custody: Custody) -> None:
-        super().__init__(node_id, generations, clock)
+        super().__init__(node_id, generations, clock, ride_s=0.0)
         self._custody = custody
         self.holding = custody.holding
 

@@ -170,7 +170,7 @@ class Nodes:
         self._clients[node_id] = NodeClient(node, self._membership, self._clock, self._moved, self._arrivals)
 
     def _new_node(self, node_id: int) -> Node:
-        return Node(node_id, self._generations, self._clock)
+        return Node(node_id, self._generations, self._clock, ride_s=self._settings.ride_s)
 
     def _link_to(self, node_id: int) -> Link:
         cluster = self._cluster

@@ -23,6 +23,8 @@ class LinkSettings:
     backoff_min_s, backoff_max_s: pause before a new try, doubled each time (retry.backoff.ms, retry.backoff.max.ms).
     in_flight_max, in_flight_bytes_max: unanswered requests of one connection, and their bytes; more wait for a place.
     response_bytes_max: the largest answer that is read; what is larger ends the connection.
+    ride_s: how long acknowledgements wait for a fetch to ride on, where a broker takes one request at a time; 0 for who
+        waits for them before it fetches.
     """
 
     connect_timeout_s: float = 30.0
@@ -32,6 +34,7 @@ class LinkSettings:
     in_flight_max: int = 100
     in_flight_bytes_max: int = 64 * MIB
     response_bytes_max: int = 128 * MIB
+    ride_s: float = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

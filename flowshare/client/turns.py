@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from flowshare.share.types import AcknowledgeType
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import AckBatch, TopicPartition
 
 Acks = Mapping["TopicPartition", Sequence["AckBatch"]]
-RIDE_S: Final = 0.002
-"""How long acknowledgements wait for a fetch to ride on."""
 
 
 class Waiting:
@@ -45,11 +43,13 @@ def is_renewal(acks: Acks) -> bool:
 
 
 class Turns:
-    """Who may send now. `send`: sends acknowledgements by themselves and settles them, cancelled or not."""
+    """Who may send now. `send`: sends acknowledgements by themselves and settles them, cancelled or not. `ride_s`:
+    how long they wait for a fetch to ride on."""
 
-    def __init__(self, clock: Clock, send: Callable[[list[Waiting]], Awaitable[None]]) -> None:
+    def __init__(self, clock: Clock, send: Callable[[list[Waiting]], Awaitable[None]], *, ride_s: float) -> None:
         self._clock = clock
         self._send = send
+        self._ride_s = ride_s
         self._pile: list[Waiting] = []
         self._busy = False
         self._free = asyncio.Event()
@@ -102,10 +102,10 @@ class Turns:
         """Nobody has the turn, or it will end: what waits goes with the next fetch, or by itself after a while."""
         if self._busy or not self._pile or self._sender is not None:
             return
-        if self._urgent:
+        if self._urgent or not self._ride_s:
             self._send_alone()
         elif self._due is None:
-            self._due = self._clock.call_later(RIDE_S, self._send_alone)
+            self._due = self._clock.call_later(self._ride_s, self._send_alone)
 
     def _send_alone(self) -> None:
         self._no_timer()

@@ -26,11 +26,12 @@ from flowshare.backend import open_backend
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.client.member import ShareMember
-from flowshare.client.settings import MIB, MemberSettings
+from flowshare.client.settings import MIB, LinkSettings, MemberSettings
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType
+from flowshare.spark import standing
 from flowshare.spark.group import prepare_group, topics_of
 from flowshare.spark.holds import Holds
 from flowshare.spark.ranges import Done, Place, Range, merged, records_in
@@ -38,7 +39,7 @@ from flowshare.spark.ranges import Done, Place, Range, merged, records_in
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
     from flowshare.client.ranges import Fetched
-    from flowshare.protocol.messages import Connection, SharePartitionOffsets
+    from flowshare.protocol.messages import Connection
     from flowshare.spark.group import GroupFacts
     from flowshare.spark.options import SourceOptions
 
@@ -56,8 +57,6 @@ TOPICS_S: Final = 5.0
 """How often the topics of a pattern are looked up."""
 RENEW_S: Final = 0.5
 """How often, at least, is looked whether locks are due; their duration is not known before the first."""
-COUNT_MAX: Final = 10_000
-"""Records that are looked at to count those that were archived."""
 LOOK_S: Final = 1.0
 """How often a member looks whether it is still the one of its id, while it does anything."""
 
@@ -183,17 +182,16 @@ class GroupMember:
 
     def starts(self) -> dict[Place, int]:
         """Share-partition start offsets: what lies before them is finished."""
-        return self._call(self._starts())
+        return self._call(standing.starts(self._admin, self._options.group))
 
     def backlog(self) -> int:
         """How many records the group has not finished."""
-        return self._call(self._backlog())
+        return self._call(standing.backlog(self._admin, self._options))
 
     def count_unread(self, ranges: Sequence[Range]) -> int:
-        """How many records of these ranges, finished by no batch of the query's, are in the log: markers of
-        transactions and what compaction took are not. 0 as well when the group has other members, whose they may
-        have been; at most COUNT_MAX are looked at."""
-        return self._call(self._count_unread(ranges))
+        """How many records of these ranges, finished by no batch of the query's, are in the log; 0 when the group has
+        other members. See `flowshare.spark.standing`."""
+        return self._call(standing.count_unread(self._admin, self._options.group, self.member_id, ranges))
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
@@ -234,7 +232,7 @@ class GroupMember:
             topics=await topics_of(self._options, self._admin),
             clock=self._clock,
             member_id=self.member_id,
-            settings=MemberSettings(rack_id=self._life),
+            settings=MemberSettings(link=LinkSettings(ride_s=0.0), rack_id=self._life),
         )
         stack.push_async_callback(self._leave)
         await self._member.start()
@@ -365,33 +363,6 @@ class GroupMember:
             self._fenced = True
             raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
         self._looked_s = now_s
-
-    async def _count_unread(self, ranges: Sequence[Range]) -> int:
-        group = await self._admin.describe_group(self._options.group)
-        if any(member.member_id != self.member_id for member in group.members):
-            return 0
-        count = 0
-        for one in ranges:
-            room = min(one.last - one.first + 1, COUNT_MAX - count)
-            found = await self._admin.read(one.topic, one.partition, one.first, limit=room)
-            count += sum(record.offset <= one.last for record in found)
-        return count
-
-    async def _starts(self) -> dict[Place, int]:
-        parts = await self._admin.group_offsets(self._options.group)
-        return {(part.topic, part.partition): part.start_offset for part in parts if part.start_offset >= 0}
-
-    async def _backlog(self) -> int:
-        parts = await self._admin.group_offsets(self._options.group)
-        lags = [await self._lag(part) for part in parts if self._options.wants(part.topic)]
-        return sum(lags)
-
-    async def _lag(self, part: SharePartitionOffsets) -> int:
-        """Kafka's brokers do not know it at first (−1): then it is what lies behind the start offset in the log."""
-        if part.lag >= 0:
-            return part.lag
-        bounds = await self._admin.offsets(part.topic, part.partition)
-        return max(0, bounds.high_watermark - max(bounds.log_start, part.start_offset))
 
     async def _follow_topics(self) -> None:
         """Subscribe to topics of the pattern that came later."""

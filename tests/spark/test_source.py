@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 
 from flowshare.agents.errors import OptionError
 from flowshare.client.errors import NotConnected
+from flowshare.spark import standing
 from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.options import SourceOptions
 from flowshare.spark.outcomes import Outcome, OutcomesMessage, OutcomeWriter
@@ -299,14 +300,14 @@ def test_records_that_the_brokers_archived_unread_are_counted_and_told(query, mo
         one.crash()
         one = query(delivery_limit="2")
 
-    count, away = GroupMember._count_unread, iter([NotConnected("the broker is away")])
+    count, away = standing.count_unread, iter([NotConnected("the broker is away")])
 
-    async def not_at_first(self, ranges):
+    async def not_at_first(*about):
         for error in away:
             raise error
-        return await count(self, ranges)
+        return await count(*about)
 
-    monkeypatch.setattr(GroupMember, "_count_unread", not_at_first)
+    monkeypatch.setattr(standing, "count_unread", not_at_first)
     rest, end = [], start
     for _ in range(2):  # the first one meets the broker that is away, if anything was archived by then
         more, end = one.run(end)
