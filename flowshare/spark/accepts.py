@@ -60,8 +60,8 @@ class Accepts:
     def begin(self) -> None:
         """Send what is owed, once what is on its way has come back. Raises: ClientError, OSError, Fenced."""
         self._collect()
-        # Some of it may have been finished meanwhile.
-        owed = [piece for one in self._owed for piece in self._done.split(one)[0]]
+        # Some of it may have been finished meanwhile, and some be owed twice, because it came again.
+        owed = list(Done(piece for one in self._owed for piece in self._done.split(one)[0]).ranges())
         self._owed = []
         if owed:
             self._sent = owed, self._member.begin_accept(owed)

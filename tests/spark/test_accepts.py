@@ -77,9 +77,18 @@ def test_an_accept_that_did_not_reach_the_group_is_owed_again(member, accepts):
         accepts.settle()
     assert accepts.ranges() == (of(0, 9),)
 
-    accepts.owe([of(10, 19)])
+    accepts.owe([of(20, 29)])
     accepts.begin()
-    assert member.asked[-1][0] == [of(0, 9), of(10, 19)]
+    assert member.asked[-1][0] == [of(0, 9), of(20, 29)]
+
+
+def test_what_comes_again_while_it_is_owed_is_sent_once(member, accepts):
+    accepts.owe([of(0, 9)])
+
+    assert accepts.swallow([of(5, 9)._replace(delivery=2), of(10, 12)]) == [of(10, 12)]
+    accepts.begin()
+
+    assert member.asked[-1][0] == [of(0, 9)]
 
 
 def test_one_accept_at_a_time_is_on_its_way(member, accepts):
