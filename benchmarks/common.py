@@ -38,6 +38,8 @@ def embedded_url() -> Iterator[str]:
             if not os.path.exists(path):
                 break
             time.sleep(0.2)
+        else:
+            shutil.rmtree(path)  # says what is in the way
 
 
 def fill(url: str, topic: str, values: Iterable[bytes], *, partitions: int = 1, batch_bytes: int = 100_000) -> None:

@@ -169,7 +169,7 @@ class GroupMember:
 
     def accept(self, ranges: Iterable[Range]) -> list[Range]:
         """Accept ranges; returns those that were refused, or of which nothing is known: their lock was lost."""
-        return self.acknowledge(dict.fromkeys(merged(ranges), ACCEPT))
+        return self.begin_accept(ranges).result()
 
     def begin_accept(self, ranges: Iterable[Range]) -> concurrent.futures.Future[list[Range]]:
         """`accept`, for who does not wait for it now."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.scenarios.server import ServerSubject
 
 FIRST_LOOKS: Final = 20
+"""Polls until the first records are there, at most."""
 TOLD_S: Final = 11.0
 """After joining, a member hears of its share with its next heartbeats, 5 s apart."""
 Consumer = ShareConsumer[bytes | None, bytes | None]

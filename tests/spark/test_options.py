@@ -298,7 +298,7 @@ def test_where_flowshare_leads_records_never_run_out_of_deliveries():
     assert facts.endless
     assert admin.set["share.delivery.count.limit"] == str(UNLIMITED_DELIVERIES)
     assert admin.set["share.partition.max.record.locks"] == "100000"
-    assert int(admin.set["share.partition.max.window"]) >= 50_000
+    assert int(admin.set["share.partition.max.window"]) >= 100_000
     assert admin.set["share.auto.offset.reset"] == "earliest"
     assert "share.record.lock.duration.ms" not in admin.set
 
