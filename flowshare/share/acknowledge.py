@@ -1,4 +1,4 @@
-"""What a member says of its records: share-groups.md §2.10, and what a request may look like (§3.4).
+"""What a member says of its records: share-groups.md §2.10.
 
 `decide` checks everything first and changes nothing if any of it is wrong; then the offsets are PENDING until
 `commit` or `abort`. Renewals need no write and are applied at once. Offsets keep their hold while they are PENDING,
@@ -80,19 +80,7 @@ def outcomes_of(limits: Limits) -> Outcomes:
     return Outcomes(limits)
 
 
-def validate(batches: Sequence[AcknowledgeBatch], version: int, *, is_renew_ack: bool) -> None:
-    """Check one share-partition's batches as the API does, before the state machine sees them (KA:4078).
-
-    `version` is that of ShareAcknowledge or ShareFetch: RENEW exists from 2 on, and then only in a request that says
-    so. Raises InvalidRequest.
-    """
-    type_max = _RENEW if version >= 2 else _RENEW - 1
-    _check_shape(batches, type_max)
-    if not is_renew_ack and any(_RENEW in batch.types for batch in batches):
-        raise InvalidRequest("RENEW in a request that is not marked as a renewal")
-
-
-def _check_shape(batches: Sequence[AcknowledgeBatch], type_max: int) -> None:
+def _check_shape(batches: Sequence[AcknowledgeBatch]) -> None:
     previous = 0
     for first, last, types, _, _, _ in batches:
         # "<", not "<=": two batches may share one offset here; the second then finds it pending (§14, V22).
@@ -100,7 +88,7 @@ def _check_shape(batches: Sequence[AcknowledgeBatch], type_max: int) -> None:
             raise InvalidRequest(f"batch {first}-{last}: offsets must be ascending and not negative")
         if len(types) != 1 and len(types) != last - first + 1:
             raise InvalidRequest(f"batch {first}-{last}: {len(types)} acknowledge types for {last - first + 1} offsets")
-        if max(types) > type_max:
+        if max(types) >= _TYPES:
             raise InvalidRequest(f"batch {first}-{last}: unknown acknowledge type {max(types)}")
         previous = last
 
@@ -145,7 +133,7 @@ def _decide_all(
     batches: Sequence[AcknowledgeBatch],
     now_ms: int,
 ) -> Decision:
-    _check_shape(batches, _TYPES - 1)
+    _check_shape(batches)
     changes: list[StateRun] = []
     renewed: list[tuple[int, int]] = []
     try:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.share.acknowledge import validate
 from flowshare.share.errors import InvalidRecordState, InvalidRequest
 from flowshare.share.types import AcknowledgeBatch, Limits, PartitionUpdate
 from tests.share.builders import (
@@ -52,27 +51,20 @@ def test_a_request_that_contradicts_itself_is_invalid_and_changes_nothing(batche
     acquire(target, (0, 9))
 
     with pytest.raises(InvalidRequest):
-        validate(batches, 2, is_renew_ack=True)
-    with pytest.raises(InvalidRequest):
         target.acknowledge("m1", batches, now_ms=0)
 
     assert states(target) == [(0, 9, ACQUIRED, 1)]
     assert target.pending_count == 0
 
 
-def test_renew_exists_from_version_2_on_and_only_in_a_renewal():
-    renewal = [batch(0, 9, RENEW)]
+def test_the_second_of_two_batches_that_share_an_offset_finds_it_pending():
+    target = partition()
+    acquire(target, (0, 9))
 
-    validate(renewal, 2, is_renew_ack=True)
-    validate([batch(0, 1, ACCEPT, RENEW)], 2, is_renew_ack=True)
-    with pytest.raises(InvalidRequest):
-        validate(renewal, 2, is_renew_ack=False)
-    with pytest.raises(InvalidRequest):
-        validate(renewal, 1, is_renew_ack=True)
+    with pytest.raises(InvalidRecordState):
+        target.acknowledge("m1", [batch(0, 5, ACCEPT), batch(5, 9, ACCEPT)], now_ms=0)
 
-
-def test_batches_that_share_an_offset_pass_the_check_of_the_request():
-    validate([batch(0, 5, ACCEPT), batch(5, 9, ACCEPT)], 1, is_renew_ack=False)
+    assert states(target) == [(0, 9, ACQUIRED, 1)]
 
 
 # Accept, release, reject, gap
