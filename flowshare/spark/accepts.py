@@ -11,7 +11,12 @@ checkpoint's next offset, so that it gets into no second batch whatever happens 
 | on its way, in `done` | `settle`, refused: its lock was lost | refused |
 | on its way, in `done` | `settle`, the group is not reached | owed |
 | refused, in `done` | it is delivered again: `swallow` | owed |
+| refused, by an earlier process | it is delivered for the first time: the group was reset | forgotten, and fresh |
 | any of these | the start offset passes it | forgotten |
+| any of these | its topic was made anew: `meet` | forgotten |
+
+A checkpoint's ranges (`restore`) are believed where the topic is the one that they were written of, and the group's
+start offset did not go back since.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from flowshare.spark.ranges import Done, Place, Range, records_in
+from flowshare.spark.ranges import Done, Offset, Place, Range, records_in
 
 if TYPE_CHECKING:
     from flowshare.spark.member import GroupMember
@@ -30,17 +35,18 @@ logger = logging.getLogger("flowshare.spark")
 
 
 class Accepts:
-    """done: of earlier batches, as the checkpoint has it. One accept at a time is on its way."""
+    """`done`, and what is sent of it. One accept at a time is on its way."""
 
-    def __init__(self, member: GroupMember, done: Iterable[Range], *, group: str) -> None:
+    def __init__(self, member: GroupMember, *, group: str) -> None:
         self._member = member
         self._group = group
-        self._done = Done(done)
+        self._done = Done()
+        self._earlier = Done()
+        """Of `done`, what an earlier process of the query committed."""
+        self._topics: dict[str, str] = {}
+        """Ids of the topics in `done`."""
         self._owed: list[Range] = []
         self._sent: tuple[list[Range], concurrent.futures.Future[list[Range]]] | None = None
-
-    def __len__(self) -> int:
-        return len(self._done)
 
     @property
     def pending(self) -> bool:
@@ -51,11 +57,36 @@ class Accepts:
         """`done`: committed, and not known as accepted."""
         return tuple(self._done.ranges())
 
-    def owe(self, ranges: Iterable[Range]) -> None:
-        """A batch with these ranges is committed."""
+    def owe(self, ranges: Iterable[Range], topics: Mapping[str, str]) -> None:
+        """A batch with these ranges of topics with these ids is committed."""
         for one in ranges:
-            self._owed.append(one)
-            self._done.add(one)
+            if self._topics.setdefault(one.topic, topics.get(one.topic, "")) == topics.get(one.topic, ""):
+                self._owed.append(one)
+                self._done.add(one)
+
+    def restore(self, known: Offset, starts: Mapping[Place, int]) -> None:
+        """An earlier process committed a batch with the ranges of `known`; starts: the group's start offsets now."""
+        self.meet(self._member.topics)
+        for topic, topic_id in known.topics.items():
+            self._topics.setdefault(topic, topic_id)
+        same = [one for one in known.ranges if known.topics.get(one.topic, "") == self._topics.get(one.topic, "")]
+        believed = [one for one in same if starts.get(one.place, 0) >= known.starts.get(one.place, 0)]
+        if len(believed) < len(known.ranges):
+            what = "topics were made anew" if len(same) < len(known.ranges) else "offsets were reset"
+            logger.warning("group %s: its %s since this query ran last: it reads them again", self._group, what)
+        self.owe(believed, known.topics)
+        for one in believed:
+            self._earlier.add(one)
+        self.prune(starts)
+
+    def meet(self, topics: Mapping[str, str]) -> list[str]:
+        """The ids that topics have now; returns those that were made anew, of which all is forgotten."""
+        anew = [name for name, topic_id in topics.items() if self._topics.get(name, topic_id) != topic_id]
+        for name in anew:
+            self._done.forget(name)
+            self._earlier.forget(name)
+        self._topics.update(topics)
+        return anew
 
     def begin(self) -> None:
         """Send what is owed, once what is on its way has come back. Raises: ClientError, OSError, Fenced."""
@@ -66,33 +97,56 @@ class Accepts:
         if owed:
             self._sent = owed, self._member.begin_accept(owed)
 
-    def settle(self) -> None:
-        """Send what is owed and wait until nothing is on its way. Raises: ClientError, OSError, Fenced."""
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Send what is owed and wait until nothing is on its way.
+
+        Raises: ClientError, OSError, Fenced; TimeoutError when that takes longer.
+        """
+        self._collect(timeout_s)
         self.begin()
-        self._collect()
+        self._collect(timeout_s)
 
     def swallow(self, got: Iterable[Range]) -> list[Range]:
         """Of what was delivered: owe what comes again of committed batches, and return the rest."""
         fresh: list[Range] = []
         for one in got:
             again, outside = self._done.split(one)
-            self._owed += again
             fresh += outside
+            for part in again:
+                if part.delivery == 1 and self._earlier.split(part)[0]:
+                    self._read_again(part)
+                    fresh.append(part)
+                else:
+                    self._owed.append(part)
         return fresh
+
+    def _read_again(self, one: Range) -> None:
+        logger.warning(
+            "group %s: %s-%d@%d to %d were in a batch of this query and come for the first time: the group was deleted "
+            "or reset meanwhile, and they are read again",
+            self._group,
+            *one[:4],
+        )
+        self._done.remove(one)
+        self._earlier.remove(one)
 
     def prune(self, starts: Mapping[Place, int]) -> None:
         """Forget what lies before these start offsets: it is finished."""
         self._done.prune(starts)
+        self._earlier.prune(starts)
 
-    def _collect(self) -> None:
-        """Wait for what is on its way."""
+    def _collect(self, timeout_s: float | None = None) -> None:
+        """Wait for what is on its way. Raises: TimeoutError: it is on its way still."""
         if self._sent is None:
             return
         (sent, answer), self._sent = self._sent, None
         try:
-            refused = answer.result()
+            refused = answer.result(timeout_s)
         except BaseException:
-            self._owed = sent + self._owed
+            if answer.done():
+                self._owed = sent + self._owed
+            else:  # this process is to end, and does not wait any longer
+                self._sent = sent, answer
             raise
         lost = Done(refused)
         for one in sent:

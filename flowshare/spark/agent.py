@@ -109,20 +109,24 @@ def deliver(broker: str, group: str, outcomes: Sequence[tuple[Any, ...]]) -> int
 def _folder(broker: str, group: str) -> Path:
     url = parse_broker(broker)
     named = f"{url.kind} {url.path} {','.join(sorted(url.hosts))} {group}"
-    base = _base()
+    base = user_folder()
     folder = base / hashlib.sha256(named.encode()).hexdigest()[:16]
-    for one in (base, folder):
-        one.mkdir(mode=0o700, exist_ok=True)
-        if one.stat().st_uid != os.getuid():
-            raise PermissionError(f"{one} belongs to somebody else")
-    return folder
+    return _private(folder)
 
 
-def _base() -> Path:
-    """This user's folder among the temporary ones; where their name is too long for sockets, in /tmp."""
+def user_folder() -> Path:
+    """This user's folder among the temporary ones; where their name is too long for sockets, in /tmp. Nobody else can
+    open it. Raises: PermissionError."""
     name = f"flowshare-spark-{os.getuid()}"
     base = Path(tempfile.gettempdir()) / name
-    return base if len(os.fsencode(base)) <= BASE_BYTES else Path("/tmp", name)  # noqa: S108 - guarded by `_folder`
+    return _private(base if len(os.fsencode(base)) <= BASE_BYTES else Path("/tmp", name))  # noqa: S108 - see `_private`
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
 
 
 def _key(folder: Path) -> bytes:

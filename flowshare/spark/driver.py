@@ -3,9 +3,10 @@
 Invariants of the stream:
 
 1. A record is accepted only when the batch it was in is in Spark's commit log. `latestOffset(start)` proves that of
-   `start`; `commit` may come late or never.
+   `start`, and the checkpoint itself, where it can be read; `commit` may come late or never.
 2. Nothing is acquired that the offset which is returned does not hold.
 3. A record in a committed batch is in `done` until it is accepted or finished, and never in a second batch.
+4. What a checkpoint says of offsets is believed of the topic and the life of the group that it was written in only.
 
 | state at a crash | what a restart finds |
 |---|---|
@@ -14,6 +15,24 @@ Invariants of the stream:
 | committed, the next one not in the log | `latestOffset(start)` accepts; what is refused is `done` |
 | committed, the next one in the log, not accepted | it is `done` there: swallowed when it comes again |
 | accepted | nothing of it comes again |
+
+| a stop in order | what it does |
+|---|---|
+| acquired, not in the write-ahead log | given back, where flowshare leads as if it had not been delivered |
+| in the log, not committed | given back as delivered once more |
+| committed | accepted, before the member leaves |
+
+| since the checkpoint was written | how it is known |
+|---|---|
+| the topic was made anew | its id is another |
+| the group's offsets went back | a start offset lies before one that the checkpoint has |
+| the group was deleted, or reset to where it began | what the checkpoint has as committed comes for the *first* time |
+
+In each of them `done` and the last batch do not count, and what comes is read.
+
+The last rule needs that a record of a batch in the log never comes again with the count it had: so it is never given
+back unrun. What the checkpoint has as committed is accepted before the first fetch of a process, when nothing can be
+this member's but what its last process held: an accept that came later could meet a record that was acquired anew.
 
 With `recovery=drop`, and with outcomes, a batch that this process did not run is nobody's: it is neither read again
 nor accepted, and the group delivers its records again.
@@ -26,22 +45,27 @@ accept (12 ms on Kafka, most of it the share coordinator's linger) would hold up
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.limits import DELIVERIES_MAX
 from flowshare.client.errors import ClientError
 from flowshare.spark.accepts import Accepts
 from flowshare.spark.agent import OutcomeListener
+from flowshare.spark.checkpoint import find_checkpoint, local_checkpoint
 from flowshare.spark.judge import Judge
-from flowshare.spark.member import GroupMember
+from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.passed import Passed
-from flowshare.spark.ranges import Offset, Range, merged, records_in, share_out
+from flowshare.spark.ranges import Offset, Place, Range, merged, records_in, share_out
 from flowshare.spark.rate import Rate
 from flowshare.spark.reading import Part
+from flowshare.spark.standing import Ends
 
 if TYPE_CHECKING:
+    from flowshare.spark.checkpoint import Checkpoint
     from flowshare.spark.options import SourceOptions
 
 PRUNE_S: Final = 10.0
@@ -51,11 +75,20 @@ EMPTY_S: Final = 5.0
 FULL_BATCHES: Final = 16
 """How long a window that was full is taken for full."""
 
+COMMITTED_S: Final = 0.25
+"""How often the checkpoint is looked at while a batch runs."""
+CLOSE_S: Final = 5.0
+"""How long a stop waits for the accept of what is committed."""
+
 logger = logging.getLogger("flowshare.spark")
 
 
 class Driver:
-    """The part that lives in the query's own process: one member, and what it knows of the batches."""
+    """The part that lives in the query's own process: one member, and what it knows of the batches.
+
+    Spark's thread calls it, and one of its own looks at the checkpoint meanwhile; a lock lets one do something at a
+    time.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -75,54 +108,82 @@ class Driver:
         self._prune_s = 0.0
         self._full = 0
         """For how many batches more the window is taken for full."""
+        self._starts: dict[Place, int] = {}
+        """The group's start offsets as they were looked at last."""
+        self._restored = False
+        """Whether what the checkpoint says is compared with the group."""
+        self._ends: Ends | None = None
+        """Only where what is there is emptied."""
+        self._begun = Offset()
+        """The offset that this process began with."""
+        self._running: Offset | None = None
+        """The batch that was handed out last."""
+        self._checkpoint: Checkpoint | None = None
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
 
     def next(self, begun: Offset) -> Offset | None:
         """The offset behind `begun`, which is committed; None: there is nothing at the moment."""
-        member = self._open(begun)
-        try:
-            self._committed(member, begun)
-            self._prune(member)
-            fresh = self._fresh(member, records_in(begun.ranges))
-        except (ClientError, OSError) as error:
-            logger.warning("group %s: %s", self._options.group, error)
-            time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
-            return None
-        if not fresh:
-            return None
-        self._mine.add(begun.number + 1)
-        return Offset(
-            number=begun.number + 1,
-            member=member.member_id,
-            ranges=tuple(fresh),
-            done=self._accepts.ranges(),
-            topics=member.topics,
-            starts=self._passed.starts if self._passed else {},
-            passed=tuple(self._passed.ranges()) if self._passed else (),
-        )
+        with self._lock:
+            member = self._open(begun)
+            try:
+                self._restore(member)
+                self._committed(member, begun)
+                self._prune(member)
+                fresh = self._fresh(member, records_in(begun.ranges))
+            except (ClientError, OSError) as error:
+                logger.warning("group %s: %s", self._options.group, error)
+                time.sleep(self._options.wait)  # a broker that is away is waited for, not a reason to fail
+                return None
+            if not fresh:
+                return None
+            self._mine.add(begun.number + 1)
+            return Offset(
+                number=begun.number + 1,
+                member=member.member_id,
+                ranges=tuple(fresh),
+                done=self._accepts.ranges(),
+                topics=member.topics,
+                starts={**self._starts, **(self._passed.starts if self._passed else {})},
+                passed=tuple(self._passed.ranges()) if self._passed else (),
+            )
 
     def parts(self, offset: Offset) -> list[Part]:
         """What the tasks of a batch read."""
-        member = self._open(offset)
-        if not self._ours(offset):
-            return []
-        return [
-            Part(
-                broker=self._options.broker,
-                hosts=member.hosts,
-                ranges=tuple(ranges),
-                topics=dict(offset.topics),
-                committed=member.facts.committed,
-            )
-            for ranges in share_out(offset.ranges, self._options.task_count)
-        ]
+        with self._lock:
+            member = self._open(offset)
+            self._running = offset
+            if not self._ours(offset):
+                return []
+            return [
+                Part(
+                    broker=self._options.broker,
+                    hosts=member.hosts,
+                    ranges=tuple(ranges),
+                    topics=dict(offset.topics),
+                    committed=member.facts.committed,
+                )
+                for ranges in share_out(offset.ranges, self._options.task_count)
+            ]
 
     def close(self) -> None:
-        """Give back what is held, and leave the group."""
+        """Accept what is committed, give back what is held besides, and leave the group."""
+        self._closing.set()
         if self._listener is not None:
             self._listener.close()
-        member, self._member = self._member, None
-        if member is not None:
-            member.close()
+        with self._lock:
+            member, self._member = self._member, None
+            if member is None:
+                return
+            try:
+                if self._written(member):
+                    self._restore(member)
+                    assert self._running is not None
+                    self._committed(member, self._running)
+                self._accepts.settle(CLOSE_S)
+            except (ClientError, OSError, Fenced) as error:
+                logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
+            member.close(run=self._running.ranges if self._running else ())
 
     # --- what is committed --------------------------------------------------------------------------------------------
 
@@ -141,8 +202,11 @@ class Driver:
                         records_in(refused),
                         offset.number,
                     )
+            elif offset.number in self._mine:
+                self._accepts.owe(offset.ranges, offset.topics)
             else:
-                self._accepts.owe(offset.ranges)
+                self._accepts.restore(offset, self._starts)
+                self._accepts.settle()
             if self._passed is not None:
                 self._passed.add(offset.ranges)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
@@ -152,16 +216,53 @@ class Driver:
             member = GroupMember(self._options, known.member or self.initial.member)
             member.open()
             self._member = member
-            self._accepts = Accepts(member, known.done, group=self._options.group)
+            self._begun = known
+            self._accepts = Accepts(member, group=self._options.group)
             if not member.facts.endless:
                 self._passed = Passed(known.starts, known.passed)
             if known.member != self.initial.member:  # this process takes another one's place
-                member.adopt(known.ranges if self._ours(known) else ())
+                member.adopt((*known.done, *(known.ranges if self._ours(known) else ())), known.topics)
+            if self.emptying:
+                self._ends = Ends(member.ends())
             if self._options.outcomes:
                 self._listener = OutcomeListener(
                     self._options.broker, self._options.group, Judge(self._options, member).take
                 )
+            threading.Thread(target=self._watch, name="flowshare checkpoint", daemon=True).start()
         return self._member
+
+    def _restore(self, member: GroupMember) -> None:
+        """Believe what the checkpoint has as committed, as far as the group is the one that it was."""
+        if self._restored:
+            return
+        self._starts = member.starts()
+        known = self._begun
+        self._accepts.restore(replace(known, ranges=known.done), self._starts)
+        self._accepts.settle()
+        self._restored = True
+
+    def _watch(self) -> None:
+        """See in the checkpoint that a batch is committed when the next trigger does not come at once."""
+        while not self._closing.wait(COMMITTED_S):
+            with self._lock:
+                member = self._member
+                if member is None or self._closing.is_set() or not self._restored or not self._written(member):
+                    continue
+                assert self._running is not None
+                try:
+                    self._committed(member, self._running)
+                    self._accepts.begin()
+                except (ClientError, OSError, Fenced) as error:
+                    logger.debug("group %s: not accepted yet: %s", self._options.group, error)
+
+    def _written(self, member: GroupMember) -> bool:
+        """Whether the batch that was handed out last is in the commit log, and not known as that yet."""
+        if self._running is None or self._running.number <= self._completed:
+            return False
+        if self._checkpoint is None:
+            named = self._options.checkpoint
+            self._checkpoint = local_checkpoint(named) if named else find_checkpoint(member.member_id)
+        return self._checkpoint is not None and self._checkpoint.committed(member.member_id) >= self._running.number
 
     def _ours(self, offset: Offset) -> bool:
         """Whether a batch is to be finished, whoever acquired it."""
@@ -177,9 +278,13 @@ class Driver:
             self._accepts.settle()
             time.sleep(self._options.wait)
             return []
+        if self._ends is not None and not self._ends.ahead:
+            self._accepts.settle()
+            if self._ends.over(member.starts(), time.monotonic()):
+                return []
         ahead = self._accepts.pending and not self._full
         self._full = max(0, self._full - 1)
-        fresh = self._taken(member.acquire(room, 0.0)) if ahead else []
+        fresh = self._taken(member, member.acquire(room, 0.0)) if ahead else []
         try:
             if fresh and (records_in(fresh) >= room or before < room // 2):
                 self._accepts.begin()
@@ -199,16 +304,29 @@ class Driver:
 
     def _behind(self, member: GroupMember, room: int, *, wait: bool) -> list[Range]:
         """What is to be had when all is accepted: until then the window may be full of it."""
-        deadline = time.monotonic() + EMPTY_S + member.lock_s if self.emptying and wait else 0.0
         while True:
             self._accepts.settle()
             got = member.acquire(room, self._options.wait if wait else 0.0)
-            fresh = self._taken(got)
-            if fresh or not (got or (time.monotonic() < deadline and member.backlog())):
+            fresh = self._taken(member, got)
+            if fresh or not (got or (wait and self._waits(member))):
                 return fresh
 
-    def _taken(self, got: list[Range]) -> list[Range]:
+    def _waits(self, member: GroupMember) -> bool:
+        """Whether a run that empties the backlog waits for what others hold, or what is delayed."""
+        return self._ends is not None and not self._ends.over(member.starts(), time.monotonic())
+
+    def _taken(self, member: GroupMember, got: list[Range]) -> list[Range]:
         """Of what was acquired, what was in no batch yet."""
+        if self._ends is not None:
+            self._ends.took(got, time.monotonic() + EMPTY_S + member.lock_s)
+        for topic in self._accepts.meet(member.topics):
+            logger.warning(
+                "group %s: topic %s was made anew: what the query had of it does not count for it",
+                self._options.group,
+                topic,
+            )
+            if self._passed is not None:
+                self._passed.forget(topic)
         fresh = self._accepts.swallow(got)
         if fresh and self._passed is not None:
             self._passed.begin(got)
@@ -216,10 +334,10 @@ class Driver:
 
     def _prune(self, member: GroupMember) -> None:
         """Forget what the group has finished; tell of what it finished unread."""
-        if not (self._accepts or self._passed) or time.monotonic() < self._prune_s:
+        if time.monotonic() < self._prune_s:
             return
         self._prune_s = time.monotonic() + PRUNE_S
-        starts = member.starts()
+        self._starts = starts = member.starts()
         self._accepts.prune(starts)
         if self._passed is not None:
             self._unread += self._passed.advance(starts)

@@ -49,6 +49,11 @@ class Holds:
             if held.last > part.last:
                 self._holds[held._replace(first=part.last + 1)] = hold
 
+    def forget(self, topic: str) -> None:
+        """Hold nothing of a topic any more."""
+        for one in [one for one in self._holds if one.topic == topic]:
+            del self._holds[one]
+
     def due(self, by_s: float) -> list[Range]:
         """What lapses by then."""
         return [one for one, hold in self._holds.items() if hold.lapses_s <= by_s]

@@ -57,6 +57,8 @@ TOPICS_S: Final = 5.0
 """How often the topics of a pattern are looked up."""
 RENEW_S: Final = 0.5
 """How often, at least, is looked whether locks are due; their duration is not known before the first."""
+RELEASE_S: Final = 2.0
+"""How long a member that leaves tries to give back a batch."""
 LOOK_S: Final = 1.0
 """How often a member looks whether it is still the one of its id, while it does anything."""
 
@@ -72,6 +74,7 @@ class Ack(NamedTuple):
 
 ACCEPT: Final = Ack(AcknowledgeType.ACCEPT)
 RENEW: Final = Ack(AcknowledgeType.RENEW)
+RELEASE: Final = Ack(AcknowledgeType.RELEASE)
 
 
 class Fenced(RuntimeError):
@@ -95,6 +98,7 @@ class GroupMember:
         self._topics: dict[str, str] = {}
         self._looked_s = 0.0
         self._fenced = False
+        self._run: list[Range] = []
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name=f"flowshare {options.group}", daemon=True)
         self._loop: asyncio.AbstractEventLoop
@@ -143,9 +147,14 @@ class GroupMember:
                 "are well (`flowshare check`)"
             ) from None
 
-    def close(self) -> None:
-        """Give back what is held, leave the group, close the backend; harmless when it was not opened."""
+    def close(self, run: Iterable[Range] = ()) -> None:
+        """Give back what is held, leave the group, close the backend; harmless when it was not opened.
+
+        run: ranges of a batch in the write-ahead log, which are given back as delivered once more; the rest goes back
+        as if it had not been delivered, where servers can.
+        """
         if self._thread.is_alive():
+            self._run = list(run)
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._ending.set)
             self._thread.join(CLOSE_S)
@@ -160,10 +169,10 @@ class GroupMember:
         """The parts of a range that are held, each with its delivery."""
         return [part for part, _ in self._holds.parts(one)]
 
-    def adopt(self, ranges: Iterable[Range]) -> None:
-        """Take over what an earlier process of this query held of these ranges: their locks are renewed from now on,
-        and what else that process had acquired goes back to the group."""
-        self._call(self._adopt(list(ranges)))
+    def adopt(self, ranges: Iterable[Range], topics: Mapping[str, str]) -> None:
+        """Take over what an earlier process of this query held of these ranges, where the topics have these ids still:
+        their locks are renewed from now on, and what else that process had acquired goes back to the group."""
+        self._call(self._adopt([one for one in ranges if topics.get(one.topic) == self._topics.get(one.topic)]))
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
@@ -184,9 +193,9 @@ class GroupMember:
         """Share-partition start offsets: what lies before them is finished."""
         return self._call(standing.starts(self._admin, self._options.group))
 
-    def backlog(self) -> int:
-        """How many records the group has not finished."""
-        return self._call(standing.backlog(self._admin, self._options))
+    def ends(self) -> dict[Place, int]:
+        """Where the logs of its topics end now."""
+        return self._call(self._ends())
 
     def count_unread(self, ranges: Sequence[Range]) -> int:
         """How many records of these ranges, finished by no batch of the query's, are in the log; 0 when the group has
@@ -244,6 +253,10 @@ class GroupMember:
     async def _leave(self) -> None:
         """Give back what is held, at the price of no delivery where servers can, and leave; a fenced one just goes."""
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
+        if not self._fenced:
+            run = [part for one in self._run for part, _ in self._holds.parts(one)]
+            with contextlib.suppress(ClientError, OSError, TimeoutError):
+                await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
         for one in merged(self._holds.ranges()):
             unrun.setdefault(self._places[one.place], []).append((one.first, one.last))
         await self._member.close(unrun=unrun, timeout_s=0.0 if self._fenced else None)
@@ -364,6 +377,9 @@ class GroupMember:
             raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
         self._looked_s = now_s
 
+    async def _ends(self) -> dict[Place, int]:
+        return await standing.ends(self._admin, await topics_of(self._options, self._admin))
+
     async def _follow_topics(self) -> None:
         """Subscribe to topics of the pattern that came later."""
         while self._options.topics_pattern:
@@ -375,5 +391,7 @@ class GroupMember:
 
     def _note_topics(self) -> None:
         for tp in self._member.assignment:
+            if self._topics.get(tp.topic, str(tp.topic_id)) != str(tp.topic_id):
+                self._holds.forget(tp.topic)  # of a topic that is gone: the same offsets are other records now
             self._topics[tp.topic] = str(tp.topic_id)
             self._places[tp.topic, tp.partition] = tp.tp

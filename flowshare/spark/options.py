@@ -45,6 +45,8 @@ class SourceOptions:
     recovery: what happens to a batch that was under way when the query died: `rerun` reads it again from the log, so
         that nothing is twice in a sink that knows its batches; `drop` leaves its records to the group, which
         delivers them again, each for itself.
+    checkpoint: the query's checkpoint, a folder of this machine: from it the source knows at once, and at a stop, that
+        a batch is committed. Empty: as the session notes it (`flowshare.spark.checkpoint`).
     """
 
     broker: str = field(repr=False)
@@ -64,6 +66,7 @@ class SourceOptions:
     headers: bool = False
     outcomes: bool = False
     recovery: Recovery = "rerun"
+    checkpoint: str = ""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:

@@ -35,6 +35,12 @@ class Passed:
             if one.last >= self._starts.get(one.place, 0):
                 self._held.add(one)
 
+    def forget(self, topic: str) -> None:
+        """The topic was made anew."""
+        for place in [place for place in self._starts if place[0] == topic]:
+            del self._starts[place]
+        self._held.forget(topic)
+
     def begin(self, ranges: Iterable[Range]) -> None:
         """These were acquired: a partition that was not known begins with the first of them."""
         for one in sorted(ranges):

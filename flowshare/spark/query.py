@@ -55,6 +55,7 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
 def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFrame:
     """The stream of a pipeline's records; values are columns where the topic says what they are."""
     options: dict[str, str] = {"broker": broker, "group": pipeline.group, "topics": ",".join(pipeline.topics)}
+    options["checkpoint"] = checkpoint(pipeline)
     if "value" not in pipeline.options.source and pipeline.value_type not in (None, bytes):
         try:
             schema = struct_fields(pipeline.value_type)

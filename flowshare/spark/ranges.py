@@ -117,6 +117,11 @@ class Done:
             runs = self._runs.get(place, [])
             self._set(place, [(max(low, start), high) for low, high in runs if high >= start])
 
+    def forget(self, topic: str) -> None:
+        """Forget all of a topic."""
+        for place in [place for place in self._runs if place[0] == topic]:
+            del self._runs[place]
+
     def split(self, one: Range) -> tuple[list[Range], list[Range]]:
         """The parts of a range that are kept here, and those that are not."""
         inside: list[Range] = []
@@ -155,7 +160,8 @@ class Offset:
 
     number: counts acquisitions from 1; 0 stands for none. member: id of the query's member, so that a query that
     starts again is the same one to the group. topics: ids, so that a topic that was made anew is not taken for the
-    old one. starts, passed: where Kafka's brokers lead, see `flowshare.spark.passed`.
+    old one. starts: start offsets that the group had; one that went back says that the group was reset or made anew.
+    passed: where Kafka's brokers lead, see `flowshare.spark.passed`.
     """
 
     number: int = 0
@@ -177,6 +183,7 @@ class Offset:
         }
         if self.starts:
             found["starts"] = [[*place, start] for place, start in sorted(self.starts.items())]
+        if self.passed:
             found["passed"] = [list(one[:4]) for one in self.passed]
         return found
 

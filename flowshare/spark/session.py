@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.dev.failure import DevFailure
 from flowshare.dev.java import java_home
+from flowshare.spark.checkpoint import note_checkpoints
 from flowshare.spark.gone import SparkGone, gone
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def register(spark: SparkSession) -> None:
     from flowshare.spark.source import FlowshareSource
 
     spark.dataSource.register(FlowshareSource)
+    note_checkpoints(spark)
 
 
 def need_spark() -> None:

@@ -133,9 +133,10 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_part(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: `latestOffset` proves it, too, and can be called again when the group is not reached."""
+        """Nothing: Spark calls it no earlier than `latestOffset`, which proves it, too, and can be called again when
+        the group is not reached. Between the two the checkpoint tells (`flowshare.spark.checkpoint`)."""
 
     def stop(self) -> None:
-        """Give back what is held, and leave the group."""
+        """Accept what is committed, give back what is held besides, and leave the group."""
         if self._driver is not None:
             self._driver.close()

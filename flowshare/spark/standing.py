@@ -1,16 +1,14 @@
-"""How far a group is: what it has finished, and what it has not."""
+"""How far a group is: what it has finished, and what it has not, at all or below the ends that were noted once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from flowshare.spark.ranges import Place, Range
 
 if TYPE_CHECKING:
     from flowshare.client.admin import ShareAdmin
-    from flowshare.protocol.messages import SharePartitionOffsets
-    from flowshare.spark.options import SourceOptions
 
 COUNT_MAX: Final = 10_000
 """Records that are looked at to count those that were archived."""
@@ -22,19 +20,43 @@ async def starts(admin: ShareAdmin, group: str) -> dict[Place, int]:
     return {(part.topic, part.partition): part.start_offset for part in parts if part.start_offset >= 0}
 
 
-async def backlog(admin: ShareAdmin, options: SourceOptions) -> int:
-    """How many records of the topics that are asked for the group has not finished."""
-    parts = await admin.group_offsets(options.group)
-    lags = [await _lag(admin, part) for part in parts if options.wants(part.topic)]
-    return sum(lags)
+async def ends(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, int]:
+    """Where the logs of topics end now; partitions without a record are left out."""
+    found: dict[Place, int] = {}
+    for topic in topics:
+        for partition in range((await admin.describe_topic(topic)).partitions):
+            bounds = await admin.offsets(topic, partition)
+            if bounds.high_watermark > bounds.log_start:
+                found[topic, partition] = bounds.high_watermark
+    return found
 
 
-async def _lag(admin: ShareAdmin, part: SharePartitionOffsets) -> int:
-    """Kafka's brokers do not know it at first (−1): then it is what lies behind the start offset in the log."""
-    if part.lag >= 0:
-        return part.lag
-    bounds = await admin.offsets(part.topic, part.partition)
-    return max(0, bounds.high_watermark - max(bounds.log_start, part.start_offset))
+class Ends:
+    """What "all that is there" means for a run that empties a backlog: offsets below the ends that were noted once.
+
+    A fetch cannot be told to stop at an offset, so a batch may hold later ones; they are run like any. The run is over
+    when all below the ends is finished, or when nothing of it was had for a while (others hold it, it is delayed).
+    """
+
+    def __init__(self, ends: Mapping[Place, int]) -> None:
+        self._ends = dict(ends)
+        self._until_s: float | None = None
+        self.ahead = False
+        """Whether the last acquisition had something below the ends."""
+
+    def took(self, got: Iterable[Range], until_s: float) -> None:
+        """This was acquired; when it is nothing below the ends, the run lasts until `until_s` at most."""
+        self.ahead = any(one.first < self._ends.get(one.place, 0) for one in got)
+        if self.ahead:
+            self._until_s = None
+        elif self._until_s is None:
+            self._until_s = until_s
+
+    def over(self, starts: Mapping[Place, int], now_s: float) -> bool:
+        """Whether the run is over; starts: the group's start offsets."""
+        if self._until_s is not None and now_s >= self._until_s:
+            return True
+        return all(starts.get(place, 0) >= end for place, end in self._ends.items())
 
 
 async def count_unread(admin: ShareAdmin, group: str, member_id: str, ranges: Sequence[Range]) -> int:

@@ -10,7 +10,9 @@ import pytest
 
 from flowshare.client.errors import NotConnected
 from flowshare.spark.accepts import Accepts
-from flowshare.spark.ranges import Range
+from flowshare.spark.ranges import Offset, Range
+
+TOPICS = {"t": "id-of-t"}
 
 
 def of(first: int, last: int) -> Range:
@@ -19,6 +21,8 @@ def of(first: int, last: int) -> Range:
 
 class Member:
     """What the group answers is told by the test, when it is asked for."""
+
+    topics = TOPICS
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[Range], Future]] = []
@@ -38,11 +42,11 @@ def member():
 
 @pytest.fixture
 def accepts(member):
-    return Accepts(member, [], group="g")
+    return Accepts(member, group="g")
 
 
 def test_a_committed_batch_is_done_until_its_accept_has_come_back(member, accepts):
-    accepts.owe([of(0, 9)])
+    accepts.owe([of(0, 9)], TOPICS)
     accepts.begin()
 
     assert accepts.ranges() == (of(0, 9),)
@@ -53,7 +57,7 @@ def test_a_committed_batch_is_done_until_its_accept_has_come_back(member, accept
 
 
 def test_what_is_refused_stays_done_and_is_sent_again_only_when_it_comes_again(member, accepts):
-    accepts.owe([of(0, 9)])
+    accepts.owe([of(0, 9)], TOPICS)
     accepts.begin()
     member.answer([of(4, 5)])
     accepts.settle()
@@ -69,7 +73,7 @@ def test_what_is_refused_stays_done_and_is_sent_again_only_when_it_comes_again(m
 
 
 def test_an_accept_that_did_not_reach_the_group_is_owed_again(member, accepts):
-    accepts.owe([of(0, 9)])
+    accepts.owe([of(0, 9)], TOPICS)
     accepts.begin()
     member.asked[-1][1].set_exception(NotConnected("away"))
 
@@ -77,13 +81,13 @@ def test_an_accept_that_did_not_reach_the_group_is_owed_again(member, accepts):
         accepts.settle()
     assert accepts.ranges() == (of(0, 9),)
 
-    accepts.owe([of(20, 29)])
+    accepts.owe([of(20, 29)], TOPICS)
     accepts.begin()
     assert member.asked[-1][0] == [of(0, 9), of(20, 29)]
 
 
 def test_what_comes_again_while_it_is_owed_is_sent_once(member, accepts):
-    accepts.owe([of(0, 9)])
+    accepts.owe([of(0, 9)], TOPICS)
 
     assert accepts.swallow([of(5, 9)._replace(delivery=2), of(10, 12)]) == [of(10, 12)]
     accepts.begin()
@@ -92,9 +96,9 @@ def test_what_comes_again_while_it_is_owed_is_sent_once(member, accepts):
 
 
 def test_one_accept_at_a_time_is_on_its_way(member, accepts):
-    accepts.owe([of(0, 9)])
+    accepts.owe([of(0, 9)], TOPICS)
     accepts.begin()
-    accepts.owe([of(10, 19)])
+    accepts.owe([of(10, 19)], TOPICS)
     first = member.asked[0][1]
     first.set_result([])
 
@@ -104,7 +108,7 @@ def test_one_accept_at_a_time_is_on_its_way(member, accepts):
 
 
 def test_what_the_start_offset_has_passed_is_neither_done_nor_sent(member, accepts):
-    accepts.owe([of(0, 9), of(20, 29)])
+    accepts.owe([of(0, 9), of(20, 29)], TOPICS)
     accepts.prune({("t", 0): 5})
     accepts.begin()
 
@@ -112,11 +116,67 @@ def test_what_the_start_offset_has_passed_is_neither_done_nor_sent(member, accep
     assert member.asked[-1][0] == [of(5, 9), of(20, 29)]
 
 
+def test_what_an_earlier_process_committed_is_left_out_when_it_comes_again(accepts):
+    accepts.restore(Offset(ranges=(of(0, 9),), topics=TOPICS), {})
+
+    assert accepts.swallow([of(5, 12)._replace(delivery=2)]) == [of(10, 12)._replace(delivery=2)]
+    assert accepts.ranges() == (of(0, 9),)
+
+
+def test_what_an_earlier_process_committed_is_read_when_it_comes_for_the_first_time(accepts):
+    accepts.restore(Offset(ranges=(of(0, 9),), topics=TOPICS), {})
+
+    assert accepts.swallow([of(5, 12)]) == [of(10, 12), of(5, 9)]
+    assert accepts.ranges() == (of(0, 4),)
+
+
+def test_what_this_process_committed_is_left_out_whatever_the_server_counts(accepts):
+    accepts.owe([of(0, 9)], TOPICS)
+
+    assert accepts.swallow([of(0, 9)]) == []
+
+
+def test_what_a_checkpoint_says_does_not_count_where_the_start_offset_went_back(accepts):
+    known = Offset(ranges=(of(40, 49), Range("t", 1, 5, 6)), topics=TOPICS, starts={("t", 0): 30, ("t", 1): 5})
+    accepts.restore(known, {("t", 0): 0, ("t", 1): 5})
+
+    assert accepts.ranges() == (Range("t", 1, 5, 6),)
+
+
+def test_what_a_checkpoint_says_does_not_count_for_a_topic_that_was_made_anew(accepts):
+    accepts.restore(Offset(ranges=(of(0, 9),), topics={"t": "another id"}), {})
+
+    assert accepts.ranges() == ()
+    assert not accepts.pending
+
+
+def test_a_topic_that_is_made_anew_while_the_query_runs_is_read_from_its_beginning(accepts):
+    accepts.owe([of(0, 9)], TOPICS)
+
+    assert accepts.meet({"t": "another id"}) == ["t"]
+    assert accepts.swallow([of(0, 4)]) == [of(0, 4)]
+    accepts.owe([of(0, 9)], TOPICS)  # a batch of the topic that is gone was under way
+    assert accepts.ranges() == ()
+
+
+def test_a_stop_that_does_not_wait_any_longer_leaves_the_accept_on_its_way(member, accepts):
+    accepts.owe([of(0, 9)], TOPICS)
+
+    with pytest.raises(TimeoutError):
+        accepts.settle(0.0)
+    member.answer()
+    accepts.settle()
+
+    assert accepts.ranges() == ()
+    assert len(member.asked) == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_offset_is_in_two_batches_whatever_is_refused_lost_and_delivered_again(seed):
     """A group of 200 offsets, one member, batches of what is not swallowed; restarts from the last offset written."""
     chance = random.Random(seed)
     free, held, finished, batches = set(range(200)), set(), set(), []
+    deliveries = [0] * 200
 
     class Group(Member):
         def begin_accept(self, ranges):
@@ -132,14 +192,16 @@ def test_no_offset_is_in_two_batches_whatever_is_refused_lost_and_delivered_agai
             return future
 
     group = Group()
-    accepts, written = Accepts(group, [], group="g"), ((), ())
+    accepts, written = Accepts(group, group="g"), ((), ())
     for _ in range(2000):
         lapsed = {number for number in held if chance.random() < 0.05}
         held, free = held - lapsed, free | lapsed
         got = sorted(free)[: chance.randrange(1, 20)]
         free.difference_update(got)
         held.update(got)
-        fresh = accepts.swallow([of(number, number) for number in got])
+        for number in got:
+            deliveries[number] += 1
+        fresh = accepts.swallow([of(number, number)._replace(delivery=deliveries[number]) for number in got])
         with contextlib.suppress(NotConnected):
             if chance.random() < 0.5:
                 accepts.begin()
@@ -149,8 +211,9 @@ def test_no_offset_is_in_two_batches_whatever_is_refused_lost_and_delivered_agai
             written = (tuple(fresh), accepts.ranges())
             batches.append([one.first for one in fresh])
             if chance.random() < 0.2:  # a restart: the batch runs again, what was on its way or owed is forgotten
-                accepts = Accepts(group, written[1], group="g")
-            accepts.owe(written[0])
+                accepts = Accepts(group, group="g")
+                accepts.restore(Offset(ranges=written[1], topics=TOPICS), {})
+            accepts.owe(written[0], TOPICS)
         if len(finished) == 200:
             break
 

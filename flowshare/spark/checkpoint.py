@@ -1,0 +1,140 @@
+"""Which of a query's batches are committed, read from its checkpoint by the source's own process.
+
+Spark tells a source that a batch is committed with the next trigger, which may be minutes away, or never come: a stop
+says nothing. So the source reads what Spark wrote: `offsets/<n>` before batch n is run (the write-ahead log: a version,
+a line of metadata, a line a source), and `commits/<n>` when it is done. Only a checkpoint on a file system of this
+machine can be read; with another one a batch is known as committed from the next trigger on.
+
+A source is not told where its query's checkpoint is. The option `checkpoint` says it (declared pipelines set it), or
+else the process in which the query was started does: it notes the checkpoints of its queries in this user's folder, and
+the source finds the one that holds its own member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from flowshare.spark.agent import user_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+
+NOTE_S: Final = 0.5
+"""How often queries are looked for whose checkpoint is not noted yet."""
+KEPT: Final = 1000
+"""Notes of queries that are kept; the oldest go."""
+
+logger = logging.getLogger("flowshare.spark")
+
+
+class Checkpoint:
+    """One query's checkpoint. root: its folder, as a path or a `file:` URL."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def committed(self, member: str) -> int:
+        """The number of the newest committed offset of the source that has this member id; 0: there is none."""
+        batch = _newest(self._root / "commits")
+        return 0 if batch < 0 else _number(self._root / "offsets" / str(batch), member)
+
+    def holds(self, member: str) -> bool:
+        """Whether this member's source is one of the query's."""
+        batch = _newest(self._root / "offsets")
+        return batch >= 0 and _number(self._root / "offsets" / str(batch), member) > 0
+
+
+def local_checkpoint(root: str) -> Checkpoint | None:
+    """The checkpoint at a path or URL; None: it is not on a file system of this machine."""
+    parts = urlsplit(root)
+    if parts.scheme == "file":
+        return Checkpoint(Path(unquote(parts.path)))
+    return Checkpoint(Path(root)) if not parts.scheme and Path(root).is_absolute() else None
+
+
+def find_checkpoint(member: str) -> Checkpoint | None:
+    """The noted checkpoint whose query has this member; None: nobody noted one, or nothing is written to it yet."""
+    with contextlib.suppress(OSError):
+        for note in sorted(_notes(), key=_age, reverse=True):
+            found = local_checkpoint(note.read_text())
+            if found is not None and found.holds(member):
+                return found
+    return None
+
+
+def note_checkpoints(spark: SparkSession) -> None:
+    """Note from now on, in a thread, where the checkpoints of this session's queries are; ends with the session."""
+    threading.Thread(target=_note_all, args=(spark,), name="flowshare checkpoints", daemon=True).start()
+
+
+def _note_all(spark: SparkSession) -> None:
+    noted: set[str] = set()
+    while True:
+        try:
+            for query in spark.streams.active:
+                if query.id not in noted:
+                    _note(query.id, str(query._jsq.streamingQuery().resolvedCheckpointRoot()))  # noqa: SLF001
+                    noted.add(query.id)
+        except Exception as error:  # noqa: BLE001 - py4j's errors when the session or its JVM is gone, of several kinds
+            logger.debug("checkpoints are noted no more: %s", error)
+            return
+        time.sleep(NOTE_S)
+
+
+def _note(query_id: str, root: str) -> None:
+    for old in sorted(_notes(), key=_age)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    path = user_folder() / f"{query_id}.query"
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(root)
+    draft.replace(path)
+
+
+def _notes() -> Iterable[Path]:
+    return user_folder().glob("*.query")
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _newest(folder: Path) -> int:
+    """The highest batch number in one of the checkpoint's logs; −1: none."""
+    try:
+        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
+    except OSError:
+        return -1
+
+
+def _number(path: Path, member: str) -> int:
+    """The number of this member's offset in an entry of the write-ahead log; 0: there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    for line in lines:
+        found = _parsed(line)
+        if found.get("member") == member:
+            return int(found.get("number", 0))
+    return 0
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
