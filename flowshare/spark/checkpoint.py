@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from flowshare.spark.agent import user_folder
+from flowshare.spark.gone import gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,9 +86,10 @@ def _note_all(spark: SparkSession) -> None:
                 if query.id not in noted:
                     _note(query.id, str(query._jsq.streamingQuery().resolvedCheckpointRoot()))  # noqa: SLF001
                     noted.add(query.id)
-        except Exception as error:  # noqa: BLE001 - py4j's errors when the session or its JVM is gone, of several kinds
-            logger.debug("checkpoints are noted no more: %s", error)
-            return
+        except Exception as error:  # noqa: BLE001 - py4j's errors, of several kinds; a query may just have ended
+            logger.debug("checkpoints are not noted: %s", error)
+            if gone(spark.sparkContext, "") is not None:
+                return
         time.sleep(NOTE_S)
 
 

@@ -118,6 +118,8 @@ class Driver:
         """The offset that this process began with."""
         self._running: Offset | None = None
         """The batch that was handed out last."""
+        self._given: tuple[Range, ...] = ()
+        """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -138,6 +140,7 @@ class Driver:
             if not fresh:
                 return None
             self._mine.add(begun.number + 1)
+            self._given = tuple(fresh)
             return Offset(
                 number=begun.number + 1,
                 member=member.member_id,
@@ -152,7 +155,7 @@ class Driver:
         """What the tasks of a batch read."""
         with self._lock:
             member = self._open(offset)
-            self._running = offset
+            self._running, self._given = offset, offset.ranges
             if not self._ours(offset):
                 return []
             return [
@@ -183,7 +186,7 @@ class Driver:
                 self._accepts.settle(CLOSE_S)
             except (ClientError, OSError, Fenced) as error:
                 logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
-            member.close(run=self._running.ranges if self._running else ())
+            member.close(run=self._given)
 
     # --- what is committed --------------------------------------------------------------------------------------------
 

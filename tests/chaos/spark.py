@@ -1,11 +1,22 @@
-"""kill -9 of a pipeline's driver and JVM, and of the broker, at random moments; judged by the rows that are there.
+"""Kills of a pipeline's driver, JVM and Python workers, stops in order, slow and dead brokers, at random moments; a new
+checkpoint, and a topic made anew under an old one. Judged by the rows that are there.
 
     python -m tests.chaos.spark [--seed N] [--kills 30] [--records 200000] [--only embedded:files,native:batches]
 
 One run for each place of the share group and each sink: all records are produced, then `flowshare pipeline` runs over
-them and is killed again and again, each time started anew at once, whoever of its processes still lives; at last it
-runs to the end. Each record must be in the rows once, and the group must have finished all of them. The seed decides
-what is done, not how fast this machine does it. Exit code 0: no violation, and enough kills met a batch under way.
+them and meets faults again and again, each time started anew at once where it ended, whoever of its processes still
+lives. Half-way it is stopped in order and goes on with a new checkpoint into a new folder. At last it runs to the end;
+then the topic is deleted and made anew with as many other records, and it runs to the end again with the checkpoint of
+before. Each record must be in the rows once, and the group must have finished all of them. The seed decides what is
+done, not how fast this machine does it. Exit code 0: no violation, and enough kills met a batch under way.
+
+| fault | |
+|---|---|
+| driver, jvm, all, broker | kill -9 of it |
+| python | kill -9 of one of Spark's Python workers; the query goes on, or is started again by its driver |
+| stop | SIGTERM, which must end it in order |
+| slow | on Kafka: each piece of bytes is late for a while |
+| stall | on Kafka: no byte passes for a while |
 """
 
 from __future__ import annotations
@@ -15,6 +26,7 @@ import collections
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +42,8 @@ from typing import Any
 from flowshare.dev.processes import tail
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.proxy import Wires
-from tests.spark.serving import serving
+from tests.interop.servers import until
+from tests.spark.serving import Serving, serving
 
 PLACES = ("embedded", "native", "workers")
 SINKS = ("files", "batches")
@@ -47,6 +60,12 @@ GOING_S = 90.0
 END_S = 300.0
 ENDS = 3
 """How often a pipeline may run to its end: what a dead one had locked is given again when the lock is over."""
+STOP_S = 60.0
+SLOW_S = (0.05, 0.4)
+"""How late each piece of bytes is."""
+STALL_S = (1.0, 6.0)
+AGAIN = 5
+"""The part of the records, one in so many, that the topic gets when it is made anew."""
 MET_PART = 0.2
 """The part of the kills that must have met a batch in the write-ahead log and not yet in the commit log."""
 
@@ -61,12 +80,18 @@ class Plan:
     records: int = 200_000
     kills: int = 30
 
+    @property
+    def all_records(self) -> int:
+        """Those of the topic that was made anew included."""
+        return self.records + self.records // AGAIN
+
 
 @dataclass(slots=True)
 class Met:
     """What the kills met."""
 
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    killed: int = 0
     under_way: int = 0
     before: int = 0
 
@@ -77,16 +102,26 @@ class Query:
     def __init__(self, plan: Plan, url: str, topic: str, folder: Path) -> None:
         self._plan = plan
         self._out = folder / "out"
+        self._life = 0
         self._log = folder / "log"
         self._environment = {
             **os.environ,
             "FLOWSHARE_BROKER": url,
-            "CHAOS_OUT": str(self._out),
             "CHAOS_TOPIC": topic,
             "CHAOS_BATCH": str(max(100, plan.records // (plan.kills * BATCHES_A_KILL))),
         }
         self._groups: list[int] = []
         self.process: subprocess.Popen[bytes]
+
+    @property
+    def _folder(self) -> Path:
+        """Of checkpoint and rows; with a new checkpoint another one."""
+        return self._out / str(self._life)
+
+    def begin_anew(self) -> None:
+        """Forget the checkpoint, and write to another folder from now on."""
+        shutil.rmtree(self._folder / "data")
+        self._life += 1
 
     def start(self, *more: str) -> None:
         """Start it; others of it may still live."""
@@ -95,7 +130,7 @@ class Query:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--master", "local[2,4]", *conf, *more],
-                env=self._environment,
+                env={**self._environment, "CHAOS_OUT": str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -105,7 +140,7 @@ class Query:
 
     def batches(self, of: str) -> int:
         """The newest batch in its log of `offsets` (write-ahead) or `commits`; −1: none."""
-        folder = self._out / "data" / "pipelines" / self._plan.sink / of
+        folder = self._folder / "data" / "pipelines" / self._plan.sink / of
         return max((int(one.name) for one in folder.glob("*") if one.name.isdigit()), default=-1)
 
     def wait_going(self) -> None:
@@ -128,6 +163,20 @@ class Query:
             self.process.kill()
         self.process.wait()
 
+    def kill_python(self, dice: random.Random) -> bool:
+        """kill -9 of one of the processes in which Spark runs Python; whether there was one."""
+        found = sorted(python_workers(self.process.pid))
+        for pid in [dice.choice(found)] if found else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def stop(self) -> None:
+        """End it in order. Raises: AssertionError when it does not."""
+        self.process.terminate()
+        code = self.process.wait(STOP_S)
+        assert code in (0, 128 + signal.SIGTERM, -signal.SIGTERM), f"SIGTERM ended it with {code}:\n{tail(self._log)}"
+
     def run_to_the_end(self) -> None:
         """Read what is there, and end. Raises: AssertionError."""
         self.start("--once")
@@ -144,8 +193,10 @@ class Query:
         """All rows of the sink, as its readers find them."""
         import pyarrow.parquet as parquet
 
-        folder = self._out / self._plan.sink / "rows"
-        files = written(folder) if self._plan.sink == "files" else sorted(folder.glob("batch=*/*.parquet"))
+        files: list[Path] = []
+        for life in range(self._life + 1):
+            folder = self._out / str(life) / self._plan.sink / "rows"
+            files += written(folder) if self._plan.sink == "files" else sorted(folder.glob("batch=*/*.parquet"))
         return [row for path in files for row in parquet.ParquetFile(path).read().to_pylist()]
 
     @staticmethod
@@ -162,6 +213,19 @@ def jvm_of(pid: int) -> int | None:
             if int(rest.split()[1]) == pid and name.endswith("(java"):
                 return int(one.name)
     return None
+
+
+def python_workers(leader: int) -> list[int]:
+    """Spark's Python workers in the session of a process: those that a daemon of pyspark's forked."""
+    parents: dict[int, int] = {}
+    daemons: set[int] = set()
+    for one in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError, ValueError):
+            fields = (one / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and b"pyspark.daemon" in (one / "cmdline").read_bytes():
+                parents[int(one.name)] = int(fields[1])
+                daemons.add(int(one.name))
+    return [pid for pid, parent in parents.items() if parent in daemons]
 
 
 def written(folder: Path) -> list[Path]:
@@ -188,22 +252,56 @@ class Run:
     def go(self) -> list[str]:
         """Violations. Raises: AssertionError when it does not go on."""
         with serving(self._url) as broker:
-            broker.topic(self._topic, partitions=PARTITIONS)
-            for first in range(0, self.plan.records, PRODUCED):  # whole batches of the log are handed out
-                behind = min(first + PRODUCED, self.plan.records)
-                broker.produce(self._topic, [b"%d" % number for number in range(first, behind)])
+            self._produce(broker, 0, self.plan.records)
         try:
             self._query.start()
-            for _ in range(self.plan.kills):
+            for number in range(self.plan.kills):
+                if number == self.plan.kills // 2:
+                    self._new_checkpoint()
                 self._fault()
             self._query.kill("all")
             left = self._to_the_end()
+            left += self._new_topic()
         finally:
             self._query.end()
         return self._judge(left)
 
+    def _produce(self, broker: Serving, first: int, behind: int) -> None:
+        broker.topic(self._topic, partitions=PARTITIONS)
+        for number in range(first, behind, PRODUCED):  # whole batches of the log are handed out
+            broker.produce(self._topic, [b"%d" % one for one in range(number, min(number + PRODUCED, behind))])
+
+    def _new_checkpoint(self) -> None:
+        self._query.wait_going()
+        self._query.stop()
+        self._query.begin_anew()
+        self._query.start()
+
+    def _new_topic(self) -> int:
+        """How many records are not finished when it was made anew, and the query ran over it."""
+        with serving(self._url) as broker:
+            broker.call(broker.admin.delete_topic(self._topic))
+            until(
+                lambda: [one.name for one in broker.call(broker.admin.list_topics())],
+                lambda names: self._topic not in names,
+                GOING_S,
+            )
+            self._produce(broker, self.plan.records, self.plan.all_records)
+        return self._to_the_end()
+
+    def _slow(self, kind: str) -> None:
+        """The broker is slow, or says nothing, for a while."""
+        assert self._kafka is not None
+        proxy = self._kafka.proxies[0]
+        if kind == "slow":
+            proxy.delay_s = self._dice.uniform(*SLOW_S)
+        else:
+            proxy.stall()
+        time.sleep(self._dice.uniform(*STALL_S))
+        proxy.mend()
+
     def _fault(self) -> None:
-        kinds = ["driver", "jvm", "all"] + (["broker"] if self._kafka else [])
+        kinds = ["driver", "jvm", "all", "python", "stop"] + (["broker", "slow", "stall"] if self._kafka else [])
         kind = self._dice.choice(kinds)
         if self._dice.random() < 0.75:
             self._query.wait_going()
@@ -212,14 +310,23 @@ class Run:
             self.met.before += 1
             time.sleep(self._dice.uniform(0.0, 8.0))
         self.met.kinds[kind] += 1
+        if kind == "python":
+            self._query.kill_python(self._dice)
+            return
+        if kind in ("slow", "stall"):
+            self._slow(kind)
+            return
         if kind == "broker":
             assert self._kafka is not None
             self._kafka.stop(kill=True)
             self._kafka.start()
             return  # the query goes on by itself
-        under_way = self._query.batches("offsets") > self._query.batches("commits")
-        self._query.kill(kind)
-        self.met.under_way += under_way
+        if kind == "stop":
+            self._query.stop()
+        else:
+            self.met.killed += 1
+            self.met.under_way += self._query.batches("offsets") > self._query.batches("commits")
+            self._query.kill(kind)
         self._query.start()
 
     def _to_the_end(self) -> int:
@@ -236,13 +343,14 @@ class Run:
     def _judge(self, left: int) -> list[str]:
         rows = self._query.rows()
         times = collections.Counter(row["id"] for row in rows)
-        lost = [number for number in range(self.plan.records) if number not in times]
+        lost = [number for number in range(self.plan.all_records) if number not in times]
         twice = [number for number, count in times.items() if count > 1]
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.met.kinds.items()))
         print(
-            f"{self.plan.place} {self.plan.sink}: {len(rows)} rows of {self.plan.records} records, lost {len(lost)}, "
-            f"twice {len(twice)}, not finished {left}; killed {kinds}; {self.met.under_way} met a batch under way, "
-            f"{self.met.before} the start; {self._query.batches('commits') + 1} batches, "
+            f"{self.plan.place} {self.plan.sink}: {len(rows)} rows of {self.plan.all_records} records, "
+            f"lost {len(lost)}, twice {len(twice)}, not finished {left}; faults {kinds}; "
+            f"{self.met.under_way} met a batch under way, {self.met.before} the start; "
+            f"{self._query.batches('commits') + 1} batches, "
             f"{sum(row['delivery_count'] > 1 for row in rows)} records delivered again, "
             f"{max(row['delivery_count'] for row in rows)} times at most",
             flush=True,
@@ -250,8 +358,8 @@ class Run:
         found = [f"{what} {len(ids)}: {ids[:5]}" for what, ids in (("lost", lost), ("twice", twice)) if ids]
         if left:
             found.append(f"{left} records are not finished")
-        if self.met.under_way < int(MET_PART * self.plan.kills):
-            found.append(f"only {self.met.under_way} of {self.plan.kills} kills met a batch under way")
+        if self.met.under_way < int(MET_PART * self.met.killed):
+            found.append(f"only {self.met.under_way} of {self.met.killed} kills met a batch under way")
         return found
 
 
@@ -261,7 +369,7 @@ def place_of(plan: Plan, folder: Path, kafka: MortalKafka | None, bootstrap: str
     if plan.place == "embedded":
         yield f"embedded://{folder}/broker"
         return
-    address = kafka.bootstrap if kafka is not None else bootstrap
+    address = f"127.0.0.1:{kafka.proxies[0].port}" if kafka is not None else bootstrap
     url = f"kafka://{address}?share={plan.place}"
     yield url if plan.place == "native" else f"{url}&fleet={folder.name}&state_dir={folder}/state"
 
@@ -271,7 +379,7 @@ def chaos(plans: Sequence[Plan], folder: Path, *, bootstrap: str | None = None) 
     violations = 0
     with Wires() as wires:
         mortal = bootstrap is None and any(plan.place != "embedded" for plan in plans)
-        kafka = MortalKafka(folder, wires, 0) if mortal else None
+        kafka = MortalKafka(folder, wires, 1) if mortal else None
         if kafka is not None:
             kafka.start()
         try:

@@ -1,0 +1,123 @@
+"""Ends that are no kills, and halves that were made anew, all under Spark: clean stops, a topic, a group or its offsets
+under a checkpoint that is kept, producers that never pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.servers import until
+
+LIMIT_S = 60
+RESTARTS = 3
+
+
+@pytest.fixture
+def topic(broker, unique):
+    return broker.topic(unique("orders"), partitions=2)
+
+
+@pytest.fixture
+def group(unique):
+    return unique("etl")
+
+
+@pytest.fixture
+def seen(stream, group, tmp_path):
+    """Starts the query and gives what its batches had: the rows of one run, or a query that runs on."""
+
+    class Seen(list):
+        beside = staticmethod(lambda: None)
+        """Called with each batch."""
+
+        def take(self, batch, _):
+            self.extend(int(row.value) for row in batch.collect())
+            self.beside()
+
+        def start(self, *, once=False, trigger=None, **options):
+            rows = stream(group, **options).selectExpr("CAST(value AS STRING) AS value")
+            writer = rows.writeStream.foreachBatch(self.take).option("checkpointLocation", str(tmp_path / "cp"))
+            writer = (
+                writer.trigger(availableNow=True) if once else writer.trigger(processingTime=trigger or "0 seconds")
+            )
+            return writer.start()
+
+        def run(self, **options):
+            query = self.start(once=True, **options)
+            assert query.awaitTermination(LIMIT_S), "the query did not end in time"
+
+    return Seen()
+
+
+def numbers(count):
+    return [b"%d" % number for number in range(count)]
+
+
+@pytest.mark.parametrize("options", [{"recovery": "drop"}, {"outcomes": "true"}, {}], ids=["drop", "outcomes", "rerun"])
+def test_a_clean_stop_between_two_triggers_gives_back_nothing_that_is_committed(broker, topic, group, seen, options):
+    broker.produce(topic, numbers(100))
+    for _ in range(RESTARTS):
+        query = seen.start(trigger="10 minutes", **options)
+        until(lambda: len(seen), lambda count: count >= 100, LIMIT_S)
+        until(lambda query=query: query.status["isTriggerActive"], lambda active: not active, LIMIT_S)
+        query.stop()
+
+    assert sorted(seen) == list(range(100))
+    assert broker.backlog(group) == 0
+
+
+def test_a_batch_is_accepted_when_it_is_committed_however_late_the_next_trigger_comes(broker, topic, group, seen):
+    broker.produce(topic, numbers(100))
+    query = seen.start(trigger="10 minutes")
+    try:
+        until(lambda: len(seen), lambda count: count >= 100, LIMIT_S)
+        assert broker.backlog(group) == 0
+    finally:
+        query.stop()
+
+
+def test_a_topic_that_was_made_anew_is_read_though_the_checkpoint_has_its_offsets(broker, topic, group, seen):
+    broker.produce(topic, numbers(100))
+    seen.run()
+    broker.call(broker.admin.delete_topic(topic))
+    until(
+        lambda: topic in [one.name for one in broker.call(broker.admin.list_topics())], lambda there: not there, LIMIT_S
+    )
+    broker.topic(topic, partitions=2)
+    broker.produce(topic, numbers(100))
+    seen.run()
+
+    assert sorted(seen) == sorted([*range(100), *range(100)])
+    assert broker.backlog(group) == 0
+
+
+def test_a_group_that_was_deleted_reads_all_again_though_the_checkpoint_has_its_offsets(broker, topic, group, seen):
+    broker.produce(topic, numbers(100))
+    seen.run()
+    until(lambda: broker.call(broker.admin.describe_group(group)).members, lambda members: not members, LIMIT_S)
+    broker.call(broker.admin.delete_group(group))
+    seen.run()
+
+    assert sorted(seen) == sorted([*range(100), *range(100)])
+    assert broker.backlog(group) == 0
+
+
+def test_a_group_that_was_reset_to_earliest_reads_all_again_though_the_checkpoint_has_its_offsets(
+    broker, topic, group, seen
+):
+    broker.produce(topic, numbers(100))
+    seen.run()
+    until(lambda: broker.call(broker.admin.describe_group(group)).members, lambda members: not members, LIMIT_S)
+    broker.call(broker.admin.reset_offsets(group, to="earliest"))
+    seen.run()
+
+    assert sorted(seen) == sorted([*range(100), *range(100)])
+    assert broker.backlog(group) == 0
+
+
+def test_a_run_over_what_is_there_ends_while_somebody_goes_on_producing(broker, topic, group, seen):
+    broker.produce(topic, numbers(1000))
+    seen.beside = lambda: broker.produce(topic, numbers(1500)[1000:])
+    seen.run(records_per_trigger="500")
+
+    assert set(seen) == set(range(1500))
+    assert sum(number < 1000 for number in seen) == 1000
