@@ -134,10 +134,10 @@ class ShareAdmin:
         check(answer.error, None, "listing groups")
         return next((group.type.lower() for group in answer.groups if group.group_id == group_id), None)
 
-    async def offsets(self, topic: str, partition: int) -> PartitionBounds:
-        """First and next offset of a partition's log."""
+    async def offsets(self, topic: str, partition: int, *, committed: bool = False) -> PartitionBounds:
+        """First and next offset of a partition's log, which with `committed` ends at the first open transaction."""
         start = await self._offset(topic, partition, EARLIEST)
-        return PartitionBounds(start, await self._offset(topic, partition, LATEST))
+        return PartitionBounds(start, await self._offset(topic, partition, LATEST, committed=committed))
 
     async def log_end(self, topic: str, partition: int) -> int:
         """Next offset of a partition's log."""
@@ -349,8 +349,10 @@ class ShareAdmin:
         )
         check(answer.error, answer.message, f"settings of {resource_type} {resource}")
 
-    async def _offset(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        request = messages.ListOffsetsRequest(topic=topic, partition=partition, timestamp_ms=timestamp_ms)
+    async def _offset(self, topic: str, partition: int, timestamp_ms: int, *, committed: bool = False) -> int:
+        request = messages.ListOffsetsRequest(
+            topic=topic, partition=partition, timestamp_ms=timestamp_ms, committed=committed
+        )
         answer = await self._ask(request)
         check(answer.error, None, f"offsets of {topic}-{partition}")
         return answer.offset

@@ -266,11 +266,13 @@ class ClusterConnection:
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout_s / 2)
         pause_s, asked, found = settings.backoff_min_s, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
+        throttle_ms = 0
         while True:
             answers, problem = await self._ask_leaders(replace(request, partitions=asked))
             for answer in answers:
                 if answer.error is not ErrorCode.NONE:
                     return answer
+                throttle_ms = max(throttle_ms, answer.throttle_ms)
                 found.update({(log.topic, log.partition): log for log in answer.partitions})
             asked = tuple(part for part in asked if _wrong_leader(found.get((part.topic, part.partition))))
             if not asked or clock.monotonic() + pause_s >= deadline_s:
@@ -281,7 +283,8 @@ class ClusterConnection:
         if problem is not None and len(found) < len(request.partitions):
             raise problem
         return messages.FetchResponse(
-            partitions=tuple(found[part.topic, part.partition] for part in request.partitions)
+            partitions=tuple(found[part.topic, part.partition] for part in request.partitions),
+            throttle_ms=throttle_ms,
         )
 
     async def _ask_leaders(

@@ -66,15 +66,17 @@ async def _parts(options: SourceOptions) -> list[Part]:
         try:
             topics = await topics_of(options, admin)
             ids = {name: str((await admin.describe_topic(name)).topic_id) for name in topics}
-            ranges = [one for name in topics for one in await _unfinished(options, admin, name)]
             configs = {entry.name: entry.value for entry in await admin.group_configs(options.group)}
+            committed = configs.get(ISOLATION) == "read_committed"
+            ranges = [one for name in topics for one in await _unfinished(options, admin, name, committed=committed)]
             return [
                 Part(
                     broker=options.broker,
                     hosts=() if backend.kafka is None else backend.kafka.hosts,
                     ranges=tuple(part),
                     topics=ids,
-                    committed=configs.get(ISOLATION) == "read_committed",
+                    committed=committed,
+                    lossy=True,  # nothing is taken, and retention goes on while one looks
                 )
                 for part in share_out(ranges, options.task_count)
             ]
@@ -84,15 +86,18 @@ async def _parts(options: SourceOptions) -> list[Part]:
         await backend.close()
 
 
-async def _unfinished(options: SourceOptions, admin: ShareAdmin, topic: str) -> list[Range]:
-    """What lies between the group's start offset and the end of the log, but for what is finished."""
+async def _unfinished(options: SourceOptions, admin: ShareAdmin, topic: str, *, committed: bool) -> list[Range]:
+    """What lies between the group's start offset and the end of the log, but for what is finished.
+
+    committed: the end is where the first open transaction begins.
+    """
     try:
         known = {part.partition: part for part in await admin.group_offsets(options.group, [topic])}
     except ServerError:  # there is no such group yet
         known = {}
     found: list[Range] = []
     for partition in range((await admin.describe_topic(topic)).partitions):
-        bounds = await admin.offsets(topic, partition)
+        bounds = await admin.offsets(topic, partition, committed=committed)
         part = known.get(partition)
         begun = part is not None and part.start_offset >= 0
         first = max(bounds.log_start, part.start_offset if begun and part is not None else bounds.log_start)

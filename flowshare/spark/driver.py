@@ -165,6 +165,7 @@ class Driver:
                     ranges=tuple(ranges),
                     topics=dict(offset.topics),
                     committed=member.facts.committed,
+                    lossy=self._options.on_data_loss == "continue",
                 )
                 for ranges in share_out(offset.ranges, self._options.task_count)
             ]
@@ -283,7 +284,7 @@ class Driver:
             return []
         if self._ends is not None and not self._ends.ahead:
             self._accepts.settle()
-            if self._ends.over(member.starts(), time.monotonic()):
+            if self._over(member):
                 return []
         ahead = self._accepts.pending and not self._full
         self._full = max(0, self._full - 1)
@@ -311,12 +312,12 @@ class Driver:
             self._accepts.settle()
             got = member.acquire(room, self._options.wait if wait else 0.0)
             fresh = self._taken(member, got)
-            if fresh or not (got or (wait and self._waits(member))):
+            if fresh or not (got or (wait and not self._over(member))):
                 return fresh
 
-    def _waits(self, member: GroupMember) -> bool:
-        """Whether a run that empties the backlog waits for what others hold, or what is delayed."""
-        return self._ends is not None and not self._ends.over(member.starts(), time.monotonic())
+    def _over(self, member: GroupMember) -> bool:
+        """Whether nothing more is waited for: always, unless the backlog is to be emptied."""
+        return self._ends is None or self._ends.over(member.left(self._ends.ends), time.monotonic())
 
     def _taken(self, member: GroupMember, got: list[Range]) -> list[Range]:
         """Of what was acquired, what was in no batch yet."""

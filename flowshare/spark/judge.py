@@ -73,7 +73,9 @@ class Judge:
 
     def _letters(self, part: Part, held: Range, reason: str) -> Iterable[Message]:
         wanted = AcquiredRange(held.first, held.last, held.delivery)
-        for log, _ in Fetches(reader_of(part), held.topic, held.partition, [held], committed=False).answers():
+        for log, _ in Fetches(
+            reader_of(part), held.topic, held.partition, [held], committed=False, lossy=True
+        ).answers():
             for records, delivery in decode_raw(log.records, [wanted]).runs:
                 for record in records:
                     found = Poison(record, delivery, reason or "rejected")

@@ -197,6 +197,10 @@ class GroupMember:
         """Where the logs of its topics end now."""
         return self._call(self._ends())
 
+    def left(self, ends: Mapping[Place, int]) -> int:
+        """About how many records below these ends the group has not finished."""
+        return self._call(standing.left(self._admin, self._options.group, ends))
+
     def count_unread(self, ranges: Sequence[Range]) -> int:
         """How many records of these ranges, finished by no batch of the query's, are in the log; 0 when the group has
         other members. See `flowshare.spark.standing`."""

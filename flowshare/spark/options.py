@@ -13,6 +13,7 @@ from flowshare.spark import checks
 
 ValueForm = Literal["bytes", "json", "avro"]
 Recovery = Literal["rerun", "drop"]
+OnDataLoss = Literal["fail", "continue"]
 
 RECORDS_PER_TRIGGER: Final = 100_000
 INTERNAL: Final = "__"
@@ -45,6 +46,9 @@ class SourceOptions:
     recovery: what happens to a batch that was under way when the query died: `rerun` reads it again from the log, so
         that nothing is twice in a sink that knows its batches; `drop` leaves its records to the group, which
         delivers them again, each for itself.
+    on_data_loss: what happens when records of a batch are gone from the log before they were read (retention, a topic
+        that was deleted or made anew): `fail` the query, or `continue` without them; both say how many. What compaction
+        took is no loss.
     checkpoint: the query's checkpoint, a folder of this machine: from it the source knows at once, and at a stop, that
         a batch is committed. Empty: as the session notes it (`flowshare.spark.checkpoint`).
     """
@@ -66,6 +70,7 @@ class SourceOptions:
     headers: bool = False
     outcomes: bool = False
     recovery: Recovery = "rerun"
+    on_data_loss: OnDataLoss = "fail"
     checkpoint: str = ""
 
     @classmethod
@@ -142,4 +147,5 @@ CHECKS: Final[Mapping[str, checks.Check]] = {
     "headers": checks.flag,
     "outcomes": checks.flag,
     "recovery": checks.one_of("rerun", "drop"),
+    "on_data_loss": checks.one_of("fail", "continue"),
 }

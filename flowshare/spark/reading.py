@@ -1,8 +1,22 @@
 """What executors do: read ranges straight from the log, by plain Fetch, and hand them on as Arrow.
 
 Connections are kept for as long as a Python worker lives, which Spark uses for one task after the other. Reading needs
-no lock and changes nothing: a task that is tried again reads the same. What retention or compaction took meanwhile is
-left out. The next answer is on its way while one is being decoded.
+no lock and changes nothing: a task that is tried again reads the same. The next answer is on its way while one is being
+decoded.
+
+Invariant: an offset that a task leaves out is known not to be in the log, and an answer without records says nothing.
+
+| an answer | what it says of the offset that was asked for |
+|---|---|
+| batches behind it | compaction took it: left out |
+| batches of aborted transactions, markers | no record: left out |
+| out of range, and the log starts behind it | retention took it: data loss, see `DataLoss` |
+| out of range, and the log ends before it | the task fails |
+| no batch (a follower that leads, a slow remote tier, an open transaction) | nothing: asked again, at last it fails |
+| throttled by a quota | nothing: asked again when the broker answers again; the time does not count |
+| any error | the task fails |
+
+A task that fails is tried again, and then its batch; nothing of it is accepted.
 """
 
 from __future__ import annotations
@@ -12,6 +26,7 @@ import concurrent.futures
 import logging
 import os
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -29,7 +44,7 @@ from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchParti
 from flowshare.share.types import AcquiredRange
 from flowshare.spark.columns import Decode, Poison, to_arrow
 from flowshare.spark.garbage import no_collections
-from flowshare.spark.ranges import Done, Range, by_place
+from flowshare.spark.ranges import Done, Range, by_place, records_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,8 +64,12 @@ RECORD_BYTES: Final = 256.0
 """How large an offset of a topic is taken to be before any was read."""
 WAIT_MS: Final = 500
 """How long a broker may wait for a record that was acquired and is not there yet (a replica that follows)."""
-EMPTY_MAX: Final = 20
-"""Answers without a record after which what is left of a range is taken for gone."""
+STUCK_S: Final = 120.0
+"""How long answers may have no record before the task fails."""
+EMPTY_PAUSE_S: Final = 0.05
+"""Between two questions for what an answer had nothing of: a broker with records in a remote tier does not wait."""
+THROTTLED_S: Final = 600.0
+"""How long a quota may hold up one answer."""
 CALL_S: Final = 60.0
 TRIES: Final = 3
 """How often a request is sent whose connection ends before the answer."""
@@ -59,18 +78,32 @@ logger = logging.getLogger("flowshare.spark")
 
 
 class LogGone(RuntimeError):
-    """The log cannot be read; the text says which and why."""
+    """The log cannot be read; the text says which and why. The batch fails, and is read again."""
+
+
+class DataLoss(RuntimeError):
+    """Records of a batch are gone from the log before they were read, and the source is not to go on without them."""
+
+
+LOSS_HELP: Final = (
+    "To go on without them, set .option('on_data_loss', 'continue') on the source (source={'on_data_loss': 'continue'} "
+    "of a pipeline)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one task reads. broker: its URL. hosts: where its log is read. topics: ids of the ranges' topics."""
+    """What one task reads. broker: its URL. hosts: where its log is read. topics: ids of the ranges' topics.
+
+    lossy: go on without records that are gone from the log.
+    """
 
     broker: str = field(repr=False)
     hosts: tuple[str, ...]
     ranges: tuple[Range, ...]
     topics: dict[str, str]
     committed: bool
+    lossy: bool = False
 
 
 class LogReader:
@@ -84,6 +117,8 @@ class LogReader:
         self._connecting = asyncio.Lock()
         self._sizes: dict[str, float] = {}
         """Bytes an offset of a topic takes, as of its last answer."""
+        self._free_s = 0.0
+        """When the brokers' quotas let us ask again, by the loop's time."""
         self._thread = threading.Thread(target=self._loop.run_forever, name="flowshare log", daemon=True)
         self._thread.start()
 
@@ -136,10 +171,21 @@ class LogReader:
         request = FetchRequest(
             partitions=(part,), max_wait_ms=WAIT_MS, max_bytes=FETCH_BYTES, committed=committed, min_bytes=1
         )
-        answer = await self._ask(request)
-        if answer.error is not ErrorCode.NONE:
-            raise LogGone(f"{part.topic}-{part.partition} is not read: {answer.error.name}")
-        log = answer.partitions[0]
+        begun_s = self._loop.time()
+        while True:
+            await asyncio.sleep(self._free_s - self._loop.time())
+            answer = await self._ask(request)
+            if answer.error is not ErrorCode.NONE:
+                raise LogGone(f"{part.topic}-{part.partition} is not read: {answer.error.name}")
+            log = answer.partitions[0]
+            self._free_s = self._loop.time() + answer.throttle_ms / 1000
+            if not answer.throttle_ms or log.records or log.error is not ErrorCode.NONE:
+                break
+            if self._free_s > begun_s + THROTTLED_S:
+                raise LogGone(
+                    f"{part.topic}-{part.partition}@{part.offset}: a quota of the brokers let nothing through for "
+                    f"{THROTTLED_S:g} s: raise consumer_byte_rate of this user or client id (spark-reader)"
+                )
         if log.error is ErrorCode.OFFSET_OUT_OF_RANGE and log.log_start < 0:  # Kafka's brokers do not say
             asked = ListOffsetsRequest(topic=part.topic, partition=part.partition, timestamp_ms=EARLIEST)
             log = replace(log, log_start=(await self._ask(asked)).offset)
@@ -204,7 +250,7 @@ class Rows(NamedTuple):
 def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]:
     """The records of a part, partition by partition.
 
-    Raises: LogGone, ClientError, OSError: the task fails, and is tried again.
+    Raises: LogGone, DataLoss, ClientError, OSError: the task fails, and is tried again.
     """
     if not part.ranges:
         return
@@ -212,14 +258,17 @@ def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]
     # Asked for each part: the topic may have been made anew since the last one, on either side.
     asked = reader.topic_ids({one.topic for one in part.ranges})
     waiting = [
-        Fetches(reader, *place, ranges, committed=part.committed) for place, ranges in by_place(part.ranges).items()
+        Fetches(reader, *place, ranges, committed=part.committed, lossy=part.lossy)
+        for place, ranges in by_place(part.ranges).items()
     ]
     waiting[0].begin()
     ids = asked.result(CALL_S)
     for one, following in zip(waiting, [*waiting[1:], None], strict=True):
         if ids.get(one.topic) != part.topics.get(one.topic):
-            logger.warning(
-                "topic %s is gone or was made anew: ranges of partition %d are gone", one.topic, one.partition
+            lose(
+                f"topic {one.topic} is gone or was made anew: {records_in(one.ranges)} records of partition "
+                f"{one.partition} cannot be read any more",
+                lossy=part.lossy,
             )
             continue
         for log, wanted in one.answers(following):
@@ -233,41 +282,89 @@ class Fetches:
     """Reads ranges of one partition, ascending; the next answer is asked for before one is handed on."""
 
     def __init__(
-        self, reader: LogReader, topic: str, partition: int, ranges: Sequence[Range], *, committed: bool
+        self,
+        reader: LogReader,
+        topic: str,
+        partition: int,
+        ranges: Sequence[Range],
+        *,
+        committed: bool,
+        lossy: bool = False,
     ) -> None:
-        self.topic, self.partition = topic, partition
-        self._reader, self._ranges, self._committed = reader, ranges, committed
+        self.topic, self.partition, self.ranges = topic, partition, ranges
+        self._reader, self._committed, self._lossy = reader, committed, lossy
+        self._stuck_s: float | None = None
+        """When the task fails if nothing comes until then."""
         self._under_way: concurrent.futures.Future[FetchedLog] | None = None
 
     def begin(self) -> None:
         """Ask for the first answer, if nobody has."""
         if self._under_way is None:
-            self._ask(self._ranges[0].first)
+            self._ask(self.ranges[0].first)
 
     def answers(self, following: Fetches | None = None) -> Iterator[tuple[FetchedLog, list[AcquiredRange]]]:
         """Answers, each with the part of the ranges that it holds. following: begun when all of these are asked for."""
-        at, end, empty = self._ranges[0].first, self._ranges[-1].last, 0
+        at, end = self.ranges[0].first, self.ranges[-1].last
         self.begin()
         while at <= end:
-            assert self._under_way is not None
-            log = self._under_way.result(CALL_S)
-            behind = _behind(log, at, end, empty)
-            then = next((max(behind, one.first) for one in self._ranges if one.last >= behind), end + 1)
+            log = self._answer()
+            behind = self._behind(log, at, end)
+            then = next((max(behind, one.first) for one in self.ranges if one.last >= behind), end + 1)
             if log.records:
                 self._reader.learn(self.topic, behind - at, len(log.records))
             if then <= end:
                 self._ask(then)
             elif following is not None:
                 following.begin()
-            wanted = _wanted(log, self._ranges, at, behind)
+            wanted = _wanted(log, self.ranges, at, behind)
             if wanted:
                 yield log, wanted
-            empty = 0 if behind > at else empty + 1
             at = then
+
+    def _answer(self) -> FetchedLog:
+        assert self._under_way is not None
+        return self._under_way.result(CALL_S + THROTTLED_S)
+
+    def _behind(self, log: FetchedLog, at: int, end: int) -> int:
+        """The offset behind an answer: what lies before it is read, or known not to be in the log.
+
+        Raises: LogGone, DataLoss.
+        """
+        where = f"{log.topic}-{log.partition}@{at}"
+        if log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+            if log.log_start <= at:
+                raise LogGone(f"{where} is behind the end of the log: it was cut, or the topic was made anew")
+            last = min(end, log.log_start - 1)
+            gone = [one._replace(first=max(one.first, at), last=min(one.last, last)) for one in self.ranges]
+            count = sum(max(0, one.last - one.first + 1) for one in gone)
+            lose(f"{where} to {last}: retention took {count} records before they were read", lossy=self._lossy)
+            return log.log_start
+        if log.error is not ErrorCode.NONE:
+            raise LogGone(f"{where} is not read: {log.error.name}")
+        last = _last_offset(log, where)
+        if last >= at:
+            self._stuck_s = None
+            return last + 1
+        self._wait(f"{where} to {end}", log)
+        return at
+
+    def _wait(self, where: str, log: FetchedLog) -> None:
+        """An answer had nothing. Raises: LogGone when that goes on for too long."""
+        now_s = time.monotonic()
+        if self._stuck_s is None:
+            self._stuck_s = now_s + STUCK_S
+        if now_s >= self._stuck_s:
+            raise LogGone(
+                f"{where}: the brokers gave no record of it for {STUCK_S:g} s, though they have not said that it is "
+                f"gone (the log ends at {log.high_watermark}, {log.last_stable} of it without open transactions). "
+                "If they are in a remote tier that is slow, raise remote.fetch.max.wait.ms of the brokers. Nothing is "
+                "lost: the batch fails, and is read again"
+            )
+        time.sleep(EMPTY_PAUSE_S)
 
     def _ask(self, first: int) -> None:
         last = -1
-        for one in self._ranges:
+        for one in self.ranges:
             if last >= 0 and one.first > last + GAP:
                 break
             if one.last >= first:
@@ -275,30 +372,24 @@ class Fetches:
         self._under_way = self._reader.fetch(self.topic, self.partition, first, last, committed=self._committed)
 
 
-def _behind(log: FetchedLog, at: int, end: int, empty: int) -> int:
-    """The offset behind an answer: what lies before it is read, or is not in the log any more. Raises: LogGone."""
-    where = f"{log.topic}-{log.partition}@{at}"
-    if log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-        if log.log_start <= at:
-            raise LogGone(f"{where} is behind the end of the log: it was cut, or the topic was made anew")
-        logger.warning("%s to %d: retention took these records before they were read", where, log.log_start - 1)
-        return log.log_start
-    if log.error is not ErrorCode.NONE:
-        raise LogGone(f"{where} is not read: {log.error.name}")
+def lose(what: str, *, lossy: bool) -> None:
+    """Records of a batch are gone. Raises: DataLoss, unless the source is to go on without them."""
+    if not lossy:
+        raise DataLoss(f"{what}. {LOSS_HELP}")
+    logger.error("%s: the batch goes on without them", what)
+
+
+def _last_offset(log: FetchedLog, where: str) -> int:
+    """The last offset of an answer's batches; −1: it has none. Raises: LogGone."""
     try:
         headers = tuple(frames(log.records, partial_tail=True))
         for header in headers:
             check_header(header)
     except DecodeError as error:
         raise LogGone(f"{where} holds no batches: {error}") from error
-    if headers:
-        return headers[-1].last_offset + 1
-    if log.records:
+    if log.records and not headers:
         raise LogGone(f"{where} holds no whole batch")
-    if empty < EMPTY_MAX and log.high_watermark <= end:
-        return at
-    logger.warning("%s to %d: no record is there any more", where, end)
-    return end + 1
+    return headers[-1].last_offset if headers else -1
 
 
 def _wanted(log: FetchedLog, ranges: Sequence[Range], at: int, behind: int) -> list[AcquiredRange]:

@@ -83,6 +83,12 @@ def read_part(options: SourceOptions, schema: StructType, partition: InputPartit
     freeze()
 
 
+def _end(*_: object) -> None:
+    """Spark ends the source's process with SIGTERM, sometimes twice, which would leave what is held to lapse."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
 class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A share group's records as a stream, acknowledged batch by batch."""
 
@@ -99,8 +105,7 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _here(self) -> Driver:
         if self._driver is None:
             self._driver = Driver(self._options)
-            # Spark ends this process with SIGTERM, which would leave what is held to lapse.
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            signal.signal(signal.SIGTERM, _end)
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name

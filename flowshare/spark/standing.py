@@ -31,6 +31,25 @@ async def ends(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, int]:
     return found
 
 
+async def left(admin: ShareAdmin, group: str, ends: Mapping[Place, int]) -> int:
+    """About how many records below these ends the group has not finished.
+
+    Kafka's brokers store a start offset with the write after the one that moved it, so their lag is asked, too. Where
+    others finished later records meanwhile, it may be more than is said here, and a run ends before they have finished.
+    """
+    parts = {(part.topic, part.partition): part for part in await admin.group_offsets(group)}
+    count = 0
+    for place, end in ends.items():
+        part = parts.get(place)
+        if part is None or part.start_offset >= end or part.lag == 0:
+            count += 0 if part else end
+            continue
+        bounds = await admin.offsets(*place)
+        below = end - max(part.start_offset, bounds.log_start)
+        count += max(0, below if part.lag < 0 else min(below, part.lag - (bounds.high_watermark - end)))
+    return count
+
+
 class Ends:
     """What "all that is there" means for a run that empties a backlog: offsets below the ends that were noted once.
 
@@ -39,24 +58,22 @@ class Ends:
     """
 
     def __init__(self, ends: Mapping[Place, int]) -> None:
-        self._ends = dict(ends)
+        self.ends = dict(ends)
         self._until_s: float | None = None
         self.ahead = False
         """Whether the last acquisition had something below the ends."""
 
     def took(self, got: Iterable[Range], until_s: float) -> None:
         """This was acquired; when it is nothing below the ends, the run lasts until `until_s` at most."""
-        self.ahead = any(one.first < self._ends.get(one.place, 0) for one in got)
+        self.ahead = any(one.first < self.ends.get(one.place, 0) for one in got)
         if self.ahead:
             self._until_s = None
         elif self._until_s is None:
             self._until_s = until_s
 
-    def over(self, starts: Mapping[Place, int], now_s: float) -> bool:
-        """Whether the run is over; starts: the group's start offsets."""
-        if self._until_s is not None and now_s >= self._until_s:
-            return True
-        return all(starts.get(place, 0) >= end for place, end in self._ends.items())
+    def over(self, left: int, now_s: float) -> bool:
+        """Whether the run is over; left: how many records below the ends are not finished."""
+        return not left or (self._until_s is not None and now_s >= self._until_s)
 
 
 async def count_unread(admin: ShareAdmin, group: str, member_id: str, ranges: Sequence[Range]) -> int:

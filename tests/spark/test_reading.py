@@ -30,7 +30,7 @@ from flowshare.spark import reading
 from flowshare.spark.browse import BrowsingReader
 from flowshare.spark.options import SourceOptions
 from flowshare.spark.ranges import Range
-from flowshare.spark.reading import LogGone, LogReader, Part, close_readers, read, reader_of
+from flowshare.spark.reading import DataLoss, LogGone, LogReader, Part, close_readers, read, reader_of
 from flowshare.spark.source import TaskPart, read_part
 from tests.spark.serving import Serving
 
@@ -102,11 +102,18 @@ class Served(Serving):
             assert builder.add(key, value, headers, timestamp_ms=NOW_MS)
         self.send(ProduceRequest(topic=topic, partition=partition, records=builder.build()))
 
-    def part(self, *ranges: Range, committed: bool = False) -> Part:
+    def part(self, *ranges: Range, committed: bool = False, lossy: bool = False) -> Part:
         """What the driver would hand to a task."""
         topics = {one.topic: str(self.call(self.admin.describe_topic(one.topic)).topic_id) for one in ranges}
         assert self.backend.kafka is not None
-        return Part(broker=self.url, hosts=self.backend.kafka.hosts, ranges=ranges, topics=topics, committed=committed)
+        return Part(
+            broker=self.url,
+            hosts=self.backend.kafka.hosts,
+            ranges=ranges,
+            topics=topics,
+            committed=committed,
+            lossy=lossy,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -353,21 +360,31 @@ def test_records_that_are_not_there_yet_are_waited_for(served, on_the_way):
 # --- what is not there any more -----------------------------------------------------------------------------------
 
 
-def test_what_retention_took_is_left_out_and_told(served, caplog):
+def test_what_retention_took_fails_the_batch_with_how_many_and_what_to_do(served):
     topic = served.fresh()
     served.write(topic, 5, 5, 5)
-    part = served.part(Range(topic, 0, 1, 3), Range(topic, 0, 4, 12))
+    part = served.part(Range(topic, 0, 1, 3), Range(topic, 0, 5, 12))
     served.call(served.admin.delete_records(topic, 0, 7))
 
-    with caplog.at_level(logging.WARNING, "flowshare.spark"):
+    with pytest.raises(DataLoss, match=rf"{topic}-0@1 to 6: retention took 5 records .*'on_data_loss', 'continue'"):
+        offsets(part)
+
+
+def test_what_retention_took_is_left_out_and_told_where_the_source_goes_on(served, caplog):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5)
+    part = served.part(Range(topic, 0, 1, 3), Range(topic, 0, 4, 12), lossy=True)
+    served.call(served.admin.delete_records(topic, 0, 7))
+
+    with caplog.at_level(logging.ERROR, "flowshare.spark"):
         assert plain(part) == [7, 8, 9, 10, 11, 12]
-    assert "retention took these records" in caplog.text
+    assert "retention took 6 records before they were read: the batch goes on without them" in caplog.text
 
 
 def test_what_retention_took_whole_is_no_row(served):
     topic = served.fresh()
     served.write(topic, 5, 5)
-    part = served.part(Range(topic, 0, 0, 4))
+    part = served.part(Range(topic, 0, 0, 4), lossy=True)
     served.call(served.admin.delete_records(topic, 0, -1))
 
     assert plain(part) == []
@@ -377,7 +394,7 @@ def test_what_retention_took_in_the_middle_of_a_read_is_left_out(served, monkeyp
     monkeypatch.setattr(reading, "FETCH_BYTES", 1)
     topic = served.fresh()
     served.write(topic, *[5] * 6)
-    under_way = read(served.part(Range(topic, 0, 0, 29)), ARROW, None)
+    under_way = read(served.part(Range(topic, 0, 0, 29), lossy=True), ARROW, None)
 
     found = next(under_way).batches[0].column("offset").to_pylist()
     served.call(served.admin.delete_records(topic, 0, 22))
@@ -393,7 +410,7 @@ def test_a_broker_that_does_not_say_where_its_log_starts_is_asked(served, on_the
     """Kafka's brokers say −1 when an offset is out of range."""
     topic = served.fresh()
     served.write(topic, 5, 5)
-    part = served.part(Range(topic, 0, 0, 9))
+    part = served.part(Range(topic, 0, 0, 9), lossy=True)
     served.call(served.admin.delete_records(topic, 0, 7))
 
     on_the_way(lambda log: log if log.error is ErrorCode.NONE else replace(log, log_start=-1, high_watermark=-1))
@@ -414,26 +431,72 @@ def test_what_compaction_took_is_left_out(served, on_the_way):
     assert plain(served.part(Range(topic, 0, 3, 11))) == [3, 4, 10, 11]
 
 
-def test_a_range_of_which_nothing_is_left_ends_where_the_log_goes_on(served, on_the_way, caplog):
+@pytest.mark.parametrize("high_watermark", [3, 15, 1000], ids=["a follower", "all of the log", "more than that"])
+@pytest.mark.parametrize("lossy", [False, True])
+def test_answers_without_a_record_never_mean_that_it_is_gone(served, on_the_way, monkeypatch, high_watermark, lossy):
+    monkeypatch.setattr(reading, "STUCK_S", 0.0)
     topic = served.fresh()
     served.write(topic, 5, 5, 5)
+    on_the_way(lambda log: replace(log, records=b"", high_watermark=high_watermark))
 
-    on_the_way(lambda log: replace(log, records=b""))
-
-    with caplog.at_level(logging.WARNING, "flowshare.spark"):
-        assert plain(served.part(Range(topic, 0, 3, 6))) == []
-    assert f"{topic}-0@3 to 6: no record is there any more" in caplog.text
+    with pytest.raises(LogGone, match=f"{topic}-0@3 to 6: the brokers gave no record of it.*remote.fetch.max.wait.ms"):
+        plain(served.part(Range(topic, 0, 3, 6), lossy=lossy))
 
 
-def test_an_end_of_the_log_that_never_comes_is_waited_for_a_bounded_time(served, monkeypatch, caplog):
-    monkeypatch.setattr(reading, "WAIT_MS", 1)
-    monkeypatch.setattr(reading, "EMPTY_MAX", 3)
+def test_a_broker_that_answers_late_is_asked_as_long_as_it_takes(served, on_the_way, monkeypatch):
+    """Empty answers between others, as of a remote tier: more of them than any count would allow."""
+    monkeypatch.setattr(reading, "FETCH_BYTES", 1)
+    monkeypatch.setattr(reading, "EMPTY_PAUSE_S", 0.0)
     topic = served.fresh()
-    served.write(topic, 3)
+    served.write(topic, 5, 5, 5)
+    turns = itertools.cycle([*[True] * 40, False])
+    on_the_way(lambda log: replace(log, records=b"") if next(turns) else log)
 
-    with caplog.at_level(logging.WARNING, "flowshare.spark"):
-        assert plain(served.part(Range(topic, 0, 1, 9))) == [1, 2]
-    assert "no record is there any more" in caplog.text
+    assert plain(served.part(Range(topic, 0, 1, 13))) == list(range(1, 14))
+
+
+def test_a_quota_of_the_brokers_is_waited_for_and_does_not_count_as_standing_still(served, monkeypatch):
+    monkeypatch.setattr(reading, "STUCK_S", 0.0)
+    monkeypatch.setattr(reading, "FETCH_BYTES", 1)
+    topic = served.fresh()
+    served.write(topic, 5, 5)
+    whole, throttled, slept = ClusterConnection.send, itertools.cycle([True, True, False]), []
+
+    async def send(self, request):
+        answer = await whole(self, request)
+        if isinstance(request, FetchRequest) and next(throttled):
+            empty = tuple(replace(log, records=b"") for log in answer.partitions)
+            return replace(answer, partitions=empty, throttle_ms=7_000)
+        return answer
+
+    async def sleep(delay_s):
+        slept.append(delay_s)
+
+    monkeypatch.setattr(ClusterConnection, "send", send)
+    monkeypatch.setattr(reading.asyncio, "sleep", sleep)
+
+    assert plain(served.part(Range(topic, 0, 0, 9))) == list(range(10))
+    assert sum(delay_s > 6 for delay_s in slept) >= 4
+
+
+def test_a_quota_that_lets_nothing_through_fails_the_task_with_its_name(served, monkeypatch):
+    monkeypatch.setattr(reading, "THROTTLED_S", 1.0)
+    topic = served.fresh()
+    served.write(topic, 5)
+    whole = ClusterConnection.send
+
+    async def send(self, request):
+        answer = await whole(self, request)
+        if not isinstance(request, FetchRequest):
+            return answer
+        return replace(
+            answer, partitions=tuple(replace(log, records=b"") for log in answer.partitions), throttle_ms=7_000
+        )
+
+    monkeypatch.setattr(ClusterConnection, "send", send)
+
+    with pytest.raises(LogGone, match="raise consumer_byte_rate"):
+        plain(served.part(Range(topic, 0, 0, 4)))
 
 
 def test_offsets_behind_the_end_of_the_log_fail_the_task(served):
@@ -457,9 +520,11 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(served, caplog,
     served.topic(topic)
     served.write(topic, 5)
 
-    with caplog.at_level(logging.WARNING, "flowshare.spark"):
-        assert plain(old) == []
-    assert f"topic {topic} is gone or was made anew" in caplog.text
+    with pytest.raises(DataLoss, match=f"topic {topic} is gone or was made anew: 3 records of partition 0"):
+        plain(old)
+    with caplog.at_level(logging.ERROR, "flowshare.spark"):
+        assert plain(replace(old, lossy=True)) == []
+    assert f"topic {topic} is gone or was made anew: 3 records" in caplog.text
 
 
 def test_the_new_topic_is_read_by_who_read_the_old_one(served):
@@ -477,7 +542,7 @@ def test_a_topic_that_was_deleted_is_no_row_and_is_not_made_again(served, caplog
     topic, other = served.fresh(), served.fresh()
     served.write(topic, 3)
     served.write(other, 3)
-    part = served.part(Range(topic, 0, 0, 2), Range(other, 0, 0, 2))
+    part = served.part(Range(topic, 0, 0, 2), Range(other, 0, 0, 2), lossy=True)
     served.call(served.admin.delete_topic(topic))
 
     with caplog.at_level(logging.WARNING, "flowshare.spark"):

@@ -73,17 +73,18 @@ def read(frame: bytes, request: FetchRequest) -> FetchResponse:
     """The answer in a frame without its length. Raises: DecodeError."""
     reader = Reader(frame, _ID)
     reader.tags()
-    _, error, session_id = reader.unpack(_ANSWER)
+    throttle_ms, error, session_id = reader.unpack(_ANSWER)
     if error:
-        return FetchResponse(error=ErrorCode.known(error))
+        return FetchResponse(error=ErrorCode.known(error), throttle_ms=throttle_ms)
     logs = tuple(_logs(reader))
     if request.session is not None and session_id:
-        return FetchResponse(partitions=logs, session_id=session_id)
+        return FetchResponse(partitions=logs, session_id=session_id, throttle_ms=throttle_ms)
     if len(logs) == 1 == len(request.partitions) and request.partitions[0][:2] == (logs[0].topic, logs[0].partition):
-        return FetchResponse(partitions=logs)
+        return FetchResponse(partitions=logs, throttle_ms=throttle_ms)
     found = {(log.topic, log.partition): log for log in logs}
     return FetchResponse(
-        partitions=tuple(found.get(part[:2]) or _left_out(part.topic, part.partition) for part in request.partitions)
+        partitions=tuple(found.get(part[:2]) or _left_out(part.topic, part.partition) for part in request.partitions),
+        throttle_ms=throttle_ms,
     )
 
 

@@ -101,13 +101,15 @@ class FetchedLog:
 class FetchResponse:
     """`partitions` are in the order in which they were asked for, all of them but in a session.
 
-    session_id: the session that the broker keeps, 0: none.
+    session_id: the session that the broker keeps, 0: none. throttle_ms: how long the broker answers nothing on this
+    connection, because of a quota; what was asked for may be missing in an answer with one (KIP-219).
     """
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     partitions: tuple[FetchedLog, ...] = ()
     session_id: int = 0
+    throttle_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
