@@ -24,6 +24,7 @@ from flowshare.agents.agent import ShareAgent
 from flowshare.agents.capabilities import refusals
 from flowshare.agents.errors import UsageError
 from flowshare.agents.faust_producer import FaustProducer
+from flowshare.agents.leader import Leader
 from flowshare.agents.pipeline import SharePipeline
 from flowshare.agents.settings import read_options, read_share
 from flowshare.agents.streams import DRAIN_S, Streams
@@ -81,8 +82,8 @@ class App(faust.App):
         self.middlewares: list[Middleware] = []
         self.host: Host | None = None
         """The host that runs this app, set by the host."""
-        self.leads = False
-        """Whether this process's member leads its group; kept up to date by the agents."""
+        self.leader = Leader()
+        """Runs what is `on_leader`, while this process holds the app's lease."""
         self._start_functions: list[Callable[..., Any]] = []
         self._drain_functions: list[Callable[..., Any]] = []
         self.has_pages = False
@@ -228,12 +229,39 @@ class App(faust.App):
         return super().page(path, **options)
 
     def is_leader(self) -> bool:
-        """Whether this process leads: its `on_leader` timers and cron jobs run."""
-        if self.share_agents:
-            return self.leads
-        if self.streams.running and not self.conf.topic_disable_leader:
-            return super().is_leader()
-        return self.host is not None
+        """Whether this process holds the app's lease now: what is `on_leader` runs here, and nowhere else.
+
+        Who is told so may lose it at the next await. In an app without anything `on_leader` the first question makes
+        the process ask for the lease, and gets False.
+        """
+        return self.leader.held
+
+    def timer(  # type: ignore[override,unused-ignore]
+        self, interval: Any, on_leader: bool = False, *args: Any, **options: Any
+    ) -> Any:
+        """Faust's `timer`. on_leader: only in the one process of the app that holds its lease; cancelled if it loses
+        it meanwhile."""
+        made = super().timer(interval, False, *args, **options)
+        return (lambda fun: made(self.leader.guard(fun))) if on_leader else made
+
+    def crontab(  # type: ignore[override,unused-ignore]
+        self, cron_format: str, *, on_leader: bool = False, **options: Any
+    ) -> Any:
+        """Faust's `crontab`; on_leader: as for `timer`."""
+        made = super().crontab(cron_format, **options)
+        return (lambda fun: made(self.leader.guard(fun))) if on_leader else made
+
+    def task(  # type: ignore[override,unused-ignore]
+        self, fun: Any = None, *, on_leader: bool = False, **options: Any
+    ) -> Any:
+        """Faust's `task`: run once when the app starts.
+
+        on_leader: run once in each process that comes to hold the app's lease, as soon as it does; cancelled if it
+        loses it meanwhile, and begun again when it has it again.
+        """
+        if fun is None:
+            return lambda fun: self.task(fun, on_leader=on_leader, **options)
+        return super().task(self.leader.guard_task(fun) if on_leader else fun, **options)
 
     @property
     def drain_timeout_s(self) -> float:

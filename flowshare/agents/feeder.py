@@ -19,7 +19,6 @@ from flowshare.agents.chunk import Chunk
 from flowshare.agents.crowd import Crowd
 from flowshare.agents.diagnose import StallWatch
 from flowshare.agents.held import Holdings
-from flowshare.agents.leader import Leadership
 from flowshare.agents.locks import LockKeeper
 from flowshare.agents.pair import new_member
 from flowshare.agents.prefetch import Prefetch
@@ -141,7 +140,6 @@ class Feeder:
         self._ask_again = False
         self._draining = False
         self._fetching: asyncio.Task[None] | None = None
-        self._leadership = Leadership(agent, clock=clock, admin=admin)
         self._stall = StallWatch(agent, clock=clock, admin=admin)
         self._trouble: str | None = None
         pool.finished = self._finished
@@ -204,7 +202,6 @@ class Feeder:
         self._acks.start(member)
         self._locks.start(member)
         self._standstill.start(member)
-        await self._leadership.start(member.member_id)
         self._stall.start(member)
         asker = Asker(member, clock=self._clock)
         self._fetching = asyncio.create_task(self._fetch_all(asker, member), name=f"fetch {self.agent.name}")
@@ -271,7 +268,6 @@ class Feeder:
         await self._locks.stop()
         await self._stop_fetching()
         unrun = self._held.take_unrun()
-        await self._leadership.stop()
         if self._room.crowd is not None:
             await self._room.crowd.stop()
         await self._settler.stop()

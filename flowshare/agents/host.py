@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.agents import inflight, lag
+from flowshare.agents.candidate import Candidate
 from flowshare.agents.capabilities import asked_of
 from flowshare.agents.errors import UsageError
 from flowshare.agents.garbage import Tuning
+from flowshare.agents.lease import Lease
 from flowshare.agents.outbox import Outbox
 from flowshare.agents.pair import member_ids
 from flowshare.agents.runtime import AgentRuntime, Observer
@@ -128,6 +130,7 @@ class Host:
         self._producer: RecordProducer | None = None
         self._admin: ShareAdmin | None = None
         self._outbox: Outbox | None = None
+        self._candidate: Candidate | None = None
         self._drained: asyncio.Future[bool] | None = None
         self._app_started = False
         self._handler_thread = 0
@@ -193,6 +196,10 @@ class Host:
     async def close_service(self) -> None:
         """Members leave, producer and backend close. On the service loop: also when the handler loop is blocked."""
         await self._limited("stopping the agents", *(runtime.stop() for runtime in self.runtimes.values()))
+        candidate, self._candidate = self._candidate, None
+        self.app.leader.leave()
+        if candidate is not None:
+            await self._limited("leaving the leader group", candidate.close())
         parts, self._parts = self._parts, []
         await self._limited("closing the health pages", *(part.close() for part in parts))
         if self._producer is not None:
@@ -299,8 +306,19 @@ class Host:
         )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
         self._outbox = Outbox(self._producer, self.service.loop)
+        self._seek_lease()
         if self.watchdog is not None:
             self.watchdog.watch_from_here()
+
+    def _seek_lease(self) -> None:
+        """Ask for the app's lease, now or when something wants it."""
+        leader, loop = self.app.leader, self.service.loop
+        leader.lease, leader.clock = Lease(), self.clock
+        if self.backend.kind == "memory":
+            leader.lease.keep()  # no other process reaches it
+            return
+        candidate = self._candidate = Candidate(self.app.app_id, leader.lease, connect=self._connect, clock=self.clock)
+        leader.join(lambda: loop.call_soon_threadsafe(candidate.start))
 
     async def _connect(self) -> Any:
         return await self.backend.connect(self._client_id)

@@ -48,7 +48,16 @@ TO_KAFKA: Final = (
     m.MetadataRequest,
 )
 """What the brokers answer, not the workers."""
-TO_KAFKA_BY_NAME: Final = frozenset({"DescribeGroupRequest", "OffsetFetchRequest"})
+TO_KAFKA_BY_NAME: Final = frozenset(
+    {
+        "DescribeGroupRequest",
+        "HeartbeatRequest",
+        "JoinGroupRequest",
+        "LeaveGroupRequest",
+        "OffsetFetchRequest",
+        "SyncGroupRequest",
+    }
+)
 """The same of messages that are loaded when they are first used: consumer groups."""
 CHECK_S: Final = 5.0
 """How long the advertised address may take to lead back here."""

@@ -55,14 +55,20 @@ async def _workers_lead(cluster: Cluster, kafka: ClusterConnection, app: App) ->
 
 
 async def _rights(kafka: ClusterConnection, broker: BrokerUrl, app: App) -> list[Said]:
+    from flowshare.agents.candidate import leader_group
     from flowshare.backend.fleet_options import fleet_of
-    from flowshare.fleet.rights import absent, missing, needed
+    from flowshare.fleet.rights import READ, Right, absent, missing, needed
+    from flowshare.server.edge.base import ResourceType
 
     agents = app.share_agents.values()
     reads = {name for agent in agents for name in agent.topics}
     writes = {name for agent in agents for name in (*agent.sinks, agent.dead_letter_topic) if name is not None}
     makes = await absent(kafka, sorted(reads | writes)) if app.conf.topic_allow_declare else []
     rights = needed(fleet_of(broker), reads=reads, writes=writes, makes=makes)
+    if app.leader.wanted:
+        rights.append(
+            Right(ResourceType.GROUP, leader_group(app.app_id), (READ,), "one process runs what is on_leader")
+        )
     lacks = [await missing(kafka, right) for right in rights]
     principal = _principal(broker)
     if not any(lacks) and principal == ANONYMOUS:

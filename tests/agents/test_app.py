@@ -110,7 +110,7 @@ def test_timers_tasks_and_leader_timers_run():
     assert {"timer", "leader", "task"} <= set(ran)
 
 
-def test_an_app_without_agents_leads_where_one_process_uses_the_broker():
+def test_an_app_without_agents_holds_its_lease_where_one_process_uses_the_broker():
     app = fs.App("t", broker="memory://")
 
     async def main() -> None:
@@ -119,19 +119,6 @@ def test_an_app_without_agents_leads_where_one_process_uses_the_broker():
             assert app.is_leader()
 
     asyncio.run(main())
-
-
-def test_the_member_with_the_lowest_id_leads():
-    app = app_with_agent()
-
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            assert app.is_leader()
-            feeder = bus.host.runtimes["agent"]._feeder
-            await feeder._leadership._look("zzzz")
-            assert not app.is_leader()
-
-    fs.testing.run(main())
 
 
 def test_no_kafka_client_is_imported_for_an_app_of_share_agents():

@@ -1,0 +1,262 @@
+"""`Candidate`: this process as a member of its app's leader group, which names the one that runs what is `on_leader`.
+
+The group, `__flowshare_leader.<app id>`, is a consumer group that reads nothing: on a Kafka cluster the brokers
+coordinate it, whoever leads the share groups; on an embedded path the process that holds the path does. When `Lease`
+is held, and why in no two processes at once, stands there; here is how it is asked for.
+
+    OUT ──join, sync──▶ IN ──a heartbeat says that there is a new generation──▶ OUT, as a member that is known
+     ▲                  │
+     └─ given up, refused, no answer for so long that the connection was lost ─┘
+
+Whoever the coordinator makes the group's leader tells all members which one it is: the one that was named last, as
+far as the members know, as long as it is there; else the one with the lowest id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from flowshare.agents.lease import Lease, Moment
+from flowshare.client.errors import ClientError, NotConnected
+from flowshare.client.link import Connect, Link
+from flowshare.client.settings import LinkSettings
+from flowshare.groups.types import JoinedMember, Supported
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    SyncGroupRequest,
+)
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+
+PROTOCOL_TYPE: Final = "flowshare-leader"
+PROTOCOL: Final = "1"
+SESSION_S: Final = 6.0
+"""How soon a process that is gone is noticed: what Kafka's brokers allow at least."""
+REBALANCE_S: Final = 3.0
+"""How long a new generation waits for members that stand still."""
+DELAY_S: Final = 5.0
+"""How long a broker may wait for more members of an empty group (group.initial.rebalance.delay.ms is 3 s)."""
+BEAT_S: Final = 0.5
+ANSWER_S: Final = 2.0
+"""How long a heartbeat may take; then it is sent over another connection."""
+LEAVE_S: Final = 1.0
+PAUSE_MIN_S: Final = 0.1
+PAUSE_MAX_S: Final = 0.5
+REFUSED_S: Final = 10.0
+"""After a refusal that somebody has to mend."""
+ADVICE: Final = {
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "its login needs READ on this group",
+    ErrorCode.INVALID_SESSION_TIMEOUT: f"the brokers' group.min.session.timeout.ms is above {SESSION_S:g} s: lower it",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "there is a group of another kind under this name: delete it",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the brokers' group.max.size does not allow more processes",
+}
+
+logger = logging.getLogger("flowshare.agents")
+
+
+def leader_group(app_id: str) -> str:
+    """The name of an app's leader group."""
+    return f"__flowshare_leader.{app_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a member knows: which one was named in which generation, the last that it heard of."""
+
+    generation: int = 0
+    member_id: str = ""
+
+    def encode(self) -> bytes:
+        """As metadata of a member and as an assignment."""
+        return orjson.dumps({"generation": self.generation, "member": self.member_id})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Known:
+        """What `encode` made; nothing known when it is something else."""
+        try:
+            read = orjson.loads(data)
+            return cls(int(read["generation"]), str(read["member"]))
+        except (ValueError, TypeError, KeyError):
+            return cls()
+
+
+def choose(members: tuple[JoinedMember, ...]) -> str:
+    """The member to be named: the one that was last, if it is there, else the lowest id."""
+    ids = {one.member_id for one in members}
+    last = max((Known.decode(one.metadata) for one in members), key=lambda known: known.generation)
+    return last.member_id if last.member_id in ids else min(ids)
+
+
+class Refused(Exception):
+    """The coordinator does not take this process; trying again at once does not help."""
+
+
+class Candidate:
+    """Keeps one process in its app's leader group and its lease up to date; on the service loop."""
+
+    def __init__(self, app_id: str, lease: Lease, *, connect: Connect, clock: Clock) -> None:
+        self._group = leader_group(app_id)
+        self._lease = lease
+        self._clock = clock
+        settings = LinkSettings(connect_timeout_s=ANSWER_S, request_timeout_s=ANSWER_S, backoff_max_s=PAUSE_MAX_S)
+        self._link = Link(connect, clock=clock, settings=settings, name=f"{self._group}: candidate")
+        self._member_id = ""
+        self._generation = -1
+        self._known = Known()
+        self._task: asyncio.Task[None] | None = None
+        self._told = False
+
+    def start(self) -> None:
+        """Begin to ask; harmless when it was done."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=self._group)
+
+    async def close(self) -> None:
+        """Give the lease up and leave; never raises what the group or the connection says."""
+        self._lease.drop()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._member_id:
+            leave = LeaveGroupRequest(group_id=self._group, members=(LeavingMember(self._member_id),))
+            try:
+                await self._clock.wait_for(self._link.send(leave), LEAVE_S)
+            except (OSError, ClientError, TimeoutError) as error:
+                logger.info("group=%s was not told that this process ends: %s", self._group, error)
+        await self._link.close()
+
+    # --- the life of a member -----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if await self._round():
+                    failures = 0
+                    await self._beat()
+                    continue
+                failures += 1
+                pause_s = _pause_s(failures)
+            except Refused as error:
+                self._lease.drop()
+                logger.error("nothing that is on_leader runs in this process, tried every %g s: %s", REFUSED_S, error)  # noqa: TRY400
+                pause_s = REFUSED_S
+            except (OSError, ClientError) as error:
+                logger.debug("group=%s does not answer: %s", self._group, error)
+                failures += 1
+                pause_s = _pause_s(failures)
+            except Exception:  # a fault of ours must not end it in silence
+                self._lease.drop()
+                logger.exception("group=%s: asking who runs what is on_leader failed, tried again", self._group)
+                pause_s = REFUSED_S
+            self._tell()
+            await self._clock.sleep(pause_s)
+
+    async def _round(self) -> bool:
+        """Join and sync; False: it has to be done again. Raises: Refused, OSError, ClientError."""
+        join = JoinGroupRequest(
+            group_id=self._group,
+            member_id=self._member_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=(Supported(PROTOCOL, self._known.encode()),),
+            session_timeout_ms=round(SESSION_S * 1000),
+            rebalance_timeout_ms=round(REBALANCE_S * 1000),
+        )
+        joined = await self._link.send(join, wait_s=SESSION_S + REBALANCE_S + DELAY_S)
+        if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = joined.member_id
+            joined = await self._link.send(
+                replace(join, member_id=self._member_id), wait_s=SESSION_S + REBALANCE_S + DELAY_S
+            )
+        if not self._good(joined.error):
+            return False
+        self._member_id, self._generation = joined.member_id, joined.generation
+        given: tuple[tuple[str, bytes], ...] = ()
+        if joined.leader == joined.member_id:
+            known = Known(joined.generation, choose(joined.members)).encode()
+            given = tuple((one.member_id, known) for one in joined.members)
+        asked = self._moment()
+        synced = await self._link.send(
+            SyncGroupRequest(
+                group_id=self._group,
+                member_id=self._member_id,
+                generation=self._generation,
+                protocol_type=PROTOCOL_TYPE,
+                protocol_name=joined.protocol_name,
+                assignments=given,
+            ),
+            wait_s=SESSION_S + REBALANCE_S,
+        )
+        if not self._good(synced.error):
+            return False
+        self._take(Known.decode(synced.assignment), asked)
+        return True
+
+    def _take(self, known: Known, asked: Moment) -> None:
+        """What the generation says. One that says nothing of use names nobody."""
+        if known.generation == self._generation:
+            self._known = known
+        if known == Known(self._generation, self._member_id):
+            self._lease.name(self._generation, asked=asked, now=self._moment())
+        else:
+            self._lease.drop()
+        self._tell()
+
+    async def _beat(self) -> None:
+        """Heartbeats until there is a new generation. Raises: Refused, ClientError."""
+        failures = 0
+        while True:
+            await self._clock.sleep(_pause_s(failures) if failures else BEAT_S)
+            asked = self._moment()
+            beat = HeartbeatRequest(group_id=self._group, member_id=self._member_id, generation=self._generation)
+            try:
+                if not self._good((await self._link.send(beat)).error):
+                    return
+            except OSError as error:
+                failures += 1
+                logger.debug("group=%s does not answer: %s", self._group, error)
+            else:
+                failures = 0
+                self._lease.beat(self._generation, asked=asked)
+            self._tell()
+
+    def _good(self, error: ErrorCode) -> bool:
+        """Whether an answer is good; False: join again. Raises: Refused, NotConnected (not now)."""
+        if error is ErrorCode.NONE:
+            return True
+        if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION):
+            return False
+        if error is ErrorCode.UNKNOWN_MEMBER_ID:
+            self._member_id = ""
+            self._lease.drop()
+            return False
+        if error in ADVICE:
+            raise Refused(f"group {self._group}: {error.name}: {ADVICE[error]}")
+        raise NotConnected(f"group {self._group}: {error.name}")
+
+    def _moment(self) -> Moment:
+        return Moment(self._clock.monotonic(), self._clock.now_ms())
+
+    def _tell(self) -> None:
+        """Log when it has changed whether the lease is held."""
+        held = self._lease.held(self._moment())
+        if held != self._told:
+            self._told = held
+            text = "holds the app's lease: what is on_leader runs here" if held else "holds the app's lease no more"
+            logger.info("group=%s: this process %s", self._group, text)
+
+
+def _pause_s(failures: int) -> float:
+    """Before the next try: doubled each time, up to a bound."""
+    return min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(failures - 1, 30))

@@ -1,0 +1,200 @@
+"""What is `on_leader` runs in one process at most: real workers that join, end, are killed and stand still."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from flowshare.agents.lease import HELD_S, WAIT_S
+from flowshare.dev.processes import tied_to_parent
+from flowshare.log.owner import read_owner
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+GAP_S = (WAIT_S - HELD_S) / 2
+"""Between the last step of one process and the first one of the next, at least."""
+
+APP = """
+import asyncio, os, time
+import flowshare as fs
+
+LOG = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+app = fs.App("shop", broker=os.environ["URL"])
+
+def note(word):
+    os.write(LOG, f"{word} {os.getpid()} {time.clock_gettime(time.CLOCK_MONOTONIC)}\\n".encode())
+
+@app.share_agent(app.topic("work", value_type=bytes))
+async def work(value: bytes) -> None: ...
+
+@app.timer(0.5, on_leader=True)
+async def tick() -> None:
+    for _ in range(20):
+        note("tick")
+        await asyncio.sleep(0.01)
+
+@app.task(on_leader=True)
+async def go_on() -> None:
+    while True:
+        note("task")
+        await asyncio.sleep(0.02)
+"""
+
+
+HOLDER = """
+import os
+import flowshare as fs
+
+app = fs.App("holder", broker=os.environ["URL"])
+
+@app.share_agent("held")
+async def hold(value: bytes) -> None: ...
+"""
+"""Holds an embedded path, so that those that are stopped and killed do not."""
+
+
+class Step(NamedTuple):
+    word: str
+    pid: int
+    at_s: float
+
+
+class Workers:
+    """Worker processes of one app, and what ran in them."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder = folder
+        self._url = url
+        self._journal = folder / "journal"
+        self._journal.touch()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def add(self, module: str = "leaderapp") -> int:
+        environment = {
+            **os.environ,
+            "URL": self._url,
+            "JOURNAL": str(self._journal),
+            "PYTHONPATH": os.pathsep.join([str(self._folder), str(ROOT)]),
+        }
+        log = self._folder / f"{len(self._processes)}.log"
+        command = [sys.executable, "-m", "flowshare.cli", "worker", f"{module}:app", "--web-port", "0"]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                preexec_fn=tied_to_parent(),
+            )
+        self._processes[process.pid] = process
+        return process.pid
+
+    @property
+    def living(self) -> list[int]:
+        return [pid for pid, process in self._processes.items() if process.poll() is None]
+
+    def signal(self, pid: int, number: int) -> None:
+        self._processes[pid].send_signal(number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._processes[pid].wait(60)
+
+    def steps(self) -> list[Step]:
+        lines = self._journal.read_text().splitlines()
+        return [Step(word, int(pid), float(at_s)) for word, pid, at_s in map(str.split, lines)]
+
+    def holder(self, *others: int, limit_s: float = 60) -> int:
+        """The process that runs it, as soon as one does that is none of these."""
+        until_s = time.monotonic() + limit_s
+        began_s = time.monotonic()
+        while time.monotonic() < until_s:
+            steps = self.steps()
+            if steps and steps[-1].pid not in others and steps[-1].at_s > began_s:
+                return steps[-1].pid
+            time.sleep(0.05)
+        logs = "\n".join(file.read_text()[-2000:] for file in sorted(self._folder.glob("*.log")))
+        raise AssertionError(f"nothing ran for {limit_s:g} s:\n{logs}")
+
+    def check(self) -> int:
+        """That no two processes ran it at once; how often it went from one to another."""
+        changes = 0
+        for before, after in itertools.pairwise(self.steps()):
+            if before.pid == after.pid:
+                continue
+            changes += 1
+            assert after.at_s - before.at_s >= GAP_S, f"{before} and {after}: two processes at once"
+        return changes
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def play(workers: Workers, seed: int) -> int:
+    """Joins, ends, kills and standstills of those that run it; how often it moved."""
+    rng = random.Random(seed)
+    first = workers.add()
+    assert workers.holder() == first
+    for _ in range(2):
+        workers.add()
+        time.sleep(rng.uniform(1, 4))
+    assert workers.holder() == first, "a join takes it from nobody"
+
+    workers.signal(first, signal.SIGSTOP)
+    second = workers.holder(first)
+    workers.signal(first, signal.SIGCONT)
+    workers.signal(second, signal.SIGTERM)
+    third = workers.holder(second)
+    workers.signal(third, signal.SIGKILL)
+    workers.add()
+    fourth = workers.holder(third)
+    workers.signal(fourth, signal.SIGSTOP)
+    time.sleep(rng.uniform(HELD_S - 2, HELD_S + 3))
+    workers.signal(fourth, signal.SIGCONT)
+    workers.holder()
+    return workers.check()
+
+
+def test_joins_ends_kills_and_standstills_never_make_two_on_an_embedded_path(tmp_path):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    workers = Workers(tmp_path, f"embedded://{tmp_path / 'path'}")
+    (tmp_path / "leaderapp.py").write_text(APP)
+    (tmp_path / "holder.py").write_text(HOLDER)
+    try:
+        holder = workers.add("holder")
+        while read_owner(tmp_path / "path") is None:
+            assert holder in workers.living
+            time.sleep(0.05)
+        assert play(workers, seed) >= 2
+        assert {step.word for step in workers.steps()} == {"tick", "task"}
+    finally:
+        workers.end()
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("share", ["native", "workers"])
+def test_joins_ends_kills_and_standstills_never_make_two_on_a_kafka(tmp_path, kafka, unique, share):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    options = f"share={share}" + (f"&fleet={unique('shop')}&slots=4&listen=127.0.0.1:0" if share == "workers" else "")
+    workers = Workers(tmp_path, f"kafka://{','.join(kafka.addresses)}?{options}")
+    named = APP.replace('"shop"', repr(unique("shop"))).replace('"work"', repr(unique("work")))
+    (tmp_path / "leaderapp.py").write_text(named)
+    try:
+        assert play(workers, seed) >= 2
+    finally:
+        workers.end()
