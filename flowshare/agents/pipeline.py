@@ -37,8 +37,9 @@ class PipelineOptions:
         or a list of them. Without a sink the function is called with each micro-batch (and its number, if it takes
         two arguments), writes it itself and returns None; after a crash a batch comes again under the same number.
     trigger: how often a micro-batch begins, as text such as `"10 seconds"`; None: as soon as the last one has ended.
-    checkpoint: folder of the query's write-ahead log; None: `<app's datadir>/pipelines/<function>`. Whoever deletes it
-        starts a new query: what was not accepted comes again.
+    checkpoint: folder of the query's write-ahead log; None: `<app's datadir>/pipelines/<function>`, which is below an
+        embedded path's own folder, else below XDG_STATE_HOME. Whoever deletes it starts a new query: what was not
+        accepted comes again, and a folder of files needs a new place.
     output_mode: append, update or complete, as Spark's; the last two are for aggregations.
     source: options of the source beside these, see `flowshare.spark.options.SourceOptions`.
     conf: settings of the Spark session that this pipeline needs.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from faust.types.settings import Settings
@@ -18,6 +19,7 @@ from flowshare.agents.errors import UsageError, refuse_unknown
 from flowshare.backend.url import SHARES, BadBrokerUrl, BrokerUrl, parse_broker
 
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
+DATADIR_ENV: Final = "APP_DATADIR"
 PLACEHOLDER: Final = "kafka://not-known-before-the-start"
 SESSION_TIMEOUT_S: Final = 10.0
 """On embedded, how long the partitions of a killed process wait for another one (Faust's default: 60)."""
@@ -75,11 +77,13 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     for name in _MADE_LATER:
         left.setdefault(name, partial(_make, Settings.SETTINGS[name].default))
     if broker is None:
+        left.setdefault("datadir", _data_folder(app_id, None))
         return None, left
     try:
         address = parse_broker(str(broker))
     except BadBrokerUrl as error:
         raise UsageError(f"App({app_id!r}): {error}") from None
+    left.setdefault("datadir", _data_folder(app_id, address))
     if address.kind == "kafka":
         address = address.with_defaults(_place_of_groups(app_id, options))
     if address.kind == "embedded":
@@ -90,6 +94,19 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
 def _make(path: str, *arguments: Any, **more: Any) -> Any:
     """One object of the class that `path` names, which is imported now."""
     return symbol_by_name(path)(*arguments, **more)
+
+
+def _data_folder(app_id: str, address: BrokerUrl | None) -> str:
+    """Where an app keeps tables and checkpoints unless `datadir` says it: with an embedded path's own data, else below
+    XDG_STATE_HOME; nowhere that depends on the directory in which the process was started."""
+    if DATADIR_ENV in os.environ:
+        return os.environ[DATADIR_ENV]
+    if address is not None and address.kind == "embedded":
+        folder = Path(address.path) / "apps" / app_id
+    else:
+        base = Path(os.environ.get("XDG_STATE_HOME", ""))
+        folder = (base if base.is_absolute() else Path.home() / ".local" / "state") / "flowshare" / app_id
+    return str(folder).replace("{", "{{").replace("}", "}}")  # Faust formats it
 
 
 def read_share(app_id: str, given: Any) -> str:

@@ -22,7 +22,8 @@ class Folder:
     become folders. options: the writer's.
 
     A pipeline's only sink is written by Spark's own file sink, which keeps a list of what counts in `_spark_metadata`.
-    Beside other sinks, or with output_mode="update", each batch is a folder `flowshare_batch=<n>` that a repeated batch
+    The folder is one query's then: a pipeline with a new checkpoint needs a new folder. Beside other sinks, or with
+    output_mode="update", each batch is a folder `flowshare_query=<id>/flowshare_batch=<n>` that a repeated batch
     replaces. With output_mode="complete" the folder holds the last batch only.
     """
 
@@ -36,8 +37,9 @@ class Folder:
 class Jdbc:
     """A table of a database. Its driver's jar has to be among Spark's (`spark.jars`, `--packages`).
 
-    Rows get two more columns, `flowshare_pipeline` and `flowshare_batch`: a batch that is repeated first deletes its
-    rows of before. The table is made if it is not there. With output_mode="complete" its rows are replaced.
+    Rows get three more columns, `flowshare_pipeline`, `flowshare_query` (its id, another one with a new checkpoint) and
+    `flowshare_batch`: a batch that is repeated first deletes its rows of before. The table is made if it is not there.
+    With output_mode="complete" its rows are replaced.
     properties: the driver's (user, password, driver, …); they are never shown.
     """
 

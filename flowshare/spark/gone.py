@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-WHY_MAX: Final = 300
+WHY_MAX: Final = 700
 """Characters of a reason."""
 PYTHON_ERROR: Final = re.compile(
     r"PythonException: .*?Traceback \(most recent call last\):\n(.*?)\n\s*(?:\n|at )", re.DOTALL

@@ -1,7 +1,8 @@
 """A batch into a table of a database, once: what an earlier try of the same batch left is deleted first.
 
-Rows carry the pipeline's name and the batch's number. A batch is repeated only when the query died before Spark had
-written it down, so its number is the highest there is, and deleting by it finds all of the earlier try.
+Rows carry the pipeline's name, the query's id and the batch's number. A batch is repeated only when the query died
+before Spark had written it down, so its number is the query's highest, and deleting by it finds all of the earlier try.
+A new checkpoint is a query of its own, which counts from 0 again and leaves the rows of earlier ones alone.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ if TYPE_CHECKING:
 
     from flowshare.agents.sinks import Jdbc
 
-PIPELINE, BATCH = "flowshare_pipeline", "flowshare_batch"
+PIPELINE, QUERY, BATCH = "flowshare_pipeline", "flowshare_query", "flowshare_batch"
 TABLE: Final = re.compile(r"[A-Za-z_][\w$]*(\.[A-Za-z_][\w$]*){0,2}")
 
 
-def write_table(name: str, sink: Jdbc, batch: DataFrame, number: int, *, replace: bool) -> None:
-    """Write a batch's rows. replace: they are all that the table is to hold. Raises: UsageError, what Spark raises."""
+def write_table(name: str, sink: Jdbc, batch: DataFrame, query: str, number: int, *, replace: bool) -> None:
+    """Write the rows of a query's batch. replace: they are all that the table is to hold.
+
+    Raises: UsageError, what Spark raises.
+    """
     from pyspark.sql.functions import lit
 
     if TABLE.fullmatch(sink.table) is None:
         raise UsageError(f"pipeline {name}: table {sink.table!r} is no name of a table")
-    rows = batch.withColumns({PIPELINE: lit(name), BATCH: lit(number).cast("bigint")})
+    rows = batch.withColumns({PIPELINE: lit(name), QUERY: lit(query), BATCH: lit(number).cast("bigint")})
     options = {**sink.properties, "url": sink.url, "dbtable": sink.table}
-    _prepare(name, sink, options, rows, number, delete=not replace)
+    _prepare(sink, options, rows, query, number, delete=not replace)
     writer = rows.write.format("jdbc").options(**options)
     if replace:
         writer.option("truncate", "true").mode("overwrite").save()
@@ -36,7 +40,7 @@ def write_table(name: str, sink: Jdbc, batch: DataFrame, number: int, *, replace
         writer.mode("append").save()
 
 
-def _prepare(name: str, sink: Jdbc, options: dict[str, str], rows: DataFrame, number: int, *, delete: bool) -> None:
+def _prepare(sink: Jdbc, options: dict[str, str], rows: DataFrame, query: str, number: int, *, delete: bool) -> None:
     """Make the table if it is not there, else delete what an earlier try wrote; over a connection of the driver's.
 
     Spark makes missing tables only in databases whose errors it can tell apart.
@@ -62,8 +66,8 @@ def _prepare(name: str, sink: Jdbc, options: dict[str, str], rows: DataFrame, nu
             columns = rows._jdf.schema()  # noqa: SLF001 - Java's own
             jdbc.JdbcUtils.createTable(connection, sink.table, columns, False, made)
         elif delete:
-            statement = connection.prepareStatement(f"DELETE FROM {sink.table} WHERE {PIPELINE} = ? AND {BATCH} = ?")  # noqa: S608 - checked
-            statement.setString(1, name)
+            statement = connection.prepareStatement(f"DELETE FROM {sink.table} WHERE {QUERY} = ? AND {BATCH} = ?")  # noqa: S608 - checked
+            statement.setString(1, query)
             statement.setLong(2, number)
             statement.executeUpdate()
             statement.close()

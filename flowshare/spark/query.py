@@ -6,14 +6,15 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from flowshare.agents.ddl import NoColumn, struct_fields
 from flowshare.agents.errors import UsageError
 from flowshare.agents.send import topic_name
 from flowshare.agents.sinks import Console, Folder, Jdbc, Produce
+from flowshare.spark.claims import Files, check_claim, claim
 from flowshare.spark.jdbc import write_table
-from flowshare.spark.session import activate
+from flowshare.spark.session import LOCAL_MANAGER, MANAGER, activate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from flowshare.agents.pipeline import SharePipeline
     from flowshare.agents.sinks import Sink
 
+QUERY_COLUMN: Final = "flowshare_query"
 BATCH_COLUMN: Final = "flowshare_batch"
 RECORD: Final = frozenset({"key", "headers", "partition", "timestamp"})
 """Columns that say something of a produced record beside its value."""
@@ -44,12 +46,20 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
         if rows is None or not hasattr(rows, "writeStream"):
             raise UsageError(f"pipeline {pipeline.name}: the function returns {rows!r}, and sinks need a DataFrame")
         writer = _writer(pipeline, rows, sinks, broker)
+    place = Files(spark, checkpoint(pipeline))
+    _checkpoint_manager(spark, place)
+    output = Files(spark, sinks[0].path) if sinks and _alone(sinks, pipeline.options.output_mode) else None
+    if output is not None:
+        check_claim(pipeline.name, output, place)
     writer = writer.queryName(pipeline.name).option("checkpointLocation", checkpoint(pipeline))
     if once:
         writer = writer.trigger(availableNow=True)
     elif pipeline.options.trigger is not None:
         writer = writer.trigger(processingTime=pipeline.options.trigger)
-    return writer.start()
+    query = writer.start()
+    if output is not None:
+        claim(output, place, query.id)
+    return query
 
 
 def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFrame:
@@ -74,6 +84,14 @@ def checkpoint(pipeline: SharePipeline) -> str:
     return given or str(Path(pipeline.app.conf.datadir).absolute() / "pipelines" / pipeline.name)
 
 
+def _checkpoint_manager(spark: SparkSession, place: Files) -> None:
+    """Write the checkpoint by renaming files, which is quick, only where that is atomic."""
+    if place.local:
+        spark.conf.set(MANAGER, LOCAL_MANAGER)
+    elif spark.conf.get(MANAGER, "") == LOCAL_MANAGER:
+        spark.conf.unset(MANAGER)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -95,13 +113,18 @@ def _writer(pipeline: SharePipeline, rows: DataFrame, sinks: Sequence[Sink], bro
     mode = pipeline.options.output_mode
     writer = rows.writeStream.outputMode(mode)
     (first, *others) = sinks
-    if not others and mode == "append" and isinstance(first, Folder):
+    if isinstance(first, Folder) and _alone(sinks, mode):
         writer = writer.format(first.format).options(**first.options).option("path", first.path)
         return writer.partitionBy(*first.partition_by) if first.partition_by else writer
     if not others and isinstance(first, Produce) and mode != "complete":
         writer = for_topic(rows).writeStream.outputMode(mode)
         return writer.format("flowshare").options(delivery=first.delivery, **_to_topic(first, broker))
     return writer.foreachBatch(partial(_write_all, pipeline.name, tuple(sinks), broker, mode))
+
+
+def _alone(sinks: Sequence[Sink], mode: str) -> TypeGuard[tuple[Folder]]:
+    """Whether Spark's own file sink writes, which knows its batches."""
+    return len(sinks) == 1 and mode == "append" and isinstance(sinks[0], Folder)
 
 
 def _to_topic(sink: Produce, broker: str) -> dict[str, str]:
@@ -122,17 +145,26 @@ def _write_all(name: str, sinks: Sequence[Sink], broker: str, mode: str, batch: 
 def _write(name: str, sink: Sink, broker: str, mode: str, batch: DataFrame, number: int) -> None:
     match sink:
         case Folder():
-            path = sink.path if mode == "complete" else f"{sink.path.rstrip('/')}/{BATCH_COLUMN}={number}"
+            query = query_id(batch)
+            path = f"{sink.path.rstrip('/')}/{QUERY_COLUMN}={query}/{BATCH_COLUMN}={number}"
+            path = sink.path if mode == "complete" else path
             writer = batch.write.mode("overwrite").format(sink.format).options(**sink.options)
             (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(path)
         case Jdbc():
-            write_table(name, sink, batch, number, replace=mode == "complete")
+            write_table(name, sink, batch, query_id(batch), number, replace=mode == "complete")
         case Console():
             print(f"--- {name}: batch {number}")  # noqa: T201 - that is what it is for
             batch.show(sink.rows, truncate=False)
         case Produce():
             writer = for_topic(batch).write.format("flowshare").options(**_to_topic(sink, broker))
             writer.mode("append").save()
+
+
+def query_id(batch: DataFrame) -> str:
+    """The id of the query whose micro-batch this is: a new checkpoint is another query, which counts from 0 again."""
+    found = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert found is not None, "only a streaming query has micro-batches"
+    return str(found)
 
 
 def for_topic(rows: DataFrame) -> DataFrame:

@@ -23,17 +23,16 @@ if TYPE_CHECKING:
 
 MASTER: Final = "local[*,4]"
 """All cores of this machine; a task that fails is tried three times more."""
+MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+LOCAL_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""Writes a checkpoint by renaming files, which is atomic on a machine's own file systems."""
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
     "spark.speculation": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
-"""What `session` sets unless told otherwise. Checkpoints on an object store need Spark's own manager: give
-`spark.sql.streaming.checkpointFileManagerClass` another value, or none, in `conf`."""
+"""What `session` sets unless told otherwise; on this machine, where checkpoints are its files, LOCAL_MANAGER, too."""
 
 
 class SparkMissing(RuntimeError):
@@ -58,6 +57,8 @@ def session(
     settings = SparkConf()
     chosen = master or os.environ.get("SPARK_MASTER") or settings.get("spark.master", None) or MASTER
     settings.setMaster(chosen)
+    if chosen.startswith("local"):
+        given = {MANAGER: LOCAL_MANAGER, **given}
     if not settings.contains("spark.app.name"):
         settings.setAppName(name)
     for key, value in given.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.spark.gone import SparkGone, brief, gone
-from flowshare.spark.query import start_query
+from flowshare.spark.query import checkpoint, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -175,7 +175,12 @@ class PipelineSupervisor:
             self._failed(one, f"{type(error).__name__}: {error}")
         else:
             one.figures.state = "running"
-            logger.info("pipeline=%s group=%s runs", one.figures.name, one.figures.group)
+            logger.info(
+                "pipeline=%s group=%s runs, checkpoint %s",
+                one.figures.name,
+                one.figures.group,
+                checkpoint(one.pipeline),
+            )
 
     def _failed(self, one: _Running, error: str) -> None:
         figures = one.figures

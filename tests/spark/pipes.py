@@ -20,7 +20,7 @@ class Sale(TypedDict):
     cents: int
 
 
-app = fs.App("pipes", broker="embedded:///tmp/nowhere", datadir=f"{OUT}/data")
+app = fs.App("pipes", broker="embedded:///tmp/nowhere")
 sales = app.topic("sales", value_type=Sale)
 
 
@@ -48,6 +48,12 @@ def totals(sales: DataFrame) -> DataFrame:
 )
 def recorded(sales: DataFrame) -> DataFrame:
     """All sales, in a table."""
+    return sales.selectExpr("value.shop AS shop", "value.cents AS cents")
+
+
+@app.share_pipeline(sales, sink=fs.Folder(f"{OUT}/plain"))
+def plain(sales: DataFrame) -> DataFrame:
+    """All sales, by Spark's own file sink."""
     return sales.selectExpr("value.shop AS shop", "value.cents AS cents")
 
 

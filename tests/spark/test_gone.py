@@ -38,7 +38,7 @@ Caused by: java.io.IOException: No space left on device
         (FROM_THE_JVM, "java.io.IOException: No space left on device"),
         ("\n[NO_COLUMN] x cannot be resolved.\n'Project ['x]\n", "[NO_COLUMN] x cannot be resolved."),
         ("", "no message"),
-        ("x" * 1000, "x" * 300),
+        ("x" * 1000, "x" * 700),
     ],
 )
 def test_the_line_that_says_why_is_found(text, line):

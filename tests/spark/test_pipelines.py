@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.spark.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(240)]
 APP = "tests.spark.pipes:app"
+ROOT = Path(__file__).parents[2]
 SQLITE = Path(__file__).with_name("sqlite.xml")
 LIMIT_S = 120
 CONF = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.memory=700m")
@@ -31,10 +34,13 @@ class Pipes:
     """The command, with its output."""
 
     def __init__(self, broker, out, *arguments):
+        out.mkdir(exist_ok=True)
+        elsewhere = tempfile.mkdtemp(dir=out.parent)  # nothing depends on where a command is started
         conf = [part for text in CONF for part in ("--conf", text)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flowshare.cli", "pipeline", APP, *arguments, *conf, "--master", "local[2,4]"],
-            env={**os.environ, "FLOWSHARE_BROKER": broker, "PIPES_OUT": str(out)},
+            env={**os.environ, "FLOWSHARE_BROKER": broker, "PIPES_OUT": str(out), "PYTHONPATH": str(ROOT)},
+            cwd=elsewhere,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -89,6 +95,11 @@ def fill(tmp_path, count):
         broker.produce(topic, [sale(number) for number in range(count)])
 
 
+def checkpoint(tmp_path, pipeline):
+    """Where it is by default: with the embedded path, and not with whoever starts the command."""
+    return tmp_path / "broker" / "apps" / "pipes" / "pipelines" / pipeline
+
+
 def sale(number):
     return json.dumps({"shop": f"shop {number % 3}", "cents": number}).encode()
 
@@ -135,7 +146,7 @@ def _rows(parquet, path):
 
 def test_a_batch_that_is_repeated_is_in_its_table_once(tmp_path, pipes):
     (driver,) = libraries("sqlite-driver", SQLITE.read_bytes()).glob("sqlite-jdbc-*.jar")
-    commits = tmp_path / "out" / "data" / "pipelines" / "recorded" / "commits"
+    commits = checkpoint(tmp_path, "recorded") / "commits"
 
     def run():
         run = pipes("recorded", "--once", "--conf", f"spark.jars={driver}")
@@ -150,6 +161,43 @@ def test_a_batch_that_is_repeated_is_in_its_table_once(tmp_path, pipes):
 
     assert once == [("recorded", cents) for cents in range(1000)]
     assert again == once
+
+
+def test_a_new_checkpoint_is_another_query_whose_batches_replace_none_of_the_earlier_ones(tmp_path, pipes):
+    import pyarrow.parquet as parquet
+
+    (driver,) = libraries("sqlite-driver", SQLITE.read_bytes()).glob("sqlite-jdbc-*.jar")
+
+    def run(code, *names):
+        run = pipes(*names, "--once", "--conf", f"spark.jars={driver}")
+        assert run.end() == code, run.seen
+        return run.seen
+
+    def rows(name):
+        paths = (tmp_path / "out" / name).rglob("*.parquet")
+        return sorted(row["cents"] for path in paths for row in _rows(parquet, path))
+
+    fill(tmp_path, 1100)
+    run(0, "large", "recorded", "plain")
+    for name in ("large", "recorded", "plain"):
+        shutil.rmtree(checkpoint(tmp_path, name))
+    with serving(f"embedded://{tmp_path}/broker") as broker:
+        broker.produce("sales", [sale(number) for number in range(1100, 1200)])
+    said = run(1, "large", "recorded", "plain")
+    with contextlib.closing(sqlite3.connect(tmp_path / "out" / "sales.db")) as table:
+        recorded = [cents for (cents,) in table.execute("SELECT cents FROM sales ORDER BY cents")]
+    with serving(f"embedded://{tmp_path}/broker") as broker:
+        backlog = broker.backlog("pipes.plain")
+
+    assert rows("large") == list(range(1001, 1200))
+    assert recorded == list(range(1200))
+    assert rows("plain") == list(range(1100))
+    assert backlog == 100
+    assert re.search(r"pipeline plain: the folder \S+/out/plain has \d+ batches of a query, and its checkpoint", said)
+    assert "Give the pipeline that checkpoint" in said
+    shutil.rmtree(tmp_path / "out" / "plain")
+    run(0, "plain")
+    assert rows("plain") == list(range(1100, 1200))
 
 
 def test_a_pipeline_whose_jvm_is_killed_says_so_and_ends(tmp_path, pipes):
