@@ -27,8 +27,8 @@ def open_backend(
     """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
 
     listen, patience_s: for a path that processes share, see `EmbeddedBackend`. lead: for a fleet, see
-    `WorkersBackend`. asked: what an app needs, where the place of its groups is to be chosen. Only what the backend
-    needs is imported, and that when it starts.
+    `WorkersBackend`. asked: the app's groups and what they need: a place is chosen for them, and one that is wrong for
+    them refused. Only what the backend needs is imported, and that when it starts.
     """
     broker = parse_broker(url) if isinstance(url, str) else url
     match broker.kind:
@@ -53,13 +53,15 @@ def open_backend(
 
             return MemoryBackend(clock=clock)
         case "kafka" if broker.share == "workers":
+            from flowshare.backend.base import NOTHING_ASKED
             from flowshare.backend.fleet import WorkersBackend
 
-            return WorkersBackend(broker, clock=clock, lead=lead)
+            return WorkersBackend(broker, clock=clock, lead=lead, asked=asked or NOTHING_ASKED)
         case "kafka" if broker.share == "native":
+            from flowshare.backend.base import NOTHING_ASKED
             from flowshare.backend.native import NativeBackend
 
-            return NativeBackend(broker, clock=clock)
+            return NativeBackend(broker, clock=clock, asked=asked or NOTHING_ASKED)
         case "kafka":
             from flowshare.backend.auto import AutoBackend
             from flowshare.backend.base import NOTHING_ASKED

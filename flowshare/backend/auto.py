@@ -2,7 +2,8 @@
 
 Decided when an app starts, and kept by what is there:
 
-    the fleet has a state topic                          -> workers: its groups live there
+    the fleet has a state topic                          -> workers: its groups live there; the brokers, where the
+                                                            app's groups are there and none is with the fleet
     the brokers have no share groups                     -> workers
     an agent asks for what brokers lack (max_in_flight…) -> workers, unless its group lives on the brokers already:
                                                             then it is refused, with the command that moves it
@@ -13,19 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
 from flowshare.backend.fleet import WorkersBackend
 from flowshare.backend.fleet_options import fleet_of
 from flowshare.backend.native import NativeBackend, missing_apis
+from flowshare.backend.places import Places, has_state
 from flowshare.client.cluster import Cluster
 from flowshare.client.errors import ClientError
 from flowshare.clock import LoopClock
 from flowshare.fleet.names import state_topic
-from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import ListGroupsRequest, MetadataRequest
+from flowshare.protocol.messages import ListGroupsRequest
 
 if TYPE_CHECKING:
     from flowshare.backend.url import BrokerUrl
@@ -48,6 +49,7 @@ class KafkaBackend(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     async def connect(self, client_id: str) -> Connection: ...
+    async def check_groups(self, groups: Collection[str]) -> None: ...
     async def set_address(self, address: str) -> None: ...
     def stats(self) -> Mapping[str, Any]: ...
     def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer: ...
@@ -104,9 +106,9 @@ class AutoBackend:
         finally:
             await asyncio.shield(cluster.close())
         if native:
-            chosen: KafkaBackend = NativeBackend(self._broker, clock=self._clock)
+            chosen: KafkaBackend = NativeBackend(self._broker, clock=self._clock, asked=self._asked)
         else:
-            chosen = WorkersBackend(self._broker, clock=self._clock, lead=self._lead)
+            chosen = WorkersBackend(self._broker, clock=self._clock, lead=self._lead, asked=self._asked)
         logger.info("share=%s (asked: auto), as %s", chosen.kind, self.reason)
         await chosen.start()
         self._chosen = chosen
@@ -125,6 +127,10 @@ class AutoBackend:
         """A producer on the brokers."""
         return self.chosen.producer(client_id=client_id, linger_s=linger_s)
 
+    async def check_groups(self, groups: Collection[str]) -> None:
+        """As the one that was chosen does. Raises: BackendError with what to do, ClientError, OSError."""
+        await self.chosen.check_groups(groups)
+
     async def set_address(self, address: str) -> None:
         """Passed on."""
         await self.chosen.set_address(address)
@@ -142,21 +148,50 @@ class AutoBackend:
         try:
             missing = missing_apis(cluster)
             asks = {group: words for group, words in self._asked.groups.items() if words}
-            (topic,) = (await kafka.send(MetadataRequest(topics=(state_topic(fleet),)))).topics
-            if topic.error in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-                return False, f"the fleet {fleet} keeps its groups in {topic.name}"
+            if await has_state(kafka, fleet):
+                left = await self._left(cluster, fleet, native=not missing)
+                if left is None:
+                    return False, f"the fleet {fleet} keeps its groups in {state_topic(fleet)}"
+                for group in asks:
+                    self._check_asks(group, asks)
+                return True, f"{left} lives on the brokers and the fleet {fleet} has none of the groups any more"
             if missing:
                 return False, f"the brokers have no share groups ({', '.join(missing)} are missing)"
             if not asks:
                 return True, "the brokers have share groups and no agent asks for anything they lack"
             listed = await kafka.send(ListGroupsRequest(types=("share",)))
             there = sorted(asks.keys() & {group.group_id for group in listed.groups})
-            if there:
-                raise BackendError(
-                    f"group {there[0]} lives on the brokers, which lack {' and '.join(asks[there[0]])}: leave that "
-                    f"out, or move the group while no worker runs: flowshare groups move {there[0]} --to workers"
-                )
+            for group in there:
+                self._check_asks(group, asks)
             group, words = next(iter(asks.items()))
             return False, f"group {group} asks for {' and '.join(words)}, which the brokers lack"
         finally:
             await kafka.close()
+
+    async def _left(self, cluster: Cluster, fleet: str, *, native: bool) -> str | None:
+        """What lives on the brokers although the fleet has state: it was moved there. None: the workers lead.
+
+        Raises: BackendError (some of the groups are in one place and some in the other), OSError, ClientError.
+        """
+        places = Places(cluster, fleet, native=native, clock=self._clock)
+        if not self._asked.groups:
+            return "what was moved" if native and await places.left_for_brokers() else None
+        where = {group: one.is_in(fleet) for group, one in (await places.look(self._asked.groups)).items()}
+        brokers = next((group for group, place in where.items() if place == "native"), None)
+        workers = next((group for group, place in where.items() if place == "workers"), None)
+        if brokers is not None and workers is not None:
+            raise BackendError(
+                f"group {brokers} lives on the brokers and group {workers} with the workers of fleet {fleet}, but the "
+                f"groups of an app are in one place: flowshare groups move {brokers} --to workers, or flowshare groups "
+                f"move {workers} --to native"
+            )
+        return None if brokers is None else f"group {brokers}"
+
+    @staticmethod
+    def _check_asks(group: str, asks: Mapping[str, Sequence[str]]) -> None:
+        """Whether a group on the brokers is asked for what they lack. Raises: BackendError."""
+        if group in asks:
+            raise BackendError(
+                f"group {group} lives on the brokers, which lack {' and '.join(asks[group])}: leave that out, or move "
+                f"the group while no worker runs: flowshare groups move {group} --to workers"
+            )

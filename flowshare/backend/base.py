@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -58,7 +58,8 @@ class KafkaAddress:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an app asks of whoever leads its groups. groups: group id -> in words what Kafka's brokers lack."""
+    """What an app asks of whoever leads its groups. groups: all of them, group id -> in words what Kafka's brokers
+    lack."""
 
     groups: Mapping[str, Sequence[str]]
 
@@ -93,6 +94,12 @@ class Backend(Protocol):
     async def connect(self, client_id: str) -> Connection:
         """A new connection. Raises: BackendError before `start` and after `close`."""
         ...
+
+    async def check_groups(self, groups: Collection[str]) -> None:
+        """See, before a group is used, that it is not in another place: there it would be, here it would begin anew.
+
+        Raises: BackendError with what to do, ClientError, OSError.
+        """
 
     async def set_address(self, address: str) -> None:
         """Make known to other processes where this one's health pages answer (`host:port`), where that is possible."""

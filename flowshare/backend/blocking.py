@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
 from flowshare.backend import open_backend
+from flowshare.backend.base import Asked
 from flowshare.client.consumer import ShareConsumer
 from flowshare.client.errors import Closed
 from flowshare.clock import LoopClock
@@ -87,7 +88,8 @@ class BlockingShareConsumer(Generic[K, V]):
         Decoders turn bytes (or None) into keys and values.
         Raises: BadBrokerUrl, BackendError, ValueError (no topic, no group), ClientError.
         """
-        self._make: Callable[[], Backend] = broker if callable(broker) else partial(open_backend, broker)
+        asked = Asked({group_id: ()})
+        self._make: Callable[[], Backend] = broker if callable(broker) else partial(open_backend, broker, asked=asked)
         self._client_id = client_id
         self._consumer: ShareConsumer[K, V] | None = None
         self._backend: Backend | None = None
@@ -198,6 +200,7 @@ class BlockingShareConsumer(Generic[K, V]):
                 consumer = ShareConsumer[K, V](connect, clock=LoopClock(), **arguments)
                 consumer.subscribe(topics)
                 await backend.start()
+                await backend.check_groups([arguments["group_id"]])
             except BaseException as error:  # noqa: BLE001 - it is raised where the consumer was asked for
                 self._opened.set_exception(error)
                 return

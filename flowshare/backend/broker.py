@@ -87,12 +87,22 @@ class Broker:
     ) -> ShareConsumer[Any, Any]:
         """A member of a share group; it joins at its first poll. A new group starts at its `share.auto.offset.reset`.
 
-        Decoders turn bytes (or None) into keys and values. Raises: ValueError (no group, no topic).
+        Decoders turn bytes (or None) into keys and values. Raises: ValueError (no group, no topic); the first poll
+        BackendError, when the group lives in another place of the cluster.
         """
         from flowshare.client.consumer import ShareConsumer
 
+        known = False
+
+        async def connect() -> Connection:
+            nonlocal known
+            if not known:
+                await self._backend.check_groups([group_id])
+                known = True
+            return await self._connect()
+
         made: ShareConsumer[Any, Any] = ShareConsumer(
-            self._connect, group_id=group_id, clock=self._clock, settings=settings, **decoders
+            connect, group_id=group_id, clock=self._clock, settings=settings, **decoders
         )
         made.subscribe(topics)
         self._made.push_async_callback(made.close)

@@ -11,7 +11,7 @@ from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from flowshare.backend.leading import Leading
     from flowshare.backend.path import SharedPath
@@ -104,6 +104,9 @@ class EmbeddedBackend:
         if self._shared is None:
             raise BackendError("the embedded backend is not open")
         return await self._shared.connect(client_id)
+
+    async def check_groups(self, groups: Collection[str]) -> None:
+        """Nothing: they have no other place."""
 
     async def set_address(self, address: str) -> None:
         """Make this worker known in the path, where `flowshare inflight` finds it. Raises: OSError."""

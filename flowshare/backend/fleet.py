@@ -10,10 +10,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.backend.base import BackendError, Capabilities, KafkaAddress
+from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
 from flowshare.backend.capabilities import WORKERS
 from flowshare.backend.fleet_options import ADVICE, FleetPlace
 from flowshare.backend.fleet_security import FleetSecurity
+from flowshare.backend.native import missing_apis
+from flowshare.backend.places import Places
 from flowshare.client.cluster import Cluster
 from flowshare.client.errors import ClientError, NotConnected
 from flowshare.client.routing import ClusterConnection
@@ -23,7 +25,7 @@ from flowshare.log.base import LogError
 from flowshare.protocol import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.connections import NodeConnection
@@ -68,8 +70,11 @@ logger = logging.getLogger(__name__)
 class WorkersBackend:
     """The share groups of a fleet on the Kafka at `broker`, whose options say which fleet and where to listen."""
 
-    def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = True) -> None:
-        """lead: share in leading the groups. Raises: BadBrokerUrl."""
+    def __init__(
+        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = True, asked: Asked = NOTHING_ASKED
+    ) -> None:
+        """lead: share in leading the groups. asked: what is known of its groups. Raises: BadBrokerUrl."""
+        self._asked = asked
         self._broker = broker
         self._clock = clock or LoopClock()
         self._security: Security = broker.security()
@@ -98,6 +103,11 @@ class WorkersBackend:
         return KafkaAddress(hosts=self._broker.hosts, security=self._security)
 
     @property
+    def fleet(self) -> str:
+        """Its name."""
+        return self._place.fleet
+
+    @property
     def bootstrap(self) -> str | None:
         """`host:port` where share clients reach this worker; None for one that does not lead."""
         return None if self._own is None else f"{self._own[0]}:{self._own[1]}"
@@ -121,6 +131,7 @@ class WorkersBackend:
         self._cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
         try:
             await self._cluster.start()
+            await self.check_groups(self._asked.groups)
             await (self._lead() if self._place.lead else self._find())
         except (OSError, ClientError, LogError) as error:
             await asyncio.shield(self.close())
@@ -128,6 +139,14 @@ class WorkersBackend:
         except BaseException:
             await asyncio.shield(self.close())
             raise
+
+    async def check_groups(self, groups: Collection[str]) -> None:
+        """See that they are not on the brokers. Raises: BackendError with what to do, ClientError, OSError."""
+        if self._cluster is None:
+            raise BackendError("the workers backend is not open")
+        native = not missing_apis(self._cluster)
+        places = Places(self._cluster, self._place.fleet, native=native, clock=self._clock)
+        await places.check(groups, "workers")
 
     async def close(self) -> None:
         """Leave the fleet in order; harmless when it is not open."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowshare.backend.base import BackendError, Capabilities
@@ -78,6 +78,10 @@ class LocalBackend(ABC):
         if self._server is None:
             raise BackendError(f"the {self.kind} backend is not open")
         return self._server.connect(client_id=client_id)
+
+    async def check_groups(self, groups: Collection[str]) -> None:
+        """They have no other place."""
+        del groups
 
     @abstractmethod
     async def set_address(self, address: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.backend.base import BackendError, Capabilities, KafkaAddress
+from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
 from flowshare.backend.capabilities import NATIVE
+from flowshare.backend.fleet_options import fleet_of
+from flowshare.backend.places import Places
 from flowshare.client.cluster import Cluster
 from flowshare.client.errors import ClientError
 from flowshare.clock import LoopClock
@@ -39,8 +41,9 @@ def missing_apis(cluster: Cluster) -> list[str]:
 class NativeBackend:
     """A Kafka cluster with share groups. `broker`: its URL."""
 
-    def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None) -> None:
-        """Raises: BadBrokerUrl (how it is secured cannot be)."""
+    def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None, asked: Asked = NOTHING_ASKED) -> None:
+        """asked: what is known of its groups. Raises: BadBrokerUrl (how it is secured cannot be)."""
+        self._asked = asked
         self._broker = broker
         self._clock = clock or LoopClock()
         self._security: Security = broker.security()
@@ -62,13 +65,17 @@ class NativeBackend:
         return KafkaAddress(hosts=self._broker.hosts, security=self._security)
 
     async def start(self) -> None:
-        """Find the brokers and see whether they have share groups. Raises: BackendError."""
+        """Find the brokers, see whether they have share groups, and whether the groups are elsewhere.
+
+        Raises: BackendError.
+        """
         if self._cluster is not None:
             raise BackendError("the native backend is open already")
         cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
         try:
             await cluster.start()
             self._check(cluster)
+            await self._places(cluster).check(self._asked.groups, "native")
         except (OSError, ClientError) as error:
             await cluster.close()
             raise BackendError(f"broker {self._broker}: {error}") from error
@@ -76,6 +83,15 @@ class NativeBackend:
             await cluster.close()
             raise
         self._cluster = cluster
+
+    def _places(self, cluster: Cluster) -> Places:
+        return Places(cluster, fleet_of(self._broker), native=True, clock=self._clock)
+
+    async def check_groups(self, groups: Collection[str]) -> None:
+        """See that no fleet has them. Raises: BackendError with what to do, ClientError, OSError."""
+        if self._cluster is None:
+            raise BackendError("the native backend is not open")
+        await self._places(self._cluster).check(groups, "native")
 
     def _check(self, cluster: Cluster) -> None:
         missing = missing_apis(cluster)

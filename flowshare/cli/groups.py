@@ -168,17 +168,29 @@ def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @broker_options
 def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> None:
-    """Delete an empty group with its positions; its settings stay."""
+    """Delete an empty group with its positions; its settings stay.
+
+    A mark that it was moved here goes, too: it may begin anew, here and elsewhere.
+    """
+    from flowshare.cli.move import forget_move
     from flowshare.cli.session import run_on_groups
+    from flowshare.client.errors import ServerError
+    from flowshare.protocol.errors import ErrorCode
 
     if not yes:
         click.confirm(f"delete group {group} and its positions?", abort=True)
 
-    async def call(session: Session) -> None:
-        await session.admin.delete_group(group)
+    async def call(session: Session) -> str:
+        try:
+            await session.admin.delete_group(group)
+        except ServerError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND or not await forget_move(session, group):
+                raise
+            return f"there is no group {group} any more; the mark that it was moved here is deleted"
+        await forget_move(session, group)
+        return f"deleted group {group}"
 
-    run_on_groups(broker_url(broker, app_path), call)
-    click.echo(f"deleted group {group}")
+    click.echo(run_on_groups(broker_url(broker, app_path), call))
 
 
 @groups.command("config")

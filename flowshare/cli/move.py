@@ -16,7 +16,11 @@ from flowshare.cli.options import broker_options, broker_url, json_option
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from flowshare.backend.base import Backend
+    from flowshare.backend.moves import Mark
+    from flowshare.backend.places import Where
     from flowshare.backend.url import BrokerUrl
+    from flowshare.cli.session import Session
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.moving import MovePlan
 
@@ -42,7 +46,7 @@ OTHER: Final = {"workers": "native", "native": "workers"}
 @broker_options
 def move(
     group: str,
-    target: str,
+    target: Where,
     fleet: str | None,
     keep: bool,
     yes: bool,
@@ -56,7 +60,7 @@ def move(
 
     Start offsets and settings go along, and to workers what is finished behind the start. Stop the group's workers
     first. When no worker of the fleet runs, this command leads the fleet for a moment. Afterwards the group is deleted
-    where it was.
+    where it was, and a mark (in the topic __flowshare_moves) keeps workers from beginning it anew there.
     """
     from flowshare.backend.url import parse_broker
 
@@ -74,10 +78,12 @@ def move(
 
 
 async def _move(
-    url: BrokerUrl, group: str, target: str, fleet: str | None, *, execute: bool, keep: bool, yes: bool
+    url: BrokerUrl, group: str, target: Where, fleet: str | None, *, execute: bool, keep: bool, yes: bool
 ) -> MovePlan:
     from flowshare.backend.fleet_options import fleet_of
+    from flowshare.backend.moves import Mark
     from flowshare.client.moving import carry, plan_move
+    from flowshare.clock import LoopClock
 
     options = {**url.options, **({"fleet": fleet} if fleet else {})}
     places = {share: replace(url, options={**options, "share": share}) for share in OTHER}
@@ -85,11 +91,11 @@ async def _move(
     if target == "native" and not slots:
         raise Failure(f"the fleet {fleet_of(places['workers'])} has no state here: name the fleet with --fleet")
     async with AsyncExitStack() as stack:
-        source = await stack.enter_async_context(_opened(places[OTHER[target]], slots))
+        source, _ = await stack.enter_async_context(_opened(places[OTHER[target]], slots))
         await source.describe_group(group)  # a mistyped name makes no fleet
         goal = None
         if target == "native" or slots or execute:
-            goal = await stack.enter_async_context(_opened(places[target], slots))
+            goal, backend = await stack.enter_async_context(_opened(places[target], slots))
         plan = await plan_move(source, goal, group, ranges=target == "workers")
         plan = await _without_retries(source, plan)
         if execute:
@@ -99,8 +105,26 @@ async def _move(
                     f"{plan.again} finished records of group {group} would run again ({plan.reason}): wait until "
                     "`flowshare lag` shows a backlog of 0, or add --yes"
                 )
-            await carry(source, goal, plan, keep=keep)
+            where = Mark(target, fleet_of(places["workers"]), LoopClock().now_ms())
+            await carry(source, goal, plan, keep=keep, mark=lambda: _mark(backend, group, where))
         return plan
+
+
+async def _mark(backend: Backend, group: str, mark: Mark | None) -> None:
+    """Say where the group is from now on: a start in the place that it left is refused. None: it is nowhere."""
+    from flowshare.backend import make_producer
+    from flowshare.backend.moves import mark_move
+    from flowshare.client.admin import ShareAdmin
+    from flowshare.clock import LoopClock
+
+    clock = LoopClock()
+    admin = ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=clock)
+    producer = make_producer(backend, lambda: backend.connect("flowshare-cli"), clock=clock, client_id="flowshare-cli")
+    try:
+        await mark_move(admin, producer, group, mark)
+    finally:
+        await producer.close()
+        await admin.close()
 
 
 async def _without_retries(source: ShareAdmin, plan: MovePlan) -> MovePlan:
@@ -117,9 +141,29 @@ async def _without_retries(source: ShareAdmin, plan: MovePlan) -> MovePlan:
     return replace(plan, moves=[one for one in plan.moves if one.topic != waiting])
 
 
+async def forget_move(session: Session, group: str) -> bool:
+    """Take away the mark of a group that is gone from where it was moved to; whether there was one.
+
+    Raises: ClientError, OSError.
+    """
+    from flowshare.backend.moves import read_marks
+
+    backend: Any = getattr(session.backend, "chosen", session.backend)
+    if backend.kind not in OTHER:
+        return False
+    mark = (await read_marks(session.admin)).get(group)
+    if mark is None or mark.place != backend.kind or (mark.place == "workers" and mark.fleet != backend.fleet):
+        return False
+    await _mark(backend, group, None)
+    return True
+
+
 @asynccontextmanager
-async def _opened(url: BrokerUrl, slots: int) -> AsyncIterator[ShareAdmin]:
-    """An admin client at one place; a fleet that has no workers is led from here. Raises: BackendError, …"""
+async def _opened(url: BrokerUrl, slots: int) -> AsyncIterator[tuple[ShareAdmin, Backend]]:
+    """An admin client and its backend at one place; a fleet that has no workers is led from here.
+
+    Raises: BackendError, …
+    """
     from flowshare.backend import open_backend
     from flowshare.client.admin import ShareAdmin
     from flowshare.clock import LoopClock
@@ -131,7 +175,7 @@ async def _opened(url: BrokerUrl, slots: int) -> AsyncIterator[ShareAdmin]:
     await backend.start()
     admin = ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=LoopClock())
     try:
-        yield admin
+        yield admin, backend
     finally:
         await admin.close()
         await backend.close()
@@ -172,6 +216,6 @@ def _done(plan: MovePlan, target: str, *, keep: bool) -> str:
             'workers with share="workers" or "auto"'
         )
     return (
-        f'group {plan.group_id} is on the brokers now, {rest}; start its workers with share="native": "auto" goes by '
-        "the fleet's state topic as long as there is one"
+        f"group {plan.group_id} is on the brokers now, {rest}; move the app's other groups, too, then start its "
+        'workers with share="native" or "auto"'
     )

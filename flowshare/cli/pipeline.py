@@ -94,6 +94,7 @@ async def _run(
 ) -> bool:
     """The broker first, as it may be out of reach and Spark takes seconds; then Spark, the pages, the pipelines."""
     from flowshare.backend import open_backend
+    from flowshare.backend.base import Asked
     from flowshare.clock import LoopClock
     from flowshare.spark.pages import PipelinePages
     from flowshare.spark.session import closing, session
@@ -102,7 +103,8 @@ async def _run(
     clock = LoopClock()
     broker = app.broker_address
     async with AsyncExitStack() as stack:
-        backend = open_backend(broker, clock=clock, lead=True)
+        asked = Asked({pipeline.group: () for pipeline in chosen})
+        backend = open_backend(broker, clock=clock, lead=True, asked=asked)
         stack.push_async_callback(backend.close)
         await backend.start()
         spark = await asyncio.to_thread(session, f"{app.app_id} pipelines", master=master, conf=settings)

@@ -5,12 +5,13 @@ What goes along: the start offset of each share-partition, what is finished behi
 counted anew, delays of released records end.
 
 Order, so that at no moment the group is nowhere: settings and positions at the target, looked at again there, then the
-source's group is deleted. Whoever is interrupted in between has the group in both places, and deletes it in one.
+mark of the move, then the source's group is deleted. Whoever is interrupted before the mark has the group in both
+places, where it is not started any more, and deletes it in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -86,8 +87,13 @@ async def plan_move(source: ShareAdmin, target: ShareAdmin | None, group_id: str
     )
 
 
-async def carry(source: ShareAdmin, target: ShareAdmin, plan: MovePlan, *, keep: bool) -> None:
-    """Do what was planned. keep: leave the group at the source, too. Raises: as `plan_move`."""
+async def carry(
+    source: ShareAdmin, target: ShareAdmin, plan: MovePlan, *, keep: bool, mark: Callable[[], Awaitable[object]]
+) -> None:
+    """Do what was planned. keep: leave the group at the source, too. mark: says where it is from now on.
+
+    Raises: as `plan_move`.
+    """
     group_id = plan.group_id
     await _check_empty(source, group_id)
     if plan.settings:
@@ -98,6 +104,7 @@ async def carry(source: ShareAdmin, target: ShareAdmin, plan: MovePlan, *, keep:
             group_id, offsets, {(move.topic, move.partition): move.finished for move in plan.moves}
         )
         await _check_placed(target, plan)
+    await mark()
     if not keep:
         await source.delete_group(group_id)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from flowshare.backend import open_backend
+from flowshare.backend.base import Asked
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.clock import LoopClock
@@ -55,7 +56,7 @@ class BrowsingReader(DataSourceReader):
 
 async def _parts(options: SourceOptions) -> list[Part]:
     clock = LoopClock()
-    backend = open_backend(options.broker, clock=clock)
+    backend = open_backend(options.broker, clock=clock, asked=Asked({options.group: ()}))
     await backend.start()
     try:
 

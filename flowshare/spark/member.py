@@ -23,6 +23,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.backend import open_backend
+from flowshare.backend.base import Asked
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.client.member import ShareMember
@@ -229,7 +230,8 @@ class GroupMember:
             await self._ending.wait()
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
-        self._backend = open_backend(self._options.broker, clock=self._clock)
+        asked = Asked({self._options.group: ()})
+        self._backend = open_backend(self._options.broker, clock=self._clock, asked=asked)
         stack.push_async_callback(self._backend.close)
         await self._backend.start()
 

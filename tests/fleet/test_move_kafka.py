@@ -9,9 +9,15 @@ import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as Partition
+from click.testing import CliRunner
 
 from flowshare.backend import open_backend, parse_broker
+from flowshare.backend.base import Asked, BackendError
+from flowshare.backend.blocking import BlockingShareConsumer
+from flowshare.backend.broker import Broker
+from flowshare.backend.moves import mark_move
 from flowshare.cli.errors import Failure
+from flowshare.cli.groups import groups
 from flowshare.cli.move import _move
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.member import ShareMember
@@ -34,8 +40,10 @@ class Cluster:
         self.url = f"kafka://{self.hosts}?fleet={self.fleet}&slots=4"
 
     @asynccontextmanager
-    async def opened(self, share, **options):
-        backend = open_backend(f"{self.url}&share={share}&listen=127.0.0.1:0", **options)
+    async def opened(self, share, *, uses=True, **options):
+        """uses: the group, as an app does; False: it only looks after things, as commands do."""
+        asked = Asked({self.group: ()} if uses else {})
+        backend = open_backend(f"{self.url}&share={share}&listen=127.0.0.1:0", asked=asked, **options)
         await backend.start()
         admin = ShareAdmin(lambda: backend.connect("test"), clock=self.clock)
         try:
@@ -97,7 +105,7 @@ async def test_a_group_goes_to_workers_with_what_it_finished_and_back_with_its_s
 
     assert [(one.start, one.finished, one.again) for one in moved.moves] == [(2, ((4, 5), (8, 8)), 0)]
     assert dry.moves == moved.moves
-    async with cluster.opened("native") as (_, admin):
+    async with cluster.opened("native", uses=False) as (_, admin):
         assert cluster.group not in {group.group_id for group in await admin.list_groups()}
     async with cluster.opened("workers", lead=True) as (workers, _):
         assert await cluster.work(workers, 3, count=5) == [2, 3, 6, 7, 9]
@@ -141,3 +149,115 @@ async def test_a_group_on_workers_begins_where_a_consumer_group_is(cluster):
         assert await admin.consumer_members(f"{cluster.group}-etl") == 0
         await admin.place_group(cluster.group, {(seed.topic, seed.partition): seed.start for seed in plan.seeds})
         assert await cluster.work(workers, count=4) == [6, 7, 8, 9]
+
+
+# --- a start in the wrong place --------------------------------------------------------------------------------------
+
+
+async def refused(cluster, share, match, **options):
+    with pytest.raises(BackendError, match=match):
+        async with cluster.opened(share, **options):
+            pass
+
+
+async def forget_mark(cluster):
+    """As before there were marks, or where the topic of marks was lost."""
+    async with cluster.opened("native", uses=False) as (backend, admin):
+        producer = backend.producer(client_id="test")
+        await mark_move(admin, producer, cluster.group, None)
+        await producer.close()
+
+
+async def begin(cluster, *finished):
+    async with cluster.opened("native") as (native, admin):
+        await admin.alter_group_configs(cluster.group, {"share.auto.offset.reset": "earliest"})
+        await cluster.work(native, *finished, count=10)
+
+
+async def test_a_group_that_was_moved_is_begun_anew_nowhere(cluster):
+    await begin(cluster, 0, 1, 2, 3)
+    await cluster.move("workers")
+
+    await refused(cluster, "native", r"was moved to the workers of fleet .*flowshare groups move .* --to native")
+    with pytest.raises(BackendError, match="was moved to the workers"):
+        await asyncio.to_thread(
+            BlockingShareConsumer, f"{cluster.url}&share=native", group_id=cluster.group, topics=[cluster.topic]
+        )
+    async with Broker(f"kafka://{cluster.hosts}") as broker:  # a program that knows nothing of the fleet
+        with pytest.raises(BackendError, match="was moved to the workers"):
+            await broker.consumer(cluster.group, [cluster.topic]).poll(1.0)
+    async with cluster.opened("auto", lead=True) as (workers, _):
+        assert workers.kind == "workers"
+        assert await cluster.work(workers, count=6) == [4, 5, 6, 7, 8, 9]
+
+    await cluster.move("native", yes=True)
+    await refused(cluster, "workers", "was moved to the brokers", lead=True)
+    async with cluster.opened("auto", lead=True) as (native, _):
+        assert native.kind == "native", "although the fleet has a state topic"
+        assert await cluster.work(native, count=6) == [4, 5, 6, 7, 8, 9]
+    async with Broker(f"kafka://{cluster.hosts}?fleet={cluster.fleet}") as broker:  # as commands do, without a group
+        assert await broker.admin().group_offsets(cluster.group)
+
+
+async def test_without_marks_what_is_there_decides(cluster):
+    await begin(cluster, 0, 1)
+    await refused(cluster, "workers", r"lives with the brokers.*groups move .* --to workers", lead=True)
+    await cluster.move("workers")
+    await forget_mark(cluster)
+
+    await refused(cluster, "native", r"lives with the workers of fleet .*groups move .* --to native")
+    async with Broker(f"kafka://{cluster.hosts}") as broker:
+        with pytest.raises(BackendError, match=f"lives with the workers of fleet {cluster.fleet}"):
+            await broker.consumer(cluster.group, [cluster.topic]).poll(1.0)
+
+    await cluster.move("native", yes=True, keep=True)
+    await forget_mark(cluster)
+    for share in ("native", "workers", "auto"):
+        await refused(cluster, share, "nothing says which one is right")
+
+
+async def test_a_consumer_group_of_the_name_is_not_passed_over(cluster):
+    consumer = AIOKafkaConsumer(bootstrap_servers=cluster.hosts, group_id=cluster.group, enable_auto_commit=False)
+    await consumer.start()
+    consumer.assign([Partition(cluster.topic, 0)])
+    await consumer.commit({Partition(cluster.topic, 0): 6})
+    await consumer.stop()
+
+    await refused(cluster, "workers", f"groups seed NAME --from-consumer-group {cluster.group}", lead=True)
+
+
+async def test_ten_moves_back_and_forth_run_nothing_twice(cluster):
+    await begin(cluster, 0)
+    for number in range(1, 10):
+        target = "workers" if number % 2 else "native"
+        await cluster.move(target, yes=True)
+        other = "native" if number % 2 else "workers"
+        await refused(cluster, other, "was moved to", lead=other == "workers")
+        async with cluster.opened("auto", lead=True) as (backend, _):
+            assert backend.kind == target
+            assert await cluster.work(backend, number, count=10 - number) == list(range(number, 10))
+
+
+async def delete(cluster, share):
+    done = await asyncio.to_thread(
+        CliRunner().invoke, groups, ["delete", cluster.group, "--yes", "--broker", f"{cluster.url}&share={share}"]
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+async def test_a_group_that_was_deleted_where_it_was_moved_to_may_begin_anew(cluster):
+    await begin(cluster, 0)
+    await cluster.move("workers")
+    assert f"deleted group {cluster.group}" in await delete(cluster, "workers")
+    await begin(cluster, 0, 1)
+
+    await cluster.move("workers")
+    await cluster.move("native", yes=True)
+    async with cluster.opened("native") as (_, admin):
+        await admin.delete_group(cluster.group)  # by somebody else's tool
+    await refused(cluster, "workers", "was moved to the brokers", lead=True)
+    assert "the mark that it was moved here is deleted" in await delete(cluster, "native")
+    async with cluster.opened("workers", lead=True) as (workers, admin):
+        await admin.alter_group_configs(cluster.group, {"share.auto.offset.reset": "earliest"})
+        assert await cluster.work(workers, count=10) == list(range(10))

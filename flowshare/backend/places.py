@@ -1,0 +1,270 @@
+"""Where the share groups of a Kafka cluster are: with its brokers, or with the workers of a fleet.
+
+A group that is begun in the wrong place runs everything again. So before groups are used in one place, it is compared
+with what there is: the mark of the last move (`backend.moves`), the brokers' groups, and what the fleets' state topics
+have. Invariant: a group is begun anew only where none of its name is anywhere else.
+
+    mark of a move      on the brokers   in the fleet   asked: native           asked: workers
+    here                any              any            goes on                 goes on
+    elsewhere           any              any            refused: moved          refused: moved
+    none                yes              yes            refused: in two places  refused: in two places
+    none                yes              no             goes on                 refused: move it
+    none                no               yes            refused: move it        goes on
+    none                no               no             begins anew; refused    begins anew, told where another fleet
+                                                        where another fleet     has one; refused where a consumer group
+                                                        has it                  of this name has committed offsets
+
+"In the fleet" is the fleet that the URL names. Two fleets may have groups of one name, so that of another fleet is told
+and no more, unless it was moved there. What may not be read (no right) counts as not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from flowshare.backend.base import BackendError
+from flowshare.backend.moves import Mark, read_marks
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import ServerError
+from flowshare.fleet.known_groups import fleets_of, known_groups, slots_of
+from flowshare.fleet.names import state_topic
+from flowshare.log.base import LogError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ListGroupsRequest
+
+if TYPE_CHECKING:
+    from flowshare.client.cluster import Cluster
+    from flowshare.client.routing import ClusterConnection
+    from flowshare.clock import Clock
+
+Where = Literal["native", "workers"]
+CONSUMER_KINDS: Final = frozenset({"classic", "consumer"})
+FORBIDDEN: Final = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED})
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What there is of one group.
+
+    mark: of its last move. brokers: whether they have a share group of the name. fleet: whether the URL's fleet has
+    one. others: fleets that have one, too. consumer: whether a consumer group of the name has committed offsets.
+    """
+
+    group: str
+    mark: Mark | None = None
+    brokers: bool = False
+    fleet: bool = False
+    others: tuple[str, ...] = ()
+    consumer: bool = False
+
+    def is_in(self, fleet: str) -> Where | None:
+        """Where it is, for this fleet's workers; None: nowhere. Raises: BackendError (in two places)."""
+        if self.mark is not None:
+            return "workers" if self.mark.place == "workers" else "native"
+        if self.brokers and self.fleet:
+            raise BackendError(
+                f"group {self.group} is on the brokers and with the workers of fleet {fleet}, and nothing says which "
+                f"one is right: delete it in one place (flowshare groups delete {self.group}, with share=native or "
+                f"share=workers&fleet={fleet} in the broker's URL)"
+            )
+        return "native" if self.brokers else "workers" if self.fleet else None
+
+    def refusal(self, asked: Where, fleet: str) -> str | None:
+        """Why the group cannot be used there, and what to do; None: it can. Raises: BackendError (in two places)."""
+        group = self.group
+        back = f"flowshare groups move {group} --to {asked}"
+        if self.mark is not None:
+            return self._moved(asked, fleet, back)
+        where = self.is_in(fleet)
+        if where not in (None, asked):
+            there = "the brokers" if where == "native" else f"the workers of fleet {fleet}"
+            return (
+                f"group {group} lives with {there}; begun anew here it would run everything again: start with "
+                f'share="{where}", or move it while no worker runs: {back}'
+            )
+        if where is None and asked == "native" and self.others:
+            return (
+                f"group {group} lives with the workers of fleet {self.others[0]}; begun anew on the brokers it would "
+                f'run everything again: use share="workers" with fleet={self.others[0]}, move it '
+                f"({back} --fleet {self.others[0]}), or give this one another name"
+            )
+        if where is None and asked == "workers" and self.consumer:
+            return (
+                f"{group!r} is a consumer group on the brokers that has committed offsets; begun anew the share group "
+                "would run everything again: give it another name (group=…), and let it begin where that one is: "
+                f"flowshare groups seed NAME --from-consumer-group {group}"
+            )
+        return None
+
+    def _moved(self, asked: Where, fleet: str, back: str) -> str | None:
+        mark = self.mark
+        assert mark is not None
+        if mark.place == asked and (asked == "native" or mark.fleet == fleet):
+            return None
+        if mark.place == "native":
+            return (
+                f'group {self.group} was moved to the brokers at {mark.when}: start with share="native", or move it '
+                f"back: {back}"
+            )
+        back += f" --fleet {mark.fleet}" if asked == "native" else ""
+        other = f"move it to the brokers first: flowshare groups move {self.group} --to native --fleet {mark.fleet}"
+        return (
+            f"group {self.group} was moved to the workers of fleet {mark.fleet} at {mark.when}: start with "
+            f'share="workers" and fleet={mark.fleet}, or {other if asked == "workers" else f"move it back: {back}"}'
+        )
+
+
+@dataclass(slots=True)
+class Places:
+    """What a cluster tells of where groups are. fleet: of the URL. native: whether the brokers have share groups."""
+
+    cluster: Cluster
+    fleet: str
+    native: bool
+    clock: Clock
+    _kinds: Mapping[str, str] = field(default_factory=dict)
+
+    async def check(self, groups: Collection[str], asked: Where) -> None:
+        """See that these groups can be used there. Raises: BackendError, ClientError, OSError."""
+        for standing in (await self.look(groups, asked)).values():
+            refusal = standing.refusal(asked, self.fleet)
+            if refusal is not None:
+                raise BackendError(refusal)
+            if asked == "workers" and standing.others and standing.is_in(self.fleet) is None:
+                logger.warning(
+                    "group=%s is begun in fleet %s; fleet %s has a group of this name, too. Was the fleet renamed? "
+                    "Then name it fleet=%s",
+                    standing.group,
+                    self.fleet,
+                    standing.others[0],
+                    standing.others[0],
+                )
+
+    async def left_for_brokers(self) -> bool:
+        """Whether groups were moved from the fleet to the brokers, and the fleet has none any more.
+
+        Raises: ClientError, OSError.
+        """
+        kafka, admin = self._opened()
+        try:
+            marks = (await read_marks(admin)).values()
+            if not any(mark.place == "native" and mark.fleet == self.fleet for mark in marks):
+                return False
+            return not await self._known(kafka, self.fleet, None)
+        finally:
+            await admin.close()
+            await kafka.close()
+
+    async def look(self, groups: Collection[str], asked: Where | None = None) -> Mapping[str, Standing]:
+        """What there is of each group. asked: what cannot matter for that place is not looked for.
+
+        Raises: ClientError, OSError.
+        """
+        if not groups:
+            return {}
+        kafka, admin = self._opened()
+        try:
+            marks = await read_marks(admin)
+            await self._list(kafka)
+            unmarked = [group for group in groups if group not in marks]
+            shares = {group for group in unmarked if self._kinds.get(group) == "share"}
+            consumers = set() if asked == "native" else await self._committed(admin, unmarked)
+            found = await self._in_fleets(kafka, unmarked, shares, asked)
+            return {
+                group: Standing(
+                    group=group,
+                    mark=marks.get(group),
+                    brokers=group in shares,
+                    fleet=group in found.get(self.fleet, ()),
+                    others=tuple(name for name, known in found.items() if name != self.fleet and group in known),
+                    consumer=group in consumers,
+                )
+                for group in groups
+            }
+        finally:
+            await admin.close()
+            await kafka.close()
+
+    def _opened(self) -> tuple[ClusterConnection, ShareAdmin]:
+        async def connect() -> ClusterConnection:
+            return self.cluster.connect("flowshare-places")
+
+        return self.cluster.connect("flowshare-places"), ShareAdmin(connect, clock=self.clock, client_id="places")
+
+    async def _list(self, kafka: ClusterConnection) -> None:
+        answer = await kafka.send(ListGroupsRequest())
+        kinds = {}
+        for group in answer.groups:
+            kind = group.type.lower() or "classic"
+            kinds[group.group_id] = kind if kind != "share" or self.native else "classic"
+        self._kinds = kinds
+
+    async def _committed(self, admin: ShareAdmin, groups: Collection[str]) -> set[str]:
+        found = set()
+        for group in groups:
+            if self._kinds.get(group) in CONSUMER_KINDS:
+                try:
+                    offsets = await admin.committed_offsets(group)
+                except ServerError as error:
+                    if error.code not in FORBIDDEN:
+                        raise
+                    continue
+                if any(part.offset >= 0 for part in offsets):
+                    found.add(group)
+        return found
+
+    async def _in_fleets(
+        self, kafka: ClusterConnection, groups: Collection[str], shares: set[str], asked: Where | None
+    ) -> dict[str, frozenset[str]]:
+        """Fleet -> those of the groups that it has: its own fleet first, others only for who is nowhere yet."""
+        if not await has_state(kafka, self.fleet):
+            own: frozenset[str] = frozenset()
+        elif asked == "workers":  # what nobody else has is the fleet's, old or new
+            own = await self._known(kafka, self.fleet, [group for group in groups if group in self._kinds])
+            groups = ()
+        else:
+            own = await self._known(kafka, self.fleet, groups)
+        found = {self.fleet: own}
+        new = set(groups) - shares - own
+        if not new or asked is None:
+            return found
+        for name in await fleets_of(kafka):
+            if name != self.fleet:
+                found[name] = await self._known(kafka, name, new)
+        return found
+
+    async def _known(self, kafka: ClusterConnection, fleet: str, groups: Collection[str] | None) -> frozenset[str]:
+        """Raises: BackendError (the own fleet's state cannot be read now), ClientError, OSError."""
+        try:
+            return await known_groups(kafka, fleet, groups, clock=self.clock)
+        except (ServerError, LogError) as error:
+            if not _forbidden(error) and fleet == self.fleet:
+                raise BackendError(
+                    f"it cannot be seen which groups the fleet {fleet} has ({error}): see that the brokers of "
+                    f"{state_topic(fleet)} are well, then start again"
+                ) from error
+            logger.info("the state of fleet %s cannot be read, it counts as empty: %s", fleet, error)
+            return frozenset()
+
+
+def _forbidden(error: BaseException) -> bool:
+    """Whether this login may not read it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ServerError):
+        cause = cause.__cause__
+    return cause is not None and cause.code in FORBIDDEN
+
+
+async def has_state(kafka: ClusterConnection, fleet: str) -> bool:
+    """Whether the fleet has a state topic. Raises: ClientError, OSError."""
+    try:
+        return bool(await slots_of(kafka, fleet))
+    except ServerError as error:
+        if error.code not in FORBIDDEN:
+            raise
+        return False
