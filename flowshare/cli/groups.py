@@ -47,6 +47,7 @@ def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
 @broker_options
 def describe(group: str, as_json: bool, broker: str | None, app_path: str | None) -> None:
     """Show a group's state, members and position in each share-partition."""
+    from flowshare.cli.lag_table import spoken
     from flowshare.cli.output import emit_json, show
     from flowshare.cli.session import run_on_groups
 
@@ -58,7 +59,13 @@ def describe(group: str, as_json: bool, broker: str | None, app_path: str | None
         f"group {group}: {facts['state']}, {len(facts['members'])} members, "
         f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}{_controls(facts)}"
     )
-    show(facts["offsets"], _OFFSETS, as_json=False, empty="the group has no position yet", right=tuple(_OFFSETS)[1:])
+    show(
+        [spoken(row) for row in facts["offsets"]],
+        _OFFSETS,
+        as_json=False,
+        empty="the group has no position yet",
+        right=tuple(_OFFSETS)[1:],
+    )
 
 
 @groups.command("members")
@@ -254,6 +261,7 @@ def _controls(facts: dict[str, Any]) -> str:
 
 async def _describe(session: Session, group: str) -> dict[str, Any]:
     from flowshare.agents import lag
+    from flowshare.cli.lag_table import known
     from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
 
     # Kafka's brokers have none of the settings that are shown here, and may ask for a right of its own to tell.
@@ -282,7 +290,7 @@ async def _describe(session: Session, group: str) -> dict[str, Any]:
             }
             for one in found.members
         ],
-        "offsets": [lag.row(group, part, now_ms) for part in offsets],
+        "offsets": [known(lag.row(group, part, now_ms)) for part in offsets],
     }
 
 

@@ -60,9 +60,9 @@ def lag(
 
 
 class _Source:
-    """Numbers over one connection for as long as somebody else leads the path.
+    """Numbers over one connection for as long as somebody else leads the groups.
 
-    Otherwise the path is opened and let go of for each look: a worker may come.
+    Otherwise the path is opened, or the fleet led, and let go of for each look: a worker may come.
     """
 
     def __init__(self, url: str, addresses: tuple[str, ...] = ()) -> None:
@@ -105,11 +105,8 @@ class _Source:
 
     @property
     def leads(self) -> bool:
-        """Whether this process has an embedded path to itself."""
-        from flowshare.backend.embedded import EmbeddedBackend
-
-        backend = None if self._session is None else self._session.backend
-        return isinstance(backend, EmbeddedBackend) and backend.leading
+        """Whether this process stands in for workers, of which none runs."""
+        return self._session is not None and self._session.leads
 
     async def close(self) -> None:
         """Let go of what is open."""
@@ -123,7 +120,7 @@ class _Source:
 
         if self._session is None or self._facts is None:
             self._open = contextlib.AsyncExitStack()
-            self._session = await self._open.enter_async_context(open_session(self._url))
+            self._session = await self._open.enter_async_context(open_session(self._url, groups=True))
             self._facts = Facts(self._session.admin)
         return self._session, self._facts
 
@@ -170,7 +167,7 @@ async def _watch(source: _Source, view: View, interval: float) -> None:
 
 
 async def _rest(source: _Source, interval: float, clock: Clock) -> None:
-    """Wait for the next round, and keep no path that this process came to lead: a worker may want it."""
+    """Wait for the next round, and keep nothing that this process came to lead: a worker may want it."""
     until = clock.monotonic() + interval
     while (left := until - clock.monotonic()) > 0:
         await clock.sleep(min(left, _LOOK_S))

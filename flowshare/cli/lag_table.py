@@ -40,6 +40,8 @@ _PARTITIONS: Final = {
     "retention_left": "retention in",
 }
 _RATES: Final = ("arrival_rate", "rate", "redelivery_rate")
+_POSITIONS: Final = ("start_offset", "backlog")
+NOT_KNOWN: Final = "not known yet"
 _SHOWN: Final = ("oldest", "retention_left")
 """Columns that are there for people; programs get seconds."""
 
@@ -68,6 +70,7 @@ class View:
             rows = [
                 {**row, "needed_workers": needed.get((row["group"], row["topic"]))} for row in by_topic(rows, rates)
             ]
+        rows = [known(row) for row in rows]
         for row in rows:
             row |= {"oldest": age(row["oldest_age_s"]), "retention_left": _retention(row)}
         return sorted(rows, key=lambda row: (row["group"], row["topic"], row.get("partition", 0)))
@@ -75,7 +78,7 @@ class View:
     def cells(self, rows: Rows) -> Rows:
         """The rows for people."""
         return [
-            {**row, **{name: _per_second(row[name]) for name in _RATES if name in row and name in self.columns}}
+            {**spoken(row), **{name: _per_second(row[name]) for name in _RATES if name in row and name in self.columns}}
             for row in rows
         ]
 
@@ -110,6 +113,16 @@ class View:
         if before is None or now <= before[0]:
             return None
         return max(0.0, float(finished - before[1]) / (now - before[0]))
+
+
+def known(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with None for positions that are not known: a member has joined, and has been given nothing yet."""
+    return {**row, **{name: None for name in _POSITIONS if (row.get(name) or 0) < 0}}
+
+
+def spoken(row: dict[str, Any]) -> dict[str, Any]:
+    """A `known` row for people."""
+    return {**row, **{name: NOT_KNOWN for name in _POSITIONS if name in row and row[name] is None}}
 
 
 def screen(view: View) -> Any:

@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from flowshare.backend.fleet import WorkersBackend
     from flowshare.backend.url import BrokerUrl
 
+SETTLED_S: Final = 30.0
+LOOK_S: Final = 0.02
 LISTEN: Final = "127.0.0.1:0"
 OF_WORKERS: Final = ("advertise", "state_dir")
 
@@ -25,6 +28,30 @@ async def is_led(url: BrokerUrl) -> bool:
         return backend.led
     finally:
         await backend.close()
+
+
+async def lead_here(url: BrokerUrl, slots: int) -> WorkersBackend:
+    """Lead the fleet in this process; returns when it leads all slots. slots: that the fleet has, 0: it is a new one.
+
+    Raises: BackendError.
+    """
+    from flowshare.backend.base import BackendError
+    from flowshare.backend.fleet import WorkersBackend
+    from flowshare.clock import LoopClock
+
+    clock = LoopClock()
+    backend = WorkersBackend(led_here(url, slots), clock=clock, lead=True)
+    await backend.start()
+    until_s = clock.monotonic() + SETTLED_S
+    while backend.worker is not None and not backend.worker.settled:
+        if clock.monotonic() > until_s:
+            await backend.close()
+            raise BackendError(
+                f"the slots of the fleet {backend.fleet} could not all be claimed within {SETTLED_S:g} s: see whether "
+                "the brokers of its state topic are well"
+            )
+        await clock.sleep(LOOK_S)
+    return backend
 
 
 async def slots_of(url: BrokerUrl) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.cli.errors import Failure
-from flowshare.cli.leading import is_led, led_here, slots_of
+from flowshare.cli.leading import is_led, lead_here, slots_of
 from flowshare.cli.options import broker_options, broker_url, json_option
 
 if TYPE_CHECKING:
@@ -168,11 +168,11 @@ async def _opened(url: BrokerUrl, slots: int) -> AsyncIterator[tuple[ShareAdmin,
     from flowshare.client.admin import ShareAdmin
     from flowshare.clock import LoopClock
 
-    lead = url.share == "workers" and not await is_led(url)
-    if lead:
-        url = led_here(url, slots)
-    backend = open_backend(url, lead=lead)
-    await backend.start()
+    if url.share == "workers" and not await is_led(url):
+        backend: Backend = await lead_here(url, slots)
+    else:
+        backend = open_backend(url)
+        await backend.start()
     admin = ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=LoopClock())
     try:
         yield admin, backend

@@ -38,6 +38,16 @@ class Session:
         return bool(getattr(getattr(self.backend, "chosen", self.backend), "led", True))
 
     @property
+    def leads(self) -> bool:
+        """Whether this process has an embedded path to itself, or leads a fleet of which no worker runs."""
+        from flowshare.backend.embedded import EmbeddedBackend
+
+        backend = getattr(self.backend, "chosen", self.backend)
+        if isinstance(backend, EmbeddedBackend):
+            return backend.leading
+        return getattr(backend, "worker", None) is not None
+
+    @property
     def producer(self) -> RecordProducer:
         """A producer on this log."""
         if self._producer is None:
@@ -91,9 +101,9 @@ async def _led(backend: Backend, url: str, *, create: bool) -> Backend:
     if getattr(getattr(backend, "chosen", backend), "led", True):
         return backend
     await backend.close()
-    from flowshare.backend import open_backend, parse_broker
+    from flowshare.backend import parse_broker
     from flowshare.backend.fleet_options import fleet_of
-    from flowshare.cli.leading import led_here, slots_of
+    from flowshare.cli.leading import lead_here, slots_of
 
     broker = parse_broker(url)
     slots = await slots_of(broker)
@@ -101,9 +111,7 @@ async def _led(backend: Backend, url: str, *, create: bool) -> Backend:
         raise Failure(
             f"the fleet {fleet_of(broker)} has no state on {broker} yet; a worker makes it, or name another one"
         )
-    led = open_backend(led_here(broker, slots), lead=True)
-    await led.start()
-    return led
+    return await lead_here(broker, slots)
 
 
 def run(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False, groups: bool = False) -> T:

@@ -160,6 +160,11 @@ class SlotKeeper:
         """Slots that are led and taken up."""
         return frozenset(self._served)
 
+    @property
+    def settled(self) -> bool:
+        """Whether it serves all slots that it was chosen for."""
+        return self._sure() and self._mine() <= self.served
+
     def claims(self) -> Mapping[int, int]:
         """Epochs of the slots claimed here, for the slot group."""
         return {number: slot.epoch for number, slot in self.led.items()}

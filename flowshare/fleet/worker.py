@@ -196,6 +196,11 @@ class FleetWorker:
         """Slots that this worker leads and serves."""
         return self._keeper.served
 
+    @property
+    def settled(self) -> bool:
+        """Whether it serves all slots that it was chosen for: before that, lists of groups lack some."""
+        return self._keeper.settled
+
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of what is led here."""
         keeper = self._keeper

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
 import pytest
 
+from flowshare.backend import open_backend
 from flowshare.backend.url import parse_broker
 from flowshare.cli import main
 from flowshare.cli.leading import led_here
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.member import ShareMember
+from flowshare.clock import LoopClock
 
 
 def test_a_command_leads_on_this_machine_only_and_with_the_slots_that_the_fleet_has() -> None:
@@ -27,8 +35,18 @@ def test_it_keeps_the_listeners_security_and_without_one_needs_none() -> None:
     assert led_here(command, 0).options == {"share": "workers", "listen": "127.0.0.1:0"}
 
 
+async def place(url: str, group: str, topic: str) -> None:
+    """A worker sets a group up and ends."""
+    backend = open_backend(f"{url}&listen=127.0.0.1:0", lead=True)
+    await backend.start()
+    admin = ShareAdmin(lambda: backend.connect("t"), clock=LoopClock())
+    await admin.place_group(group, {(topic, 0): 0})
+    await admin.close()
+    await backend.close()
+
+
 @pytest.mark.java
-def test_groups_are_looked_after_while_no_worker_runs(kafka, unique, capsys) -> None:
+def test_groups_and_their_lag_are_looked_after_while_no_worker_runs(kafka, unique, capsys) -> None:
     url = f"kafka://{kafka.addresses[0]}?share=workers&slots=2&fleet={unique('shop')}"
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -45,3 +63,53 @@ def test_groups_are_looked_after_while_no_worker_runs(kafka, unique, capsys) -> 
     assert run("groups", "seed", "jobs", "--from-consumer-group", "none", "--execute")[0] == 1  # it made the fleet
     assert run("groups", "config", "jobs", "share.auto.offset.reset=earliest")[0] == 0
     assert run("groups", "ls") == (0, "", "there are no share groups\n")
+
+    group = unique("pay")
+    asyncio.run(place(url, group, topic))
+    assert group in run("groups", "ls")[1]
+    code, out, err = run("lag", "--json")
+    assert code == 0, err
+    [row] = json.loads(out)
+    assert (row["group"], row["topic"], row["backlog"]) == (group, topic, 1)
+
+
+async def joined(url: str, group: str, topic: str, look: Callable[[], Awaitable[None]]) -> None:
+    """Look while a member of the group is there that has fetched nothing."""
+    backend = open_backend(url)
+    await backend.start()
+    member = ShareMember(lambda: backend.connect("m"), group_id=group, topics=[topic], clock=LoopClock())
+    await member.start()
+    async with asyncio.timeout(30):
+        while not member.assignment:  # noqa: ASYNC110 - the member tells nobody
+            await asyncio.sleep(0.05)
+    await look()
+    await member.close()
+    await backend.close()
+
+
+@pytest.mark.java
+def test_what_brokers_do_not_know_yet_is_said_in_words(kafka, unique, capsys) -> None:
+    url = f"kafka://{kafka.addresses[0]}?share=native"
+    group, topic = unique("pay"), unique("orders")
+
+    def run(*words: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main([*words, "--broker", url])
+        out, err = capsys.readouterr()
+        assert not stop.value.code, err
+        return str(out)
+
+    run("topics", "create", topic)
+    shown = []
+
+    async def look() -> None:
+        for words in (("lag", "--group", group), ("lag", "--group", group, "--json"), ("groups", "describe", group)):
+            shown.append(await asyncio.to_thread(run, *words))
+
+    asyncio.run(joined(url, group, topic, look))
+
+    table, rows, described = shown
+    assert "not known yet" in table
+    assert [row["backlog"] for row in json.loads(rows)] == [None]
+    assert described.count("not known yet") == 2
+    assert "-1" not in (table + described).replace(group, "").replace(topic, "")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from flowshare.cli.errors import Failure, explain
+from flowshare.cli.lag_table import known, spoken
 from flowshare.cli.output import age, cell, show
 from flowshare.share.errors import InvalidConfig
 
@@ -63,3 +64,16 @@ def test_own_errors_speak_for_themselves_and_others_name_debug():
     assert explain(InvalidConfig("no setting 'x'")) == "no setting 'x'"
     assert explain(ExceptionGroup("several", [InvalidConfig("one")])) == "one"
     assert explain(KeyError("a\nb")) == "KeyError: 'a\\nb' (--debug shows where)"
+
+
+def test_positions_that_are_not_known_are_words_for_people_and_null_for_programs():
+    row = {"group": "g", "start_offset": -1, "backlog": -1, "in_flight": None}
+
+    assert known(row) == {"group": "g", "start_offset": None, "backlog": None, "in_flight": None}
+    assert spoken(known(row)) == {
+        "group": "g",
+        "start_offset": "not known yet",
+        "backlog": "not known yet",
+        "in_flight": None,
+    }
+    assert spoken(known({"backlog": 0, "start_offset": 5})) == {"backlog": 0, "start_offset": 5}
