@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from flowshare.agents.signals import stop_signals
+
 SCAN_INTERVAL_S: Final = 0.5
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
 _FILES_MAX: Final = 20_000
@@ -60,7 +62,7 @@ class _Reloader:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

@@ -5,8 +5,8 @@ its own, so that neither a blocked handler loop nor a busy service loop keeps a 
 the GIL delays it. The numbers are passed on to whoever had the wakeup descriptor before (uvloop's main loop does), so
 that handlers which an application adds to its loop go on working.
 
-First SIGTERM or SIGINT: `on_stop`. A Ctrl-C after that: `on_second`, which ends the process; further SIGTERMs change
-nothing (supervisors repeat them). SIGUSR1: `on_show`.
+First SIGTERM, SIGINT or SIGHUP (a terminal that is closed): `on_stop`. A Ctrl-C after that: `on_second`, which ends
+the process; further SIGTERMs change nothing (supervisors repeat them). SIGUSR1: `on_show`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from flowshare.clock import Clock
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHOW_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 EXIT_INTERRUPTED: Final = 130
 """Exit code of a process ended by the second Ctrl-C (shell convention: 128 + SIGINT)."""
 _SAME_EVENT_S: Final = 0.5
 """A parent that passes on SIGTERM and a terminal that sends SIGINT to all may mean one Ctrl-C."""
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals by which this process is told to stop in order: without SIGHUP where whoever started it had that
+    ignored (nohup)."""
+    return tuple(one for one in STOP_SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN)
 
 
 class Signals:
@@ -60,7 +66,7 @@ class Signals:
 
     def install(self) -> None:
         """Take the signals. Raises: ValueError when not on the main thread."""
-        for number in (*STOP_SIGNALS, *((SHOW_SIGNAL,) if SHOW_SIGNAL else ())):
+        for number in (*stop_signals(), *((SHOW_SIGNAL,) if SHOW_SIGNAL else ())):
             self._previous[number] = signal.signal(number, self._in_main)
         self.claim()
         self._thread.start()

@@ -12,6 +12,10 @@ SUPERVISOR_PID: Final = "FLOWSHARE_SUPERVISOR_PID"
 WORKER_NUMBER: Final = "FLOWSHARE_WORKER_NUMBER"
 """Environment variable with the worker's number, 1 to N; it is the same after a restart."""
 READY_FD: Final = "FLOWSHARE_READY_FD"
+REFUSED: Final = "refused: "
+"""How the word begins that a worker gives its supervisor instead of an address when it cannot start."""
+WHY_MAX: Final = 500
+"""Characters of why."""
 """Environment variable with the descriptor on which a worker tells, once, where its health pages are."""
 PATIENCE_S: Final = 0.75
 """How long a worker leaves an embedded path that nobody leads to its supervisor, which runs no handlers."""
@@ -36,11 +40,20 @@ def worker_number() -> int | None:
 
 def report_ready(address: str) -> None:
     """Tell the supervisor that this worker runs, and `host:port` of its health pages (or an empty text)."""
+    _report(address)
+
+
+def report_refused(why: str) -> None:
+    """Tell the supervisor why this worker cannot start; harmless once it has started."""
+    _report(f"{REFUSED}{why[:WHY_MAX]}")
+
+
+def _report(text: str) -> None:
     descriptor = os.environ.pop(READY_FD, "")
     if not descriptor.isdecimal():
         return
     try:
-        os.write(int(descriptor), f"{address}\n".encode())
+        os.write(int(descriptor), f"{text}\n".encode(errors="replace"))
         os.close(int(descriptor))
     except OSError:
         return  # the supervisor is gone

@@ -2,8 +2,8 @@
 
 The supervisor holds the embedded path and leads its share-partitions, so that no handler, whatever it does to its own
 process, can stall the fleet; on other brokers it only supervises. A worker that ends is started again, after a pause
-that doubles while it keeps ending. On SIGTERM or Ctrl-C all workers drain; one that does not is killed. A worker whose
-supervisor is gone drains and ends by itself (`supervised.py`), so that a restarted supervisor finds no strangers.
+that doubles while it keeps ending. On SIGTERM, SIGHUP or Ctrl-C all workers drain; one that does not is killed. One
+whose supervisor is gone drains and ends by itself (`supervised.py`), so that a restarted supervisor finds no strangers.
 
 A place is a worker's number with the task that keeps a process there:
 
@@ -13,6 +13,9 @@ A place is a worker's number with the task that keeps a process there:
     stop            all → leaving
 
 so `resize` holds for places that are kept, and while old ones still drain there may be more processes than that.
+
+A worker that ends never ends another one. Only where no worker has ever said that it runs, and each has said that it
+cannot (its module is not imported, the app is refused), is there nothing to look after, and the supervisor ends, too.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ import contextlib
 import itertools
 import logging
 import os
+import select
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.service import new_loop
-from flowshare.agents.supervised import READY_FD, SUPERVISOR_PID, WORKER_NUMBER
+from flowshare.agents.signals import stop_signals
+from flowshare.agents.supervised import READY_FD, REFUSED, SUPERVISOR_PID, WHY_MAX, WORKER_NUMBER
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -42,9 +47,10 @@ PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 SETTLED_S: Final = 10.0
 """A worker that ran this long was started well: its next pause is the first one again."""
+SAID_MAX: Final = 4 * (WHY_MAX + len(REFUSED))
+"""Bytes of a worker's word."""
 KILL_AFTER_S: Final = 10.0
 """How long after its drain time a worker is killed; by itself it ends 9 s after it at the latest."""
-_STOP: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ def run_supervisor(
     options: SupervisorOptions,
     beside: Callable[[Supervisor], Awaitable[None]] | None = None,
 ) -> int:
-    """Lead `backend` (None: nothing to lead) and run the workers until SIGTERM, SIGINT or a start that fails.
+    """Lead `backend` (None: nothing to lead) and run the workers until SIGTERM, SIGHUP, SIGINT or a start that fails.
 
     beside: what runs as long as the supervisor does, and may resize it.
     Returns the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, and
@@ -103,11 +109,16 @@ class Supervisor:
         self._clock = clock
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._settled = False
+        self._going = False
+        """Whether any worker ever said that it runs."""
+        self._refused: dict[int, str] = {}
+        """Why workers could not start when they tried last, by number."""
         self._failed_start: int | None = None
         self._codes: dict[int, int] = {}
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._ready: dict[int, str] = {}
+        self._down: dict[int, str] = {}
+        """Why a worker does not run, in words."""
         self._places: dict[int, _Place] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -156,8 +167,8 @@ class Supervisor:
 
     async def run(self, beside: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
         """Run to the end; returns the exit code (see `run_supervisor`)."""
-        loop = asyncio.get_running_loop()
-        for stopping in _STOP:
+        loop, stops = asyncio.get_running_loop(), stop_signals()
+        for stopping in stops:
             loop.add_signal_handler(stopping, self.stop, stopping)
         loop.add_signal_handler(signal.SIGUSR1, self._pass_on, signal.SIGUSR1)
         try:
@@ -169,7 +180,7 @@ class Supervisor:
                     group.create_task(self._beside(beside), name="beside the supervisor")
         finally:
             self._group = None
-            for taken in (*_STOP, signal.SIGUSR1):
+            for taken in (*stops, signal.SIGUSR1):
                 loop.remove_signal_handler(taken)
         return self._verdict()
 
@@ -217,16 +228,30 @@ class Supervisor:
                 self._codes[number] = 0 if code == -signal.SIGTERM else code  # that one had not begun yet
                 return
             if lived_s >= SETTLED_S:
-                self._settled = True
                 pause_s = PAUSE_FIRST_S
-            elif code > 0 and not self._settled:
-                logger.error("worker %d ended with code %d before any worker got going; stopping", number, code)
+            why = self._refused.get(number)
+            if why is not None and not self._going and self._refused.keys() >= set(self._kept):
+                logger.error("no worker can start, so the supervisor ends: %s", why)
                 self._failed_start = code
                 self.stop()
                 return
-            logger.warning("worker %d ended (%s) after %.1f s; again in %.1f s", number, _how(code), lived_s, pause_s)
+            what = f"ended ({_how(code)})" if why is None else f"cannot start: {why}"
+            self._down[number] = f"worker {number} {what}"
+            logger.warning(
+                "worker %d %s after %.1f s; again in %.1f s, others that run: %d",
+                number,
+                what if why is None else f"cannot start ({why})",
+                lived_s,
+                pause_s,
+                len(self._ready),
+            )
             await self._within(leaving.wait, pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    def problems(self) -> tuple[str, ...]:
+        """Why not all workers that are to run do, one line each."""
+        down = [self._down.get(number, f"worker {number} starts") for number in self._kept if number not in self._ready]
+        return tuple(down)
 
     async def _run_once(self, number: int, leaving: asyncio.Event) -> int:
         """Start one worker and wait for its end, which `leaving` brings about; its exit code."""
@@ -247,6 +272,7 @@ class Supervisor:
         finally:
             os.close(writer)
         self._running[number] = process
+        self._refused.pop(number, None)
         loop = asyncio.get_running_loop()
         loop.add_reader(reader, self._hear, number, reader)
         logger.info("worker %d is process %d", number, process.pid)
@@ -263,18 +289,25 @@ class Supervisor:
             if not ended.done():  # the supervisor itself was given up: nobody would be there to end the worker
                 _signal(process, signal.SIGKILL)
                 await asyncio.shield(ended)
+            if loop.remove_reader(reader):
+                self._hear(number, reader)  # a word that it said just before its end
             del self._running[number]
             self._ready.pop(number, None)
-            loop.remove_reader(reader)
             os.close(reader)
 
     def _hear(self, number: int, reader: int) -> None:
         """A worker says where its health pages are, or closes its end."""
         asyncio.get_running_loop().remove_reader(reader)
-        said = os.read(reader, 256)
-        if not said or number not in self._running:
+        raw = os.read(reader, SAID_MAX) if _readable(reader) else b""
+        if not raw or number not in self._running:  # its end was closed without a word
             return
-        self._ready[number] = said.decode(errors="replace").strip()
+        said = raw.decode(errors="replace").strip()
+        if said.startswith(REFUSED):
+            self._refused[number] = said.removeprefix(REFUSED)
+            return
+        self._going = True
+        self._down.pop(number, None)
+        self._ready[number] = said
         if self._ready.keys() >= set(self._kept):
             pages = ", ".join(f"{one} http://{address}" for one, address in sorted(self._ready.items()) if address)
             logger.info("all %d workers are ready; health and metrics: %s", self.size, pages or "none")
@@ -303,6 +336,11 @@ class Supervisor:
             await self._clock.wait_for(wait(), limit_s)
         except TimeoutError:
             return
+
+
+def _readable(reader: int) -> bool:
+    """Whether something is there: a worker's word, or its end."""
+    return bool(select.select([reader], [], [], 0)[0])
 
 
 def _how(code: int) -> str:

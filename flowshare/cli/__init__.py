@@ -73,6 +73,13 @@ def cli() -> None:
     """
 
 
+def _tell_supervisor(why: str) -> None:
+    """A worker of a supervisor's that cannot start says why there, too."""
+    from flowshare.agents.supervised import report_refused
+
+    report_refused(why)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     problem = refusal()
@@ -92,6 +99,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         error.show()
+        _tell_supervisor(error.format_message())
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
@@ -100,5 +108,6 @@ def main(argv: list[str] | None = None) -> None:
         if debug:
             raise
         click.echo(f"flowshare: {explain(error)}", err=True)
+        _tell_supervisor(explain(error))
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

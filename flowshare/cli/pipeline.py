@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -46,8 +45,8 @@ def pipeline(
 ) -> int:
     """Run an app's pipelines (or those named) on Spark.
 
-    A query that fails is started again from its checkpoint, with growing pauses. Ctrl-C or SIGTERM: batches under way
-    are finished, and what was acquired beyond them is given back. Exit code 0: ended in order; 1: a failure.
+    A query that fails is started again from its checkpoint, with growing pauses. Ctrl-C, SIGTERM or SIGHUP: batches
+    under way are finished, and what was acquired beyond them is given back. Exit code 0: ended in order; 1: a failure.
 
     On an embedded path, or with share="workers", this process leads share-partitions while it runs.
     """
@@ -93,6 +92,7 @@ async def _run(
     bind: str,
 ) -> bool:
     """The broker first, as it may be out of reach and Spark takes seconds; then Spark, the pages, the pipelines."""
+    from flowshare.agents.signals import stop_signals
     from flowshare.backend import open_backend
     from flowshare.backend.base import Asked
     from flowshare.clock import LoopClock
@@ -113,7 +113,7 @@ async def _run(
             chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
         )
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, supervisor.stop)
         pages = PipelinePages(supervisor, port=port, bind=bind)
         stack.push_async_callback(pages.close)

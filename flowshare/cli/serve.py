@@ -55,8 +55,8 @@ existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 def serve(log_level: str, log_format: str, **given: Any) -> int:
     """Serve a log to Kafka clients: a broker for development, alone on its data.
 
-    Prints `listening on HOST:PORT` when it is ready. Ctrl-C or SIGTERM: connections are closed, what was confirmed is
-    on disk, exit code 0; a second Ctrl-C ends at once with 130. Exit code 1: a failure.
+    Prints `listening on HOST:PORT` when it is ready. Ctrl-C, SIGTERM or SIGHUP: connections are closed, what was
+    confirmed is on disk, exit code 0; a second Ctrl-C ends at once with 130. Exit code 1: a failure.
     """
     logs.set_up(log_level, log_format)
     options = _options(**given)
@@ -127,7 +127,7 @@ async def _serve(options: StandaloneOptions) -> None:
 
 
 def _stop_signals() -> asyncio.Event:
-    """Set at the first SIGTERM or SIGINT; a second SIGINT ends the process."""
+    """Set at the first SIGTERM, SIGHUP or SIGINT; a second SIGINT ends the process."""
     stop = asyncio.Event()
 
     def interrupted() -> None:
@@ -136,9 +136,11 @@ def _stop_signals() -> asyncio.Event:
             os._exit(EXIT_INTERRUPTED)
         stop.set()
 
+    from flowshare.agents.signals import stop_signals
+
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, interrupted)
+    for number in stop_signals():
+        loop.add_signal_handler(number, interrupted if number == signal.SIGINT else stop.set)
     return stop
 
 

@@ -57,8 +57,8 @@ def worker(
 ) -> int:
     """Run an app's share agents.
 
-    Ctrl-C or SIGTERM: handlers finish for --drain-timeout seconds, what is left is given back. A second Ctrl-C ends
-    at once. SIGUSR1 prints what is in flight. Exit code 0: drained; 3: handlers were cut off; 1: a failure.
+    Ctrl-C, SIGTERM or SIGHUP: handlers finish for --drain-timeout seconds, what is left is given back. A second Ctrl-C
+    ends at once. SIGUSR1 prints what is in flight. Exit code 0: drained; 3: handlers were cut off; 1: a failure.
 
     One process uses one core; with --procs N the supervisor runs no handler, leads share-partitions (of an embedded
     path, or as one of a fleet), starts a worker again that ended, and kills one that does not drain. With --on MASTER

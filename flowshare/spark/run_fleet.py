@@ -26,6 +26,7 @@ from flowshare.agents.capabilities import asked_of
 from flowshare.agents.loading import split_path
 from flowshare.agents.scaling import TARGET_AGE_S, ScalePolicy
 from flowshare.agents.service import new_loop
+from flowshare.agents.signals import stop_signals
 from flowshare.agents.worker import flush_output
 from flowshare.backend import open_backend
 from flowshare.client.admin import ShareAdmin
@@ -221,13 +222,14 @@ class _Run:
     @contextlib.contextmanager
     def _signals(self) -> Any:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        stops = stop_signals()
+        for number in stops:
             loop.add_signal_handler(number, self._on_stop, number)
         loop.add_signal_handler(signal.SIGUSR1, self._on_show)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            for number in (*stops, signal.SIGUSR1):
                 loop.remove_signal_handler(number)
 
     def _on_stop(self, number: signal.Signals) -> None:

@@ -65,7 +65,35 @@ FAILS = (
     NOTE
     + """
 note("up")
+os.write(int(os.environ["FLOWSHARE_READY_FD"]), b"refused: there is no module 'shop'\\n")
 sys.exit(7)
+"""
+)
+ONE_IS_BAD = (
+    NOTE
+    + """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if number == "1":
+    os.write(int(os.environ["FLOWSHARE_READY_FD"]), b"127.0.0.1:1\\n")
+    note("up")
+    while True:
+        time.sleep(0.05)
+os.write(int(os.environ["FLOWSHARE_READY_FD"]), b"refused: there is no module 'shop'\\n")
+note("bad")
+sys.exit(1)
+"""
+)
+DIES = (
+    NOTE
+    + """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+first = not (place / "died").exists()
+(place / "died").touch()
+note("up")
+if first:
+    os._exit(1)
+while True:
+    time.sleep(0.05)
 """
 )
 
@@ -263,6 +291,36 @@ async def test_what_runs_beside_a_supervisor_ends_with_it(tmp_path: Path) -> Non
 async def test_an_app_that_cannot_start_ends_the_supervisor_with_the_workers_code(tmp_path: Path) -> None:
     async with fleet(tmp_path, FAILS) as f:
         assert await f.end() == 7
+
+
+async def test_a_worker_that_cannot_start_ends_no_other_one_and_is_tried_again(tmp_path: Path, caplog) -> None:
+    async with fleet(tmp_path, ONE_IS_BAD) as f:
+        up = await f.until("up", 1)
+        await f.until("bad", 2)
+
+        assert f.supervisor.running[1] == up[0][1]
+        assert f.supervisor.problems() == ("worker 2 cannot start: there is no module 'shop'",)
+        f.supervisor.stop()
+        await f.end()
+    assert "worker 2 cannot start (there is no module 'shop') after" in caplog.text
+
+
+async def test_a_worker_that_dies_without_a_word_is_no_reason_to_end_the_others(tmp_path: Path) -> None:
+    """Its first record ended the process, before it could even say that it runs."""
+    async with fleet(tmp_path, DIES) as f:
+        await f.until("up", 3)
+
+        await f.until_running(2)
+
+
+async def test_a_terminal_that_is_closed_drains_all_workers(tmp_path: Path) -> None:
+    async with fleet(tmp_path, DRAINS) as f:
+        await f.until("up", 2)
+
+        os.kill(os.getpid(), signal.SIGHUP)
+
+        assert await f.end() == 0
+        assert len(f.journal("drained")) == 2
 
 
 async def test_a_worker_is_given_the_supervisors_arguments_without_procs() -> None:
