@@ -36,6 +36,7 @@ class PipelineOptions:
     sink: where the rows go that the function returns: `fs.Folder`, `fs.Jdbc`, `fs.Console`, `fs.Produce`, a topic,
         or a list of them. Without a sink the function is called with each micro-batch (and its number, if it takes
         two arguments), writes it itself and returns None; after a crash a batch comes again under the same number.
+        With source={"outcomes": True} it says by `flowshare.spark.settle` what became of records.
     trigger: how often a micro-batch begins, as text such as `"10 seconds"`; None: as soon as the last one has ended.
     checkpoint: folder of the query's write-ahead log; None: `<app's datadir>/pipelines/<function>`, which is below an
         embedded path's own folder, else below XDG_STATE_HOME. Whoever deletes it starts a new query: what was not

@@ -14,11 +14,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_WHERE = dict.fromkeys(("SparkMissing", "activate", "register", "session"), "flowshare.spark.session")
+_WHERE = {
+    **dict.fromkeys(("SparkMissing", "activate", "register", "session"), "flowshare.spark.session"),
+    "settle": "flowshare.spark.outcomes",
+}
 
-__all__ = ["SparkMissing", "activate", "register", "session"]
+__all__ = ["SparkMissing", "activate", "register", "session", "settle"]
 
 if TYPE_CHECKING:
+    from flowshare.spark.outcomes import settle as settle
     from flowshare.spark.session import SparkMissing as SparkMissing
     from flowshare.spark.session import activate as activate
     from flowshare.spark.session import register as register

@@ -1,7 +1,8 @@
 """How the sink's process finds the source's on the driver's machine, and gives it outcomes.
 
 Each source listens on a socket in a folder of this user's, named after its broker and group; several queries of one
-group listen side by side, and each takes the outcomes of what it holds. Nobody else can open the folder, and both
+group listen side by side, each takes the outcomes of what it holds, and tells what executors need to know to write
+dead letters. Nobody else can open the folder, and both
 sides prove that they know the key that lies in it.
 """
 
@@ -31,6 +32,8 @@ BASE_BYTES: Final = 55
 
 Deliver = Callable[[list[tuple[Any, ...]]], int]
 """Takes outcomes; returns how many records it acknowledged."""
+Tell = Callable[[], Any]
+"""Returns what sinks want to know of the source."""
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -40,13 +43,13 @@ class OutcomesLost(RuntimeError):
 
 
 class OutcomeListener:
-    """The source's end: calls `take` in a thread for what sinks hand over."""
+    """The source's end: calls `take` in a thread for what sinks hand over, and `tell` for what they ask."""
 
-    def __init__(self, broker: str, group: str, take: Deliver) -> None:
+    def __init__(self, broker: str, group: str, take: Deliver, tell: Tell) -> None:
         """Raises: OSError."""
         folder = _folder(broker, group)
         self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-        self._take = take
+        self._take, self._tell = take, tell
         self._key = _key(folder)
         self._listener = Listener(str(self._path), family="AF_UNIX", authkey=self._key)
         self._closed = threading.Event()
@@ -77,33 +80,50 @@ class OutcomeListener:
     def _answer(self, connection: Connection[Any, Any]) -> None:
         try:
             if connection.poll(ANSWER_S):
-                connection.send(self._take(connection.recv()))
+                outcomes = connection.recv()
+                connection.send(self._tell() if outcomes is None else self._take(outcomes))
         except Exception:  # the sink finds the connection closed, and its batch comes again
             logger.exception("outcomes were not taken")
 
 
 def deliver(broker: str, group: str, outcomes: Sequence[tuple[Any, ...]]) -> int:
     """Give outcomes to the sources of a group; how many records they acknowledged. Raises: OutcomesLost."""
+    taken = _call(broker, group, list(outcomes))
+    if not taken:
+        raise no_source(group)
+    return sum(taken)
+
+
+def ask(broker: str, group: str) -> list[Any]:
+    """What the sources of a group on this machine tell of themselves; none when there is none. Raises: OutcomesLost."""
+    return _call(broker, group, None)
+
+
+def no_source(group: str) -> OutcomesLost:
+    """The error that there is nobody who would take outcomes."""
+    return OutcomesLost(
+        f"no query on this machine reads group {group} with outcomes; set .option('outcomes', 'true') on its source, "
+        "or source={'outcomes': True} on the pipeline"
+    )
+
+
+def _call(broker: str, group: str, message: list[tuple[Any, ...]] | None) -> list[Any]:
+    """The answers of the group's sources."""
     folder = _folder(broker, group)
     key = _key(folder)
-    taken = asked = 0
+    answers = []
     for path in sorted(folder.glob("*.sock")):
         try:
             with Client(str(path), family="AF_UNIX", authkey=key) as connection:
-                connection.send(list(outcomes))
+                connection.send(message)
                 if not connection.poll(ANSWER_S):
                     raise OutcomesLost(f"the source of group {group} did not answer within {ANSWER_S:g} s")
-                taken += connection.recv()
-                asked += 1
+                answers.append(connection.recv())
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)  # of a process that was killed
         except (OSError, EOFError) as error:
             raise OutcomesLost(f"the source of group {group} is gone: {error}") from error
-    if not asked:
-        raise OutcomesLost(
-            f"no query on this machine reads group {group} with outcomes; set .option('outcomes', 'true') on its source"
-        )
-    return taken
+    return answers
 
 
 def _folder(broker: str, group: str) -> Path:

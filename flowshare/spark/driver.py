@@ -198,7 +198,7 @@ class Driver:
         if self._ours(offset):
             if self._options.outcomes:
                 # Some are settled already: what is left had no row.
-                refused = member.accept([piece for one in offset.ranges for piece in member.held(one)])
+                refused = member.accept([piece for pieces in member.held(offset.ranges) for piece in pieces])
                 if refused:
                     logger.warning(
                         "group %s: %d records of batch %d are not accepted, their locks were lost; they come again",
@@ -229,9 +229,8 @@ class Driver:
             if self.emptying:
                 self._ends = Ends(member.ends())
             if self._options.outcomes:
-                self._listener = OutcomeListener(
-                    self._options.broker, self._options.group, Judge(self._options, member).take
-                )
+                judge = Judge(self._options, member)
+                self._listener = OutcomeListener(self._options.broker, self._options.group, judge.take, judge.tell)
             threading.Thread(target=self._watch, name="flowshare checkpoint", daemon=True).start()
         return self._member
 

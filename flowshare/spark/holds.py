@@ -2,67 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from flowshare.spark.ranges import Range
+from flowshare.spark.ranges import Place, Range
 
 
 class Hold(NamedTuple):
     """One range. generation: number of the connection, None: an earlier process's, whatever connection is there now."""
 
+    range: Range
     lapses_s: float
     generation: int | None
 
 
 class Holds:
-    """The ranges that one member holds; they do not overlap."""
+    """The ranges that one member holds; they do not overlap.
+
+    By partition and ascending: outcomes let go of a batch record by record, which must not look at all of it each time.
+    """
 
     def __init__(self) -> None:
-        self._holds: dict[Range, Hold] = {}
+        self._holds: dict[Place, list[Hold]] = {}
+
+    def __iter__(self) -> Iterator[Hold]:
+        return (hold for holds in self._holds.values() for hold in holds)
 
     def take(self, ranges: Iterable[Range], lapses_s: float, generation: int | None) -> None:
-        """They are held from now on."""
-        self._holds.update(dict.fromkeys(ranges, Hold(lapses_s, generation)))
+        """They are held from now on; what was held of them before is so no more."""
+        for one in ranges:
+            self._replace(one, [Hold(one, lapses_s, generation)])
 
     def ranges(self) -> list[Range]:
         """All of them."""
-        return list(self._holds)
+        return [hold.range for hold in self]
 
     def parts(self, one: Range) -> list[tuple[Range, int | None]]:
         """The held parts of a range, each with its delivery and its generation."""
+        begin, end = self._window(one)
         return [
-            (held._replace(first=max(held.first, one.first), last=min(held.last, one.last)), hold.generation)
-            for held, hold in list(self._holds.items())
-            if held.place == one.place and held.first <= one.last and held.last >= one.first
+            (
+                hold.range._replace(first=max(hold.range.first, one.first), last=min(hold.range.last, one.last)),
+                hold.generation,
+            )
+            for hold in self._holds.get(one.place, [])[begin:end]
         ]
 
     def let_go(self, one: Range) -> None:
         """Hold a range no more; what is beside it within the same hold stays."""
-        for part, _ in self.parts(one):
-            held = next(
-                held for held in self._holds if held.place == part.place and held.first <= part.first <= held.last
-            )
-            hold = self._holds.pop(held)
-            if held.first < part.first:
-                self._holds[held._replace(last=part.first - 1)] = hold
-            if held.last > part.last:
-                self._holds[held._replace(first=part.last + 1)] = hold
+        self._replace(one, [])
 
     def forget(self, topic: str) -> None:
         """Hold nothing of a topic any more."""
-        for one in [one for one in self._holds if one.topic == topic]:
-            del self._holds[one]
+        self._holds = {place: holds for place, holds in self._holds.items() if place[0] != topic}
 
     def due(self, by_s: float) -> list[Range]:
         """What lapses by then."""
-        return [one for one, hold in self._holds.items() if hold.lapses_s <= by_s]
+        return [hold.range for hold in self if hold.lapses_s <= by_s]
 
     def renewed(self, one: Range, lapses_s: float) -> None:
         """Its lock was renewed; harmless when it is not held any more."""
-        if one in self._holds:
-            self._holds[one] = self._holds[one]._replace(lapses_s=lapses_s)
+        found = self._find(one)
+        if found is not None:
+            self._replace(one, [found._replace(lapses_s=lapses_s)])
 
     def lost(self, one: Range) -> bool:
         """Its lock was lost; whether it was held."""
-        return self._holds.pop(one, None) is not None
+        found = self._find(one)
+        if found is not None:
+            self._replace(one, [])
+        return found is not None
+
+    def _find(self, one: Range) -> Hold | None:
+        """The hold of exactly this range."""
+        begin, end = self._window(one)
+        return next((hold for hold in self._holds.get(one.place, [])[begin:end] if hold.range == one), None)
+
+    def _window(self, one: Range) -> tuple[int, int]:
+        """Which of the partition's holds have a part in a range: from, and behind."""
+        holds = self._holds.get(one.place, [])
+        return (
+            bisect_left(holds, one.first, key=lambda hold: hold.range.last),
+            bisect_right(holds, one.last, key=lambda hold: hold.range.first),
+        )
+
+    def _replace(self, one: Range, by: list[Hold]) -> None:
+        """Put something else in a range's place."""
+        begin, end = self._window(one)
+        holds = self._holds.setdefault(one.place, [])
+        old = holds[begin:end]
+        before = [
+            hold._replace(range=hold.range._replace(last=one.first - 1))
+            for hold in old[:1]
+            if hold.range.first < one.first
+        ]
+        behind = [
+            hold._replace(range=hold.range._replace(first=one.last + 1))
+            for hold in old[-1:]
+            if hold.range.last > one.last
+        ]
+        holds[begin:end] = [*before, *by, *behind]
+        if not holds:
+            del self._holds[one.place]

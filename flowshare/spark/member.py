@@ -19,7 +19,7 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.backend import open_backend
@@ -166,9 +166,14 @@ class GroupMember:
         """Up to about `records_max` records' ranges, waiting up to `wait_s` for the first; held from now on."""
         return self._call(self._acquire(records_max, wait_s))
 
-    def held(self, one: Range) -> list[Range]:
-        """The parts of a range that are held, each with its delivery."""
-        return [part for part, _ in self._holds.parts(one)]
+    def all_held(self) -> list[Range]:
+        """All that is held, each with its delivery."""
+        return self._call(self._look_up(self._holds.ranges))
+
+    def held(self, ranges: Iterable[Range]) -> list[list[Range]]:
+        """Of each range the parts that are held, each with its delivery."""
+        wanted = list(ranges)
+        return self._call(self._look_up(lambda: [[part for part, _ in self._holds.parts(one)] for one in wanted]))
 
     def adopt(self, ranges: Iterable[Range], topics: Mapping[str, str]) -> None:
         """Take over what an earlier process of this query held of these ranges, where the topics have these ids still:
@@ -271,6 +276,10 @@ class GroupMember:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     # --- on the loop --------------------------------------------------------------------------------------------
+
+    async def _look_up(self, look: Callable[[], T]) -> T:
+        """What is held changes on the loop only, and is looked at there."""
+        return look()
 
     async def _acquire(self, records_max: int, wait_s: float) -> list[Range]:
         await self._look()

@@ -4,6 +4,8 @@
     judged = stream.selectExpr("topic", "partition", "offset", "IF(ok, 'accept', 'release') AS outcome")
     judged.writeStream.format("flowshare").option("broker", …).option("group", …).start()
 
+In `foreachBatch` a batch's rows go elsewhere as well, and `settle` takes its outcomes.
+
 | column | |
 |---|---|
 | topic, partition, offset | the record, as the source gave it |
@@ -11,23 +13,32 @@
 | delay | seconds that a released record waits (optional; Kafka's brokers release at once) |
 | reason | why it is rejected, for its dead letter (optional) |
 
-A batch's outcomes are sent when all of its tasks have ended, by the source's process, which holds the locks. Records
-without a row are accepted when the batch is committed. After a crash records whose outcome was not confirmed come
-again: at least once.
+| when | what |
+|---|---|
+| a task has all its outcomes | it writes the dead letters of what it rejects, and waits until they are confirmed |
+| all tasks have ended | the source's process, which holds the locks, sends the outcomes |
+| the batch is committed | its records without a row are accepted |
+
+What is settled is settled once, however often its outcome is given: the first one lets go of it. After a crash records
+whose outcome was not confirmed come again: at least once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from flowshare.agents.errors import OptionError, refuse_unknown
-from flowshare.spark.agent import deliver
+from flowshare.agents.errors import OptionError, UsageError
+from flowshare.spark.agent import ask, deliver, no_source
+from flowshare.spark.rejected import Rejected, bury_rejected
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from flowshare.spark.ranges import Place
@@ -62,9 +73,24 @@ class OutcomesMessage(WriterCommitMessage):
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> OutcomeWriter:
-    """The sink of outcomes. Raises: OptionError (an option or a column that it needs is not there)."""
+    """The sink of a query's outcomes. Raises: OptionError (an option or a column that it needs is not there)."""
+    return OutcomeWriter(*_checked(options, schema))
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchOutcomeWriter:
+    """The sink of a micro-batch's outcomes, in foreachBatch. Raises: OptionError."""
+    return BatchOutcomeWriter(*_checked(options, schema))
+
+
+def _checked(options: Mapping[str, str], schema: StructType) -> tuple[str, str]:
+    """Broker and group."""
     names = schema.fieldNames()
-    refuse_unknown("a sink with an outcome column", names, (*NEEDED, *OPTIONAL))
+    for name in names:
+        if name not in (*NEEDED, *OPTIONAL):
+            raise OptionError(
+                f"a sink with an outcome column takes no column {name!r}: select {', '.join(NEEDED)}, and if need be "
+                f"{' and '.join(OPTIONAL)}"
+            )
     for name in NEEDED:
         if name not in names:
             raise OptionError(f"a sink with an outcome column needs the column {name!r}, as the source gave it")
@@ -72,28 +98,109 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> OutcomeWrit
     for name in ("broker", "group"):
         if not given.get(name):
             raise OptionError(f'a sink with an outcome column needs .option("{name}", …), the same as the source')
-    return OutcomeWriter(given["broker"], given["group"])
+    return given["broker"], given["group"]
 
 
-class OutcomeWriter(DataSourceStreamArrowWriter):
+class Outcomes:
     """Takes outcomes in the executors, and hands them to the source's process when the batch's tasks have ended."""
 
     def __init__(self, broker: str, group: str) -> None:
+        """On the driver's machine, for each batch. Raises: OutcomesLost."""
         self._broker = broker
         self._group = group
+        self._sources = ask(broker, group)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Take the rows of a task. Raises: OptionError for an outcome that is none."""
-        return OutcomesMessage(runs(row for batch in iterator for row in _rows(batch)))
+    def take(self, iterator: Iterator[pa.RecordBatch]) -> OutcomesMessage:
+        """The outcomes of a task; what it rejects has its dead letter when this returns.
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        Raises: OptionError for an outcome that is none; OutcomesLost (nobody reads the group with outcomes), LogGone,
+        ClientError, OSError: the task is tried again.
+        """
+        found = runs(row for batch in iterator for row in _rows(batch))
+        rejected = [
+            Rejected(one.place, offset, one.reason)
+            for one in found
+            if one.kind == "reject"
+            for offset in range(one.first, one.last + 1)
+        ]
+        if rejected:
+            if not self._sources:
+                raise no_source(self._group)
+            bury_rejected(self._broker, self._group, self._sources, rejected)
+        return OutcomesMessage(found)
+
+    def send(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Acknowledge. Raises: OutcomesLost when no source of this group is there: the batch fails, and comes again."""
         found = [one for message in messages if isinstance(message, OutcomesMessage) for one in message.outcomes]
         if found:
             deliver(self._broker, self._group, [tuple(one) for one in found])
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+
+class OutcomeWriter(DataSourceStreamArrowWriter):
+    """Outcomes of a streaming query."""
+
+    def __init__(self, broker: str, group: str) -> None:
+        self._outcomes = Outcomes(broker, group)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Take the rows of a task."""
+        return self._outcomes.take(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Acknowledge."""
+        self._outcomes.send(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Nothing: nothing was acknowledged."""
+
+
+class BatchOutcomeWriter(DataSourceArrowWriter):
+    """Outcomes of one micro-batch, within foreachBatch."""
+
+    def __init__(self, broker: str, group: str) -> None:
+        self._outcomes = Outcomes(broker, group)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Take the rows of a task."""
+        return self._outcomes.take(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Acknowledge."""
+        self._outcomes.send(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing: nothing was acknowledged."""
+
+
+# --- in foreachBatch ----------------------------------------------------------------------------------------------
+
+_home: ContextVar[tuple[str, str] | None] = ContextVar("flowshare_outcomes", default=None)
+"""Broker and group of the declared pipeline whose function runs."""
+
+
+@contextmanager
+def settling(broker: str, group: str) -> Iterator[None]:
+    """Within it `settle` is for this group."""
+    token = _home.set((broker, group))
+    try:
+        yield
+    finally:
+        _home.reset(token)
+
+
+def settle(judged: DataFrame, *, broker: str | None = None, group: str | None = None) -> None:
+    """Say what became of records of the micro-batch that a foreachBatch function has; return when it is confirmed.
+
+    judged: rows with the columns topic, partition, offset and outcome (accept, release or reject), and perhaps delay
+    and reason. Records without a row are accepted when the batch is committed. broker, group: as on the source, which
+    has the option outcomes; within the function of a declared pipeline they are its own.
+    Raises: UsageError (no broker or group), what Spark raises: the batch is to fail then, and its records come again.
+    """
+    own = _home.get() or (None, None)
+    broker, group = broker or own[0], group or own[1]
+    if broker is None or group is None:
+        raise UsageError("outside of a declared pipeline, settle needs the source's broker=… and group=…")
+    judged.write.format("flowshare").options(broker=broker, group=group).mode("append").save()
 
 
 def runs(rows: Iterator[Outcome]) -> list[Outcome]:

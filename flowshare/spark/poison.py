@@ -55,17 +55,18 @@ def damage(topic: str, partition: int, group: str, first: int, last: int, reason
 
 
 def letter(topic: str, partition: int, group: str, poison: Poison) -> Message:
-    """The dead letter of a record: as it was, with headers that say why and whence."""
+    """The dead letter of a record: as it was, with headers that say why and whence. A delivery of 0 is not known."""
     record = poison.record
     described = {
         "reason": clip(poison.reason, REASON_MAX),
         "topic": topic,
         "partition": str(partition),
         "offset": str(record.offset),
-        "attempts": str(poison.delivery),
         "group": group,
         "timestamp": str(record.timestamp),
     }
+    if poison.delivery:
+        described["attempts"] = str(poison.delivery)
     headers = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
     headers += [(PREFIX + name, text.encode()) for name, text in described.items()]
     return Message(record.value, record.key, tuple(headers))

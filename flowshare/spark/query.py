@@ -14,6 +14,7 @@ from flowshare.agents.send import topic_name
 from flowshare.agents.sinks import Console, Folder, Jdbc, Produce
 from flowshare.spark.claims import Files, check_claim, claim
 from flowshare.spark.jdbc import write_table
+from flowshare.spark.outcomes import settling
 from flowshare.spark.session import LOCAL_MANAGER, MANAGER, activate
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
     stream = source(pipeline, spark, broker)
     sinks = pipeline.options.sink
     if sinks is None:
-        writer = _each_batch(pipeline, stream)
+        writer = _each_batch(pipeline, stream, broker)
     else:
         rows = pipeline.fun(stream)
         if rows is None or not hasattr(rows, "writeStream"):
@@ -101,9 +102,10 @@ def _text(value: Any) -> str:
 # --- writers ------------------------------------------------------------------------------------------------------
 
 
-def _each_batch(pipeline: SharePipeline, stream: DataFrame) -> DataStreamWriter:
+def _each_batch(pipeline: SharePipeline, stream: DataFrame, broker: str) -> DataStreamWriter:
     def call(batch: DataFrame, number: int) -> None:
-        pipeline.fun(*(batch, number)[: pipeline.arguments])
+        with settling(broker, pipeline.group):
+            pipeline.fun(*(batch, number)[: pipeline.arguments])
 
     return stream.writeStream.outputMode(pipeline.options.output_mode).foreachBatch(call)
 

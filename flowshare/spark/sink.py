@@ -44,18 +44,19 @@ logger = logging.getLogger("flowshare.spark")
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
     """What `df.write` writes with. Raises: OptionError."""
-    parsed = SinkOptions.parse(options)
     if overwrite:
         raise OptionError(f'{FORMAT} adds to topics and replaces nothing: write .mode("append")')
+    if _has_outcome(schema):
+        from flowshare.spark import outcomes
+
+        return outcomes.batch_writer(options, schema)
+    parsed = SinkOptions.parse(options)
     if parsed.exactly_once or parsed.batch_header:
         name = "delivery=exactly_once" if parsed.exactly_once else "batch_header=true"
         raise OptionError(
             f"{name} takes a streaming query, whose batches have numbers: use df.writeStream (a finite source with "
             ".trigger(availableNow=True)), or leave it out"
         )
-    if _has_outcome(schema):
-        raise OptionError("a column 'outcome' tells a streaming query's share group what became of its records: "
-                          "it goes with df.writeStream only")  # fmt: skip
     return BatchWriter(parsed, Layout.of(schema, parsed))
 
 

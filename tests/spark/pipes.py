@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, TypedDict
 
 import flowshare as fs
+from flowshare.spark import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +62,17 @@ def plain(sales: DataFrame) -> DataFrame:
 def counted(batch: DataFrame, number: int) -> None:
     """How many sales each batch had."""
     batch.selectExpr("count(*) AS sales").write.mode("overwrite").json(f"{OUT}/counted/{number}")
+
+
+@app.share_pipeline(sales, source={"outcomes": True})
+def judged(batch: DataFrame, number: int) -> None:
+    """Sales of even cents, in a folder a batch; the others are rejected."""
+    even = "value.cents % 2 = 0"
+    batch.where(even).selectExpr("value.cents AS cents").write.mode("overwrite").json(f"{OUT}/judged/{number}")
+    odd = batch.where(f"NOT {even}").selectExpr(
+        "topic", "partition", "offset", "'reject' AS outcome", "'odd' AS reason"
+    )
+    settle(odd)
 
 
 @app.share_pipeline(sales, sink=fs.Console())

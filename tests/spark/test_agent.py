@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from flowshare.spark.agent import OutcomeListener, OutcomesLost, deliver
+from flowshare.spark.agent import OutcomeListener, OutcomesLost, ask, deliver
 
 BROKER = "embedded:///nowhere/outcomes"
 
@@ -16,8 +16,8 @@ BROKER = "embedded:///nowhere/outcomes"
 def listen(monkeypatch):
     made = []
 
-    def start(take, group="g"):
-        made.append(OutcomeListener(BROKER, group, take))
+    def start(take, group="g", tell=lambda: None):
+        made.append(OutcomeListener(BROKER, group, take, tell))
         return made[-1]
 
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
@@ -33,6 +33,16 @@ def test_every_source_of_the_group_is_asked_and_no_other(listen):
     listen(lambda outcomes: 1000, group="another")
 
     assert deliver(BROKER, "g", [(1,), (2,)]) == 12
+
+
+def test_every_source_of_the_group_tells_of_itself(listen):
+    before = ask(BROKER, "g")
+    listen(len, tell=lambda: "one")
+    listen(len, tell=lambda: "two")
+    listen(len, group="another", tell=lambda: "three")
+
+    assert before == []
+    assert sorted(ask(BROKER, "g")) == ["one", "two"]
 
 
 def test_without_a_source_the_error_names_the_option(listen):

@@ -144,6 +144,26 @@ def _rows(parquet, path):
     return parquet.ParquetFile(path).read().to_pylist()
 
 
+def test_a_pipeline_writes_what_is_good_and_rejects_what_is_not(tmp_path, pipes):
+    fill(tmp_path, 3000)
+    run = pipes("judged", "--once")
+    code = run.end()
+    written = [
+        json.loads(line)["cents"]
+        for path in (tmp_path / "out" / "judged").rglob("*.json")
+        for line in path.read_text().splitlines()
+    ]
+    with serving(f"embedded://{tmp_path}/broker") as broker:
+        letters = broker.read("pipes.judged.dlq")
+        backlog = broker.backlog("pipes.judged")
+
+    assert code == 0, run.seen
+    assert sorted(written) == list(range(0, 3000, 2))
+    assert sorted(json.loads(one.value)["cents"] for one in letters) == list(range(1, 3000, 2))
+    assert {dict(one.headers)["flowshare.dlq.reason"] for one in letters} == {b"odd"}
+    assert backlog == 0
+
+
 def test_a_batch_that_is_repeated_is_in_its_table_once(tmp_path, pipes):
     (driver,) = libraries("sqlite-driver", SQLITE.read_bytes()).glob("sqlite-jdbc-*.jar")
     commits = checkpoint(tmp_path, "recorded") / "commits"

@@ -206,9 +206,9 @@ def test_a_streams_output_mode_complete_is_taken():
     assert sink.stream_writer({"broker": "kafka://localhost", "topic": "t"}, schema("value"), True)
 
 
-def test_outcomes_are_for_streams():
-    with pytest.raises(OptionError, match=r"goes with df\.writeStream only"):
-        sink.batch_writer({"broker": "kafka://localhost", "topic": "t"}, schema("value", "outcome"), False)
+def test_outcomes_of_a_batch_name_their_records():
+    with pytest.raises(OptionError, match="takes no column 'value'"):
+        sink.batch_writer({"broker": "kafka://localhost", "group": "g"}, schema("value", "outcome"), False)
 
 
 def test_exactly_once_needs_a_topic_to_keep_its_ledger_under():

@@ -7,9 +7,11 @@ import pickle
 import re
 from concurrent.futures import Future
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     BinaryType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
@@ -20,10 +22,11 @@ from pyspark.sql.types import (
 
 from flowshare.agents.errors import OptionError
 from flowshare.client.errors import NotConnected
+from flowshare.spark import outcomes as sink_outcomes
 from flowshare.spark import standing
+from flowshare.spark.agent import OutcomesLost
 from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.options import SourceOptions
-from flowshare.spark.outcomes import Outcome, OutcomesMessage, OutcomeWriter
 from flowshare.spark.ranges import Offset
 from flowshare.spark.source import ShareStreamReader
 from tests.interop.servers import until
@@ -38,6 +41,17 @@ SCHEMA = StructType(
         StructField("timestamp", TimestampType()),
         StructField("timestamp_type", IntegerType()),
         StructField("delivery_count", IntegerType()),
+    ]
+)
+
+JUDGED = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("outcome", StringType()),
+        StructField("delay", DoubleType()),
+        StructField("reason", StringType()),
     ]
 )
 
@@ -253,7 +267,7 @@ def test_locks_are_renewed_while_a_batch_runs(broker, query):
     start = one.initial()
     end = one.latest(start)
     holds = one.reader._driver._member._holds
-    lapses = max(hold.lapses_s for hold in holds._holds.values())
+    lapses = max(hold.lapses_s for hold in holds)
     assert until(lambda: holds.due(lapses + 1), lambda due: not due) == []
     after = one.latest(end)
 
@@ -437,15 +451,22 @@ def test_a_broker_that_is_not_reached_is_told_and_nothing_of_the_try_is_left(mon
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def judge(broker, group, rows, outcomes):
-    """What the sink does with a batch's rows."""
-    writer = OutcomeWriter(broker.url, group)
-    found = [
-        Outcome(row["topic"], row["partition"], row["offset"], row["offset"], *outcomes[row["value"]])
-        for row in rows
-        if row["value"] in outcomes
-    ]
-    writer.commit([OutcomesMessage(found)], 0)
+def judge(broker, group, rows, outcomes, writer=sink_outcomes.stream_writer):
+    """What the sink does with a batch's rows, in two tasks; what was sent."""
+    found = [row for row in rows if row["value"] in outcomes]
+    one = writer({"broker": broker.url, "group": group}, JUDGED)
+    executor = pickle.loads(pickle.dumps(one))
+    messages = []
+    for task in (found[::2], found[1::2]):
+        columns = [[row[name] for row in task] for name in ("topic", "partition", "offset")]
+        said = [[*outcomes[row["value"]], None, None][:3] for row in task]
+        columns += [[texts[at] for texts in said] for at in range(3)]
+        types = (pa.string(), pa.int32(), pa.int64(), pa.string(), pa.float64(), pa.string())
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)], names=JUDGED.fieldNames()
+        )
+        messages.append(pickle.loads(pickle.dumps(executor.write(iter([batch])))))
+    one.commit(messages, *([0] if writer is sink_outcomes.stream_writer else []))
 
 
 def test_outcomes_settle_each_record_by_itself(broker, query):
@@ -466,8 +487,47 @@ def test_outcomes_settle_each_record_by_itself(broker, query):
 
     assert [(row["value"], row["delivery_count"]) for row in again] == [(b"1", 2)]
     assert letter.value == b"2"
-    assert dict(letter.headers)["flowshare.dlq.reason"] == b"it is a two"
+    headers = dict(letter.headers)
+    assert headers["flowshare.dlq.reason"] == b"it is a two"
+    assert headers["flowshare.dlq.attempts"] == b"1"
     assert broker.backlog(query.group) == 0
+
+
+def test_outcomes_that_are_given_twice_settle_once(broker, query):
+    one = query(outcomes="true", records_per_trigger="5000")
+    start = one.initial()
+    end = one.latest(start)
+    rows = one.rows(start, end)
+    for _ in range(2):
+        judge(broker, query.group, rows, {b"1": ("release",)}, sink_outcomes.batch_writer)
+    after = one.latest(end)
+
+    assert [(row["value"], row["delivery_count"]) for row in one.rows(end, after)] == [(b"1", 2)]
+
+
+def test_a_rejected_half_of_a_batch_has_its_dead_letters_and_is_settled(broker, query, caplog):
+    one = query(outcomes="true", records_per_trigger="5000")
+    start = one.initial()
+    end = one.latest(start)
+    odd = {value: ("reject", 0.0, "odd") for value in values() if int(value) % 2}
+    judge(broker, query.group, one.rows(start, end), odd, sink_outcomes.batch_writer)
+    left = one.reader._driver._member.all_held()
+    one.latest(end)
+
+    assert sorted(letter.value for letter in broker.read(f"{query.group}.dlq")) == sorted(odd)
+    assert sum(held.last - held.first + 1 for held in left) == 1500
+    assert broker.backlog(query.group) == 0
+    assert "came too late" not in caplog.text
+
+
+def test_a_reject_without_a_source_fails_before_anything_is_settled(broker, query):
+    one = query(records_per_trigger="5000")  # without outcomes
+    start = one.initial()
+    rows = one.rows(start, one.latest(start))
+
+    with pytest.raises(OutcomesLost, match="'outcomes', 'true'"):
+        judge(broker, query.group, rows, {b"2": ("reject",)})
+    assert len(one.reader._driver._member.all_held()) > 0
 
 
 def test_records_whose_outcome_nobody_confirmed_come_again(broker, query):

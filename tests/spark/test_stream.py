@@ -9,6 +9,8 @@ import time
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from flowshare.agents.errors import UsageError
+from flowshare.spark import settle
 from flowshare.spark.member import GroupMember
 from flowshare.spark.options import SourceOptions
 
@@ -89,9 +91,41 @@ def test_outcomes_of_a_query_settle_record_by_record(broker, unique, stream, tmp
     query = ended(writer.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start())
     rows = sum(one["numInputRows"] for one in query.recentProgress)
 
-    assert [letter.value for letter in broker.read(f"{group}.dlq")] == [b"7"]
+    (letter,) = broker.read(f"{group}.dlq")
+    assert letter.value == b"7"
+    assert dict(letter.headers)["flowshare.dlq.attempts"] == b"1"
     assert rows == 5000 + 500
     assert broker.backlog(group) == 0
+
+
+def test_a_batch_writes_its_good_rows_and_settles_the_others(spark, broker, topic, unique, stream, tmp_path):
+    group = unique("judged")
+    broker.topic(f"{group}.dlq")
+
+    def each(batch, number):
+        rows = batch.selectExpr("*", "CAST(value AS STRING) LIKE '%7' AS bad")
+        good = rows.where("NOT bad").selectExpr("CAST(value AS STRING) AS value")
+        good.write.mode("overwrite").parquet(str(tmp_path / "out" / f"batch={number}"))
+        bad = rows.where("bad").selectExpr(
+            "topic", "partition", "offset", "'reject' AS outcome", "CONCAT('it is ', CAST(value AS STRING)) AS reason"
+        )
+        settle(bad, broker=broker.url, group=group)
+
+    writer = stream(group, outcomes="true", records_per_trigger="2000").writeStream.foreachBatch(each)
+    ended(writer.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start())
+    written = sorted(int(row.value) for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    letters = {letter.value: dict(letter.headers) for letter in broker.read(f"{group}.dlq")}
+
+    assert written == [number for number in range(5000) if number % 10 != 7]
+    assert sorted(map(int, letters)) == list(range(7, 5000, 10))
+    assert letters[b"17"]["flowshare.dlq.reason"] == b"it is 17"
+    assert letters[b"17"]["flowshare.dlq.attempts"] == b"1"
+    assert broker.backlog(group) == 0
+
+
+def test_settle_says_what_it_needs_outside_of_a_pipeline():
+    with pytest.raises(UsageError, match="broker=… and group=…"):
+        settle(None, group="g")
 
 
 @on_one_machine
