@@ -26,6 +26,7 @@ from flowshare.agents.errors import UsageError
 from flowshare.agents.faust_producer import FaustProducer
 from flowshare.agents.leader import Leader
 from flowshare.agents.pipeline import SharePipeline
+from flowshare.agents.sending import SendingThread
 from flowshare.agents.settings import read_options, read_share
 from flowshare.agents.streams import DRAIN_S, Streams
 from flowshare.agents.topic import Topic
@@ -87,6 +88,8 @@ class App(faust.App):
         self._start_functions: list[Callable[..., Any]] = []
         self._drain_functions: list[Callable[..., Any]] = []
         self.has_pages = False
+        self.sending_thread = SendingThread(self)
+        """Sends for threads, where nothing runs the app (`topic.send_sync`)."""
         self.streams = Streams(self)
         """Faust's own agents, streams and tables."""
         super().__init__(id, **options)
@@ -120,8 +123,8 @@ class App(faust.App):
         """The host that runs this app. Raises: UsageError when nothing runs it."""
         if self.host is None:
             raise UsageError(
-                f"App({self.app_id!r}) does not run, so nothing can be sent: use `flowshare worker`, or "
-                "`async with app.running():` around the code"
+                f"App({self.app_id!r}) does not run, so nothing can be sent: write `async with app.sending():` around "
+                "the code, or `topic.send_sync(…)` where there is no event loop"
             )
         return self.host
 
@@ -273,18 +276,33 @@ class App(faust.App):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[App]:
-        """Run the whole app (agents, timers, pages) inside the block, on the running loop: for scripts and ASGI apps.
+        """Run the whole app (agents, timers, pages) inside the block, on the running loop: a worker within a program.
 
-        At the end the agents drain as a worker's do.
+        At the end the agents drain as a worker's do. A program that only sends writes `sending`.
         """
-        from flowshare.agents.host import Host
+        async with self._hosted(sends_only=False):
+            yield self
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[App]:
+        """Send to the app's topics inside the block, and run nothing: for scripts and web servers.
+
+        No agent handles a record here, no timer runs, and the process is no member of a group. On an embedded path that
+        nobody leads it leads the log meanwhile. What was sent is confirmed at the end.
+        """
+        async with self._hosted(sends_only=True):
+            yield self
+
+    @asynccontextmanager
+    async def _hosted(self, *, sends_only: bool) -> AsyncIterator[Host]:
+        from flowshare.agents.host import Host, HostSettings
 
         if self.host is not None:
             raise UsageError(f"App({self.app_id!r}) runs already in this process; one app runs once at a time")
-        host = Host(self)
+        host = Host(self, settings=HostSettings(sends_only=sends_only, lead=not sends_only))
         await host.start()
         try:
-            yield self
+            yield host
         finally:
             await host.drain()
             await host.stop()

@@ -74,6 +74,8 @@ class HostSettings:
     client_id: shown by `groups members`; None is the app's id.
     patience_s: how long others come first when nobody leads an embedded path.
     lead: share in leading the groups, where the workers do; False leaves it to others.
+    sends_only: the producer alone: no agents, timers or pages, no member of a group, and nothing that is led but an
+        embedded path that nobody else leads.
     linger_s: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     member_id: begins the ids of the agents' members (`pair.member_ids`), so that others can tell whose they are; None
     draws them.
@@ -86,6 +88,7 @@ class HostSettings:
     linger_s: float | None = None
     patience_s: float = 0.0
     lead: bool = True
+    sends_only: bool = False
     member_id: str | None = None
 
 
@@ -156,6 +159,11 @@ class Host:
             self.watchdog.beat_from_here()
         try:
             await self.service.call(self._start_service)
+            if self.settings.sends_only:
+                self.app.finalize()
+                self.app.host = self
+                self.state = "running"
+                return
             await self._start_app()
             if self._tuning is not None:
                 self._tuning.apply()
@@ -306,7 +314,8 @@ class Host:
         )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
         self._outbox = Outbox(self._producer, self.service.loop)
-        self._seek_lease()
+        if not self.settings.sends_only:
+            self._seek_lease()
         if self.watchdog is not None:
             self.watchdog.watch_from_here()
 
@@ -423,5 +432,5 @@ class Host:
 
 def _running(value: T | None) -> T:
     if value is None:
-        raise RuntimeError("the app does not run: use `flowshare worker`, or `async with app.running()`")
+        raise RuntimeError("the app does not run: use `flowshare worker`, or `async with app.sending()` to send")
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,41 @@ class Topic(faust.Topic):
                 )
             )
         )
+
+    def send_sync(
+        self,
+        *,
+        key: Any = None,
+        value: Any = None,
+        partition: int | None = None,
+        timestamp: float | None = None,
+        headers: Headers | None = None,
+        timeout: float = 30.0,
+    ) -> RecordMetadata:
+        """Produce one record and return where it went when it is confirmed: for code without an event loop.
+
+        From any thread, whether the app runs in this process or not. timeout: seconds, the start of the producer
+        included. Raises: UsageError on an event loop; TimeoutError; Unencodable, and what the producer raises.
+        """
+        deadline_s = time.monotonic() + timeout
+        made = self._made(key, value, partition, timestamp, headers, {})
+        host = self.app.sending_thread.host(timeout)
+        sent = host.service.submit(
+            lambda: host.producer.send(
+                made.topic,
+                made.value,
+                key=made.key,
+                headers=made.headers,
+                partition=made.partition,
+                timestamp_ms=made.timestamp_ms,
+            )
+        )
+        try:
+            return sent.result(max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            raise TimeoutError(
+                f"a record for {made.topic} was not confirmed within {timeout:g} s; it may still be written"
+            ) from None
 
     async def publish_message(self, fut: Any, wait: bool = True) -> Any:
         """Faust's inner way to send; the key and value of the message are bytes already."""
