@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -64,7 +66,9 @@ def pipeline(
         if not equals:
             raise click.UsageError(f"--conf takes KEY=VALUE, not {text!r}")
         settings[key] = value
-    good = asyncio.run(_run(app, chosen, settings, master=master, once=once, port=web_port or 0, bind=web_bind))
+    good = asyncio.run(
+        _run(app, app_path, chosen, settings, master=master, once=once, port=web_port or 0, bind=web_bind)
+    )
     return 0 if good else 1
 
 
@@ -81,8 +85,17 @@ def choose(app: App, names: Sequence[str]) -> list[SharePipeline]:
     return [app.pipelines[name] for name in dict.fromkeys(names or app.pipelines)]
 
 
+def _shipped(app_path: str, master: str, folder: Path) -> Path | None:
+    """The app as a zip, where executors do not have this machine's files. Raises: NotShipped."""
+    from flowshare.agents.loading import split_path
+    from flowshare.spark.shipping import ship
+
+    return None if master.startswith("local[") or master == "local" else ship(split_path(app_path)[0], folder)
+
+
 async def _run(
     app: App,
+    app_path: str,
     chosen: Sequence[SharePipeline],
     settings: dict[str, str | None],
     *,
@@ -109,6 +122,10 @@ async def _run(
         await backend.start()
         spark = await asyncio.to_thread(session, f"{app.app_id} pipelines", master=master, conf=settings)
         stack.enter_context(closing(spark))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowshare-app-")))
+        if (archive := _shipped(app_path, str(spark.sparkContext.master), folder)) is not None:
+            spark.sparkContext.addPyFile(str(archive))
+            logger.info("the app goes to the executors as %s, %d kB", archive.name, archive.stat().st_size >> 10)
         supervisor = PipelineSupervisor(
             chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
         )

@@ -35,7 +35,16 @@ NOTE_S: Final = 0.5
 KEPT: Final = 1000
 """Notes of queries that are kept; the oldest go."""
 
+ASYNC_PROGRESS: Final = (
+    "Asynchronous progress tracking leaves batches out of the write-ahead log, and a source whose batches are not in "
+    "it loses them at a crash: start the query without asyncProgressTrackingEnabled"
+)
+
 logger = logging.getLogger("flowshare.spark")
+
+
+class NotWritten(RuntimeError):
+    """A batch that Spark says is committed is not in the checkpoint."""
 
 
 class Checkpoint:

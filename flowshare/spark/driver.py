@@ -55,7 +55,7 @@ from flowshare.agents.limits import DELIVERIES_MAX
 from flowshare.client.errors import ClientError
 from flowshare.spark.accepts import Accepts
 from flowshare.spark.agent import OutcomeListener
-from flowshare.spark.checkpoint import find_checkpoint, local_checkpoint
+from flowshare.spark.checkpoint import ASYNC_PROGRESS, NotWritten, find_checkpoint, local_checkpoint
 from flowshare.spark.judge import Judge
 from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.passed import Passed
@@ -77,6 +77,8 @@ FULL_BATCHES: Final = 16
 
 COMMITTED_S: Final = 0.25
 """How often the checkpoint is looked at while a batch runs."""
+CHECKED: Final = 3
+"""Batches of a process that are looked for in the checkpoint."""
 CLOSE_S: Final = 5.0
 """How long a stop waits for the accept of what is committed."""
 
@@ -130,6 +132,7 @@ class Driver:
             member = self._open(begun)
             try:
                 self._restore(member)
+                self._check_written(member, begun)
                 self._committed(member, begun)
                 self._prune(member)
                 fresh = self._fresh(member, records_in(begun.ranges))
@@ -262,10 +265,25 @@ class Driver:
         """Whether the batch that was handed out last is in the commit log, and not known as that yet."""
         if self._running is None or self._running.number <= self._completed:
             return False
+        place = self._place(member)
+        return place is not None and place.committed(member.member_id) >= self._running.number
+
+    def _check_written(self, member: GroupMember, begun: Offset) -> None:
+        """See of the first batches that Spark writes them down before it goes on. Raises: NotWritten."""
+        if begun.number not in self._mine or len(self._mine) > CHECKED:
+            return
+        place = self._place(member)
+        if place is not None and place.committed(member.member_id) < begun.number:
+            raise NotWritten(
+                f"batch {begun.number} of group {self._options.group} is not in its checkpoint. {ASYNC_PROGRESS}"
+            )
+
+    def _place(self, member: GroupMember) -> Checkpoint | None:
+        """The query's checkpoint; None: it is not known, or not to be read from here."""
         if self._checkpoint is None:
             named = self._options.checkpoint
             self._checkpoint = local_checkpoint(named) if named else find_checkpoint(member.member_id)
-        return self._checkpoint is not None and self._checkpoint.committed(member.member_id) >= self._running.number
+        return self._checkpoint
 
     def _ours(self, offset: Offset) -> bool:
         """Whether a batch is to be finished, whoever acquired it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
@@ -12,6 +13,7 @@ from flowshare.agents.ddl import NoColumn, struct_fields
 from flowshare.agents.errors import UsageError
 from flowshare.agents.send import topic_name
 from flowshare.agents.sinks import Console, Folder, Jdbc, Produce
+from flowshare.spark.checkpoint import ASYNC_PROGRESS
 from flowshare.spark.claims import Files, check_claim, claim
 from flowshare.spark.jdbc import write_table
 from flowshare.spark.outcomes import settling
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 QUERY_COLUMN: Final = "flowshare_query"
 BATCH_COLUMN: Final = "flowshare_batch"
+EXECUTORS_S: Final = 10.0
+"""How long a query waits for the cluster's first executor, to know how many tasks run at a time."""
 RECORD: Final = frozenset({"key", "headers", "partition", "timestamp"})
 """Columns that say something of a produced record beside its value."""
 
@@ -38,6 +42,7 @@ logger = logging.getLogger("flowshare.spark")
 def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, once: bool) -> StreamingQuery:
     """Start a pipeline's query. once: read what is there, and end. Raises: UsageError, what Spark raises."""
     activate(spark)  # this is a thread of the supervisor's
+    check(pipeline, spark, broker)
     stream = source(pipeline, spark, broker)
     sinks = pipeline.options.sink
     if sinks is None:
@@ -63,10 +68,36 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
     return query
 
 
+def check(pipeline: SharePipeline, spark: SparkSession, broker: str) -> None:
+    """See that what is promised of the pipeline can be kept there. Raises: UsageError with what to do."""
+    master = str(spark.sparkContext.master)
+    if broker.startswith("embedded:") and not master.startswith("local"):
+        raise UsageError(
+            f"pipeline {pipeline.name}: an embedded path is one machine's, and the tasks on {master} run on others, "
+            "which cannot read it: serve it (`flowshare serve --data PATH --listen HOST:9092`) and use "
+            "kafka://HOST:9092 as the broker, or run the pipeline with --master local[N]"
+        )
+    for sink in pipeline.options.sink or ():
+        for name in getattr(sink, "options", ()):
+            if name.lower().lstrip("_").startswith("asyncprogresstracking"):
+                raise UsageError(f"pipeline {pipeline.name}: {name} is refused. {ASYNC_PROGRESS}")
+
+
+def tasks(spark: SparkSession) -> int:
+    """How many tasks the session's executors run at a time; waits a moment for the first of a cluster's. Blocks."""
+    context = spark.sparkContext
+    until_s = time.monotonic() + EXECUTORS_S
+    while not str(context.master).startswith("local") and time.monotonic() < until_s:
+        if context._jsc.sc().getExecutorMemoryStatus().size() > 1:  # noqa: SLF001 - the driver is one of them
+            break
+        time.sleep(0.1)
+    return max(1, int(context.defaultParallelism))
+
+
 def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFrame:
     """The stream of a pipeline's records; values are columns where the topic says what they are."""
     options: dict[str, str] = {"broker": broker, "group": pipeline.group, "topics": ",".join(pipeline.topics)}
-    options["checkpoint"] = checkpoint(pipeline)
+    options |= {"checkpoint": checkpoint(pipeline), "tasks": str(tasks(spark))}
     if "value" not in pipeline.options.source and pipeline.value_type not in (None, bytes):
         try:
             schema = struct_fields(pipeline.value_type)

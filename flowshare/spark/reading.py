@@ -25,6 +25,7 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -262,7 +263,10 @@ def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]
         for place, ranges in by_place(part.ranges).items()
     ]
     waiting[0].begin()
-    ids = asked.result(CALL_S)
+    try:
+        ids = asked.result(CALL_S)
+    except TimeoutError:
+        raise LogGone(_out_of_reach(part)) from None
     for one, following in zip(waiting, [*waiting[1:], None], strict=True):
         if ids.get(one.topic) != part.topics.get(one.topic):
             lose(
@@ -370,6 +374,16 @@ class Fetches:
             if one.last >= first:
                 last = one.last
         self._under_way = self._reader.fetch(self.topic, self.partition, first, last, committed=self._committed)
+
+
+def _out_of_reach(part: Part) -> str:
+    what = f"{', '.join(part.hosts)} is not reached from {socket.gethostname()} within {CALL_S:g} s"
+    if part.broker.startswith("embedded:"):
+        what += (
+            ": an embedded path is one machine's. On a cluster serve it (`flowshare serve --data PATH "
+            "--listen HOST:9092`) and use kafka://HOST:9092"
+        )
+    return what
 
 
 def lose(what: str, *, lossy: bool) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from pathlib import Path
+
 import kio.static.primitive  # noqa: F401 - pytest rewrites a module once, and not in two threads at a time
+import pyspark
 import pytest
 
+from flowshare.dev.java import java_home
+from flowshare.dev.probe import free_ports
 from flowshare.spark.session import SparkMissing, activate, session
+from tests.interop.servers import until
 from tests.kafka.fixtures import refuse
 from tests.spark.serving import KINDS, serving, url_of
 
+CLUSTER_S = 120.0
 CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -61,3 +71,32 @@ def stream(spark, broker, topic):
         return spark.readStream.format("flowshare").options(**given).load()
 
     return make
+
+
+@pytest.fixture
+def standalone(tmp_path):
+    """A standalone cluster of one machine: its `spark://…`."""
+    bin_dir = Path(pyspark.__path__[0], "bin")
+    port, *web = free_ports(3)
+    environment = {**os.environ, "JAVA_HOME": str(java_home()), "SPARK_WORKER_DIR": str(tmp_path / "work")}
+    environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    url = f"spark://127.0.0.1:{port}"
+    commands = (
+        ("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web[0])),
+        ("worker.Worker", "--host", "127.0.0.1", "--webui-port", str(web[1]), "--cores", "2", "--memory", "2g", url),
+    )
+    log = tmp_path / "standalone"
+    made = []
+    try:
+        for name, *arguments in commands:
+            with log.open("ab") as said:
+                command = [str(bin_dir / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+                made.append(
+                    subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+                )
+        assert until(log.read_text, lambda text: "Registering worker" in text, CLUSTER_S)
+        yield url
+    finally:
+        for one in made:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()

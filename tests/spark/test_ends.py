@@ -114,6 +114,18 @@ def test_a_group_that_was_reset_to_earliest_reads_all_again_though_the_checkpoin
     assert broker.backlog(group) == 0
 
 
+def test_asynchronous_progress_tracking_is_refused_by_its_name_before_a_record_can_be_lost(
+    broker, topic, stream, group, tmp_path
+):
+    broker.produce(topic, numbers(5000))
+    writer = stream(group, records_per_trigger="100").writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(tmp_path / "cp")).option("asyncProgressTrackingEnabled", "true")
+    query = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start()
+
+    with pytest.raises(Exception, match="asyncProgressTrackingEnabled"):
+        query.awaitTermination(LIMIT_S)
+
+
 def test_a_run_over_what_is_there_ends_while_somebody_goes_on_producing(broker, topic, group, seen):
     broker.produce(topic, numbers(1000))
     seen.beside = lambda: broker.produce(topic, numbers(1500)[1000:])

@@ -15,21 +15,17 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from flowshare.backend import make_producer, open_backend
 from flowshare.client.admin import ShareAdmin
 from flowshare.clock import LoopClock
-from flowshare.dev.java import java_home
-from flowshare.dev.probe import free_ports
 from flowshare.dev.processes import process
 from flowshare.spark.control import ControlServer, new_token
 from flowshare.spark.fleet import FleetOnSpark
 from flowshare.spark.jobs import SparkJobs
 from flowshare.spark.leaving import Leaving
 from flowshare.spark.task import WorkerTask
-from tests.interop.servers import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(300)]
 
@@ -247,35 +243,6 @@ def test_an_executor_that_is_killed_costs_what_it_had_in_hand_and_its_worker_com
     written = [path for folder in (tmp_path, executors) for path in folder.rglob("*") if path.is_file()]
     assert {"events", "stderr"} <= {path.name.partition("_")[0] for path in written}
     assert not [path for path in written if SECRET.encode() in path.read_bytes()]
-
-
-@pytest.fixture
-def standalone(tmp_path):
-    """A standalone cluster of one machine: its `spark://…`."""
-    bin_dir = Path(pyspark.__path__[0], "bin")
-    port, *web = free_ports(3)
-    environment = {**os.environ, "JAVA_HOME": str(java_home()), "SPARK_WORKER_DIR": str(tmp_path / "work")}
-    environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    url = f"spark://127.0.0.1:{port}"
-    commands = (
-        ("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web[0])),
-        ("worker.Worker", "--host", "127.0.0.1", "--webui-port", str(web[1]), "--cores", "2", "--memory", "2g", url),
-    )
-    log = tmp_path / "standalone"
-    made = []
-    try:
-        for name, *arguments in commands:
-            with log.open("ab") as said:
-                command = [str(bin_dir / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-                made.append(
-                    subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
-                )
-        assert until(log.read_text, lambda text: "Registering worker" in text, LIMIT_S)
-        yield url
-    finally:
-        for one in made:
-            os.killpg(one.pid, signal.SIGKILL)
-            one.wait()
 
 
 def test_a_fleet_runs_on_a_standalone_cluster(place, standalone, kafka, unique):
