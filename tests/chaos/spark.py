@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +53,12 @@ CONF = (
     "spark.driver.memory=1g",
     "spark.sql.streaming.pollingDelay=10ms",
 )
-BATCHES_A_KILL = 4
+BATCHES_A_KILL = 8
 PARTITIONS = 3
 PRODUCED = 600
 GOING_S = 90.0
+QUIET_S = 20.0
+"""How long no batch may be committed before one looks whether there is anything left."""
 END_S = 300.0
 ENDS = 3
 """How often a pipeline may run to its end: what a dead one had locked is given again when the lock is over."""
@@ -143,13 +145,19 @@ class Query:
         folder = self._folder / "data" / "pipelines" / self._plan.sink / of
         return max((int(one.name) for one in folder.glob("*") if one.name.isdigit()), default=-1)
 
-    def wait_going(self) -> None:
-        """Until it has committed a batch. Raises: AssertionError."""
+    def wait_going(self, left: Callable[[], int]) -> bool:
+        """Until it has committed a batch; False: it has nothing left to do. Raises: AssertionError."""
         before, until = self.batches("commits"), time.monotonic() + GOING_S
+        look = time.monotonic() + QUIET_S
         while self.batches("commits") == before:
+            if time.monotonic() > look:
+                look += QUIET_S
+                if left() == 0:
+                    return False
             assert time.monotonic() < until, f"no batch was committed for {GOING_S:g} s:\n{tail(self._log)}"
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{tail(self._log)}"
             time.sleep(0.01)
+        return True
 
     def kill(self, victim: str) -> None:
         """kill -9 of the `driver`, its `jvm` or `all` processes; a driver without a JVM must end by itself."""
@@ -258,7 +266,9 @@ class Run:
             for number in range(self.plan.kills):
                 if number == self.plan.kills // 2:
                     self._new_checkpoint()
-                self._fault()
+                if not self._fault():
+                    print(f"it ran out of records before fault {number + 1}", flush=True)
+                    break
             self._query.kill("all")
             left = self._to_the_end()
             left += self._new_topic()
@@ -271,8 +281,13 @@ class Run:
         for number in range(first, behind, PRODUCED):  # whole batches of the log are handed out
             broker.produce(self._topic, [b"%d" % one for one in range(number, min(number + PRODUCED, behind))])
 
+    def _left(self) -> int:
+        """How many records the group has not finished."""
+        with serving(self._url) as broker:
+            return int(broker.backlog(f"chaos-{self._topic}.{self.plan.sink}"))
+
     def _new_checkpoint(self) -> None:
-        self._query.wait_going()
+        self._query.wait_going(self._left)
         self._query.stop()
         self._query.begin_anew()
         self._query.start()
@@ -300,11 +315,13 @@ class Run:
         time.sleep(self._dice.uniform(*STALL_S))
         proxy.mend()
 
-    def _fault(self) -> None:
+    def _fault(self) -> bool:
+        """Let something happen; False: the query has nothing left to do."""
         kinds = ["driver", "jvm", "all", "python", "stop"] + (["broker", "slow", "stall"] if self._kafka else [])
         kind = self._dice.choice(kinds)
         if self._dice.random() < 0.75:
-            self._query.wait_going()
+            if not self._query.wait_going(self._left):
+                return False
             time.sleep(self._dice.uniform(0.0, 1.5))
         else:
             self.met.before += 1
@@ -312,15 +329,15 @@ class Run:
         self.met.kinds[kind] += 1
         if kind == "python":
             self._query.kill_python(self._dice)
-            return
+            return True
         if kind in ("slow", "stall"):
             self._slow(kind)
-            return
+            return True
         if kind == "broker":
             assert self._kafka is not None
             self._kafka.stop(kill=True)
             self._kafka.start()
-            return  # the query goes on by itself
+            return True  # the query goes on by itself
         if kind == "stop":
             self._query.stop()
         else:
@@ -328,14 +345,14 @@ class Run:
             self.met.under_way += self._query.batches("offsets") > self._query.batches("commits")
             self._query.kill(kind)
         self._query.start()
+        return True
 
     def _to_the_end(self) -> int:
         """How many records the group has not finished at last."""
         left = -1
         for _ in range(ENDS):
             self._query.run_to_the_end()
-            with serving(self._url) as broker:
-                left = broker.backlog(f"chaos-{self._topic}.{self.plan.sink}")
+            left = self._left()
             if left == 0:
                 break
         return left
