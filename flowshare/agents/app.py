@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
@@ -28,6 +28,7 @@ from flowshare.agents.leader import Leader
 from flowshare.agents.pipeline import SharePipeline
 from flowshare.agents.sending import SendingThread
 from flowshare.agents.settings import read_options, read_share
+from flowshare.agents.setup import group_settings
 from flowshare.agents.streams import DRAIN_S, Streams
 from flowshare.agents.topic import Topic
 
@@ -190,6 +191,11 @@ class App(faust.App):
                 raise UsageError(
                     f"agents {other.name!r} and {agent.name!r} share group {agent.group!r} and a topic: each record "
                     "would go to one of them by chance. Give them different groups."
+                )
+            if other.group == agent.group and (texts := _differences(group_settings(other), group_settings(agent))):
+                raise UsageError(
+                    f"agents {other.name!r} and {agent.name!r} share group {agent.group!r} and with it its settings, "
+                    f"but want different ones: {texts}. Give them the same options, or different groups."
                 )
 
     def middleware(self, fun: F) -> F:
@@ -392,6 +398,12 @@ class App(faust.App):
         from flowshare.agents.transport import Transport
 
         return Transport(self.conf.broker_consumer, self)
+
+
+def _differences(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> str:
+    """Settings that both agents have, and not the same, in words."""
+    names = sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
+    return ", ".join(f"{name} ({one[name]} and {other[name]})" for name in names)
 
 
 def _listed(decorator: str, topics: Iterable[Any]) -> list[Any]:

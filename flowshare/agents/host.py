@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.agents import inflight, lag
-from flowshare.agents.candidate import Candidate
 from flowshare.agents.capabilities import asked_of
 from flowshare.agents.errors import UsageError
 from flowshare.agents.garbage import Tuning
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     import random as random_module
 
     from flowshare.agents.app import App
+    from flowshare.agents.candidate import Candidate
     from flowshare.backend.base import Backend
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.producing import RecordProducer
@@ -326,8 +326,15 @@ class Host:
         if self.backend.kind == "memory":
             leader.lease.keep()  # no other process reaches it
             return
-        candidate = self._candidate = Candidate(self.app.app_id, leader.lease, connect=self._connect, clock=self.clock)
-        leader.join(lambda: loop.call_soon_threadsafe(candidate.start))
+        leader.join(lambda: loop.call_soon_threadsafe(self._be_candidate, leader.lease))
+
+    def _be_candidate(self, lease: Lease) -> None:
+        """Something asks for the lease; what most apps do without is imported then."""
+        from flowshare.agents.candidate import Candidate
+
+        if self._candidate is None and self._backend is not None:
+            self._candidate = Candidate(self.app.app_id, lease, connect=self._connect, clock=self.clock)
+            self._candidate.start()
 
     async def _connect(self) -> Any:
         return await self.backend.connect(self._client_id)

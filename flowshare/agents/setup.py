@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
     from flowshare.clock import Clock
+    from flowshare.protocol.messages import ConfigEntry
 
 PREPARE_TRIES: Final = 10
 PREPARE_PAUSE_S: Final = 1.0
@@ -81,6 +82,8 @@ async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
         await _need_topic(agent, admin, agent.dead_letter_topic if given is True else given)
     if not capabilities.delayed_release:
         await _need_topic(agent, admin, retry_topic(agent.group))
+    wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
+    await _warn_of_other_settings(agent, admin, wanted)
     await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
     await _warn_of_older_group(agent, admin)
     return limits
@@ -188,6 +191,36 @@ async def _set_group(
             agent.group,
             error,
         )
+
+
+async def _warn_of_other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> None:
+    """A group has its settings once, and who starts last decides for all: tell when others that run chose others."""
+    try:
+        entries = {entry.name: entry for entry in await admin.group_configs(agent.group)}
+        others = {
+            name: "the default" if entries[name].is_default else entries[name].value
+            for name, value in wanted.items()
+            if name in entries and not _is_set(entries[name], value)
+        }
+        members = len((await admin.describe_group(agent.group)).members) if others else 0
+    except ClientError as error:  # no such group yet, or no right to see it
+        logger.debug("the settings of group %s could not be looked at: %s", agent.group, error)
+        return
+    if members:
+        texts = (f"{name}={wanted[name] or 'the default'} (was {was})" for name, was in sorted(others.items()))
+        logger.warning(
+            "agent=%s group=%s has %d members, and its settings were others than this worker's; from now on they are "
+            "for all of them: %s. Give all workers of a group the same options.",
+            agent.name,
+            agent.group,
+            members,
+            ", ".join(texts),
+        )
+
+
+def _is_set(entry: ConfigEntry, wanted: str | None) -> bool:
+    """Whether a setting is as an agent wants it; None: at its default."""
+    return entry.is_default if wanted is None else entry.value == wanted
 
 
 async def _warn_of_older_group(agent: ShareAgent, admin: ShareAdmin) -> None:

@@ -442,3 +442,18 @@ def _free_port() -> int:
 
 def _text(error: BaseException) -> str:
     return " ".join(map(_text, error.exceptions)) if isinstance(error, BaseExceptionGroup) else str(error)
+
+
+def test_agents_of_one_group_that_want_different_settings_are_refused_at_import():
+    app = fs.App("t", broker="memory://")
+
+    @app.share_agent("orders", group="both", start="latest")
+    async def one(value: bytes) -> None: ...
+
+    @app.share_agent("mails", group="both", start="latest", max_in_flight=5)
+    async def two(value: bytes) -> None: ...
+
+    with pytest.raises(UsageError, match=r"want different ones: share\.auto\.offset\.reset \(latest and earliest\)"):
+
+        @app.share_agent("clicks", group="both")
+        async def three(value: bytes) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from flowshare.backend.base import BackendError
 from flowshare.backend.capabilities import MEMORY
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ConfigEntry
 from flowshare.testing import ManualClock
 from tests.agents.agents_kit import one_agent
 
@@ -33,6 +35,9 @@ class Admin:
 
     async def list_groups(self, *, states: object) -> list[Any]:
         return []
+
+    async def group_configs(self, group_id: str) -> list[ConfigEntry]:
+        raise ServerError(self.code, about="settings")
 
     async def alter_group_configs(self, group_id: str, configs: Mapping[str, str | None]) -> None:
         self.asked += 1
@@ -77,3 +82,35 @@ async def test_settings_that_are_refused_are_not_tried_again():
     with pytest.raises(UsageError, match="its group's settings are refused: settings: INVALID_CONFIG"):
         await starting(admin, ManualClock())
     assert admin.asked == 1
+
+
+class Beside(Admin):
+    """A group that another worker has set up, with so many members."""
+
+    def __init__(self, members: int, **settings: str) -> None:
+        super().__init__(ErrorCode.NONE, 0)
+        self.members = [f"m{number}" for number in range(members)]
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+
+    async def group_configs(self, group_id: str) -> list[ConfigEntry]:
+        own = [ConfigEntry(name=name, value=value, is_default=False) for name, value in self.settings.items()]
+        return [*own, ConfigEntry(name="share.delivery.priority", value="redeliveries", is_default=True)]
+
+    async def describe_group(self, group_id: str) -> Any:
+        return SimpleNamespace(members=self.members)
+
+
+async def test_a_worker_with_other_settings_than_those_that_run_warns(caplog):
+    await starting(Beside(2, share_auto_offset_reset="latest", share_record_lock_duration_ms="9000"), ManualClock())
+
+    [line] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "group=t.agent has 2 members" in line
+    assert "share.auto.offset.reset=earliest (was latest)" in line
+    assert "lock.duration" not in line, "what the agent does not say stays as it is"
+
+
+async def test_settings_of_a_group_that_nobody_works_on_may_change(caplog):
+    await starting(Beside(0, share_auto_offset_reset="latest"), ManualClock())
+    await starting(Beside(1, share_auto_offset_reset="earliest"), ManualClock())
+
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
