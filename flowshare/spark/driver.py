@@ -61,7 +61,7 @@ from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.passed import Passed
 from flowshare.spark.ranges import Offset, Place, Range, merged, records_in, share_out
 from flowshare.spark.rate import Rate
-from flowshare.spark.reading import Part
+from flowshare.spark.reading import Part, lose
 from flowshare.spark.standing import Ends
 
 if TYPE_CHECKING:
@@ -77,6 +77,11 @@ FULL_BATCHES: Final = 16
 
 COMMITTED_S: Final = 0.25
 """How often the checkpoint is looked at while a batch runs."""
+TROUBLES: Final = {
+    "records_lost": "Records that were gone from the log before they were read.",
+    "locks_lost": "Records whose lock was lost while their batch ran; they come again, and are left out then.",
+    "records_archived": "Records that the brokers archived without having been in a batch.",
+}
 CHECKED: Final = 3
 """Batches of a process that are looked for in the checkpoint."""
 CLOSE_S: Final = 5.0
@@ -123,6 +128,7 @@ class Driver:
         self._given: tuple[Range, ...] = ()
         """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
+        self._told = dict.fromkeys(TROUBLES, 0)
         self._lock = threading.RLock()
         self._closing = threading.Event()
 
@@ -161,16 +167,17 @@ class Driver:
             self._running, self._given = offset, offset.ranges
             if not self._ours(offset):
                 return []
+            ranges = self._there(member, offset)
             return [
                 Part(
                     broker=self._options.broker,
                     hosts=member.hosts,
-                    ranges=tuple(ranges),
+                    ranges=tuple(part),
                     topics=dict(offset.topics),
                     committed=member.facts.committed,
                     lossy=self._options.on_data_loss == "continue",
                 )
-                for ranges in share_out(offset.ranges, self._options.task_count)
+                for part in share_out(ranges, self._options.task_count)
             ]
 
     def close(self) -> None:
@@ -191,6 +198,35 @@ class Driver:
             except (ClientError, OSError, Fenced) as error:
                 logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
             member.close(run=self._given)
+
+    def told(self) -> dict[str, int]:
+        """What went wrong since this process began, for the query's progress: `TROUBLES`."""
+        locks = self._member.locks_lost if self._member is not None else 0
+        return {**self._told, "locks_lost": locks}
+
+    def _there(self, member: GroupMember, offset: Offset) -> list[Range]:
+        """Of a batch's ranges, what the log still has. Raises: DataLoss, unless the source is to go on without it.
+
+        Looked up here, in the process whose log somebody reads, for a batch that an earlier process acquired, and where
+        the source may go on without; else the task that misses a record fails, and then it is an earlier one's.
+        """
+        lossy = self._options.on_data_loss == "continue"
+        if offset.number in self._mine and not lossy:
+            return list(offset.ranges)
+        found = [one for one in offset.ranges if offset.topics.get(one.topic) == member.topics.get(one.topic)]
+        starts = member.log_starts({one.place for one in found})
+        found = [
+            one._replace(first=max(one.first, starts[one.place])) for one in found if one.last >= starts[one.place]
+        ]
+        gone = records_in(offset.ranges) - records_in(found)
+        if gone:
+            self._told["records_lost"] += gone
+            lose(
+                f"group {self._options.group}: {gone} records of batch {offset.number} are gone from the log, by "
+                "retention or with a topic that was deleted or made anew, before they were read",
+                lossy=lossy,
+            )
+        return found
 
     # --- what is committed --------------------------------------------------------------------------------------------
 
@@ -365,6 +401,7 @@ class Driver:
         # Kept until they are counted: the group may not be reached just now.
         count = member.count_unread(self._unread) if self._unread else 0
         unread, self._unread = self._unread, []
+        self._told["records_archived"] += count
         if count:
             first = unread[0]
             logger.error(

@@ -99,6 +99,8 @@ class GroupMember:
         self._topics: dict[str, str] = {}
         self._looked_s = 0.0
         self._fenced = False
+        self.locks_lost = 0
+        """Records whose lock was lost while they were held."""
         self._run: list[Range] = []
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name=f"flowshare {options.group}", daemon=True)
@@ -198,6 +200,10 @@ class GroupMember:
     def starts(self) -> dict[Place, int]:
         """Share-partition start offsets: what lies before them is finished."""
         return self._call(standing.starts(self._admin, self._options.group))
+
+    def log_starts(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Where the logs of partitions begin now."""
+        return self._call(standing.log_starts(self._admin, places))
 
     def ends(self) -> dict[Place, int]:
         """Where the logs of its topics end now."""
@@ -370,6 +376,7 @@ class GroupMember:
                 if one not in lost:
                     self._holds.renewed(one, self._clock.monotonic() + lock_s)
             gone = [one for one in lost if self._holds.lost(one)]
+            self.locks_lost += records_in(gone)
             if gone:
                 logger.warning("group %s: %d records' locks were lost", self._options.group, records_in(gone))
 

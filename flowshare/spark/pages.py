@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from flowshare.spark.driver import TROUBLES
 from flowshare.web.server import PagesError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 COUNTERS: Final[Mapping[str, str]] = {
     "records": "Records of micro-batches that ended.",
     "batches": "Micro-batches with records that ended.",
+    **TROUBLES,
     "failures": "Times a query failed and was started again, or given up.",
 }
 GAUGES: Final[Mapping[str, tuple[str, str]]] = {

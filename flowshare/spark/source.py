@@ -127,6 +127,11 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         following = self._here.next(begun)
         return start if following is None else following.to_json()
 
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """What went wrong in this run so far, in the query's progress (`sources[…].latestOffset`): records that were
+        lost, lost their lock, or were archived."""
+        return self._here.told()
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks that read the batch `end`."""
         if start["number"] == end["number"]:

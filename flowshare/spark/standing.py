@@ -20,6 +20,11 @@ async def starts(admin: ShareAdmin, group: str) -> dict[Place, int]:
     return {(part.topic, part.partition): part.start_offset for part in parts if part.start_offset >= 0}
 
 
+async def log_starts(admin: ShareAdmin, places: Iterable[Place]) -> dict[Place, int]:
+    """Where the logs of partitions begin now."""
+    return {place: (await admin.offsets(*place)).log_start for place in sorted(places)}
+
+
 async def ends(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, int]:
     """Where the logs of topics end now; partitions without a record are left out."""
     found: dict[Place, int] = {}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
+from flowshare.spark.driver import TROUBLES
 from flowshare.spark.gone import SparkGone, brief, gone
 from flowshare.spark.query import checkpoint, start_query
 
@@ -55,6 +57,9 @@ class Figures:
     batch_s: float = 0.0
     backlog: int = -1
     failures: int = 0
+    records_lost: int = 0
+    locks_lost: int = 0
+    records_archived: int = 0
     last_error: str = ""
 
 
@@ -70,6 +75,9 @@ class _Running:
     tries: int = 0
     counted: tuple[str, int] = ("", -1)
     """The run and its last batch whose records are counted."""
+    troubles: dict[str, int] = field(default_factory=dict[str, int])
+    troubles_run: str = ""
+    """What the sources of this run have said of what went wrong."""
 
 
 class PipelineSupervisor:
@@ -220,6 +228,7 @@ class PipelineSupervisor:
             found: Mapping[str, Any] = progress if isinstance(progress, dict) else {}
             run, batch = str(found.get("runId")), int(found.get("batchId", -1))
             rows = int(found.get("numInputRows") or 0)
+            self._note_troubles(one, run, found.get("sources") or ())
             if not rows or (run == one.counted[0] and batch <= one.counted[1]):
                 continue
             one.counted = (run, batch)
@@ -227,6 +236,17 @@ class PipelineSupervisor:
             one.figures.records += rows
             one.figures.rate = float(found.get("processedRowsPerSecond") or 0.0)
             one.figures.batch_s = float(found.get("batchDuration") or 0) / 1000
+
+    def _note_troubles(self, one: _Running, run: str, sources: Sequence[Any]) -> None:
+        """Take over what the sources say went wrong; a source that was started again counts from 0."""
+        for name, text in TROUBLES.items():
+            count = sum(_trouble(source, name) for source in sources)
+            before = one.troubles.get(name, 0) if one.troubles_run == run else 0
+            if count > before:
+                setattr(one.figures, name, getattr(one.figures, name) + count - before)
+                logger.error("pipeline=%s %s=%d more. %s", one.figures.name, name, count - before, text)
+            one.troubles[name] = max(count, before)
+        one.troubles_run = run
 
     async def _tell(self, admin: ShareAdmin) -> None:
         for one in self._running:
@@ -246,3 +266,13 @@ class PipelineSupervisor:
                 figures.batch_s,
                 "unknown" if figures.backlog < 0 else f"{figures.backlog:,}",
             )
+
+
+def _trouble(source: Any, name: str) -> int:
+    """One of the counts that a source reports in its progress; 0 where it reports none."""
+    told = source.get("latestOffset") if isinstance(source, dict) else None
+    try:
+        found = json.loads(told) if isinstance(told, str) else told
+        return int(found.get(name, 0)) if isinstance(found, dict) else 0
+    except (TypeError, ValueError):
+        return 0

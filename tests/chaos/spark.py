@@ -26,6 +26,7 @@ import collections
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,14 +146,19 @@ class Query:
         folder = self._folder / "data" / "pipelines" / self._plan.sink / of
         return max((int(one.name) for one in folder.glob("*") if one.name.isdigit()), default=-1)
 
-    def wait_going(self, left: Callable[[], int]) -> bool:
+    def said_backlog(self) -> int:
+        """The backlog that it told last; −1: none, or it is not known."""
+        found = re.findall(r"backlog ([\d,]+|unknown)", self._log.read_text(errors="replace"))
+        return int(found[-1].replace(",", "")) if found and found[-1] != "unknown" else -1
+
+    def wait_going(self) -> bool:
         """Until it has committed a batch; False: it has nothing left to do. Raises: AssertionError."""
         before, until = self.batches("commits"), time.monotonic() + GOING_S
         look = time.monotonic() + QUIET_S
         while self.batches("commits") == before:
             if time.monotonic() > look:
                 look += QUIET_S
-                if left() == 0:
+                if self.said_backlog() == 0:
                     return False
             assert time.monotonic() < until, f"no batch was committed for {GOING_S:g} s:\n{tail(self._log)}"
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{tail(self._log)}"
@@ -287,7 +293,7 @@ class Run:
             return int(broker.backlog(f"chaos-{self._topic}.{self.plan.sink}"))
 
     def _new_checkpoint(self) -> None:
-        self._query.wait_going(self._left)
+        self._query.wait_going()
         self._query.stop()
         self._query.begin_anew()
         self._query.start()
@@ -320,7 +326,7 @@ class Run:
         kinds = ["driver", "jvm", "all", "python", "stop"] + (["broker", "slow", "stall"] if self._kafka else [])
         kind = self._dice.choice(kinds)
         if self._dice.random() < 0.75:
-            if not self._query.wait_going(self._left):
+            if not self._query.wait_going():
                 return False
             time.sleep(self._dice.uniform(0.0, 1.5))
         else:

@@ -28,6 +28,7 @@ from flowshare.spark.agent import OutcomesLost
 from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.options import SourceOptions
 from flowshare.spark.ranges import Offset
+from flowshare.spark.reading import DataLoss
 from flowshare.spark.source import ShareStreamReader
 from tests.interop.servers import until
 
@@ -541,3 +542,27 @@ def test_records_whose_outcome_nobody_confirmed_come_again(broker, query):
 
     assert second.rows(start, end) == []
     assert len(second.rows(end, after)) == 3000
+
+
+@pytest.mark.parametrize("on_data_loss", ["fail", "continue"])
+def test_records_that_retention_took_from_a_batch_of_before_are_counted_where_somebody_looks(
+    broker, query, topic, on_data_loss
+):
+    first = query()
+    start = first.initial()
+    end = first.latest(start)
+    first.crash()
+    partition, low, high = end["ranges"][0][1:4]
+    broker.call(broker.admin.delete_records(topic, partition, low + 10))
+
+    second = query(on_data_loss=on_data_loss)
+    if on_data_loss == "fail":
+        with pytest.raises(DataLoss, match=r"10 records of batch 1 are gone from the log.*'on_data_loss', 'continue'"):
+            second.rows(start, end)
+    else:
+        rows = second.rows(start, end)
+        assert len(rows) == sum(one[3] - one[2] + 1 for one in end["ranges"]) - 10
+    told = second.reader.reportLatestOffset()
+
+    assert high > low + 10
+    assert told == {"records_lost": 10, "locks_lost": 0, "records_archived": 0}
