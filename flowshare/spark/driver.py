@@ -20,7 +20,7 @@ Invariants of the stream:
 |---|---|
 | acquired, not in the write-ahead log | given back, where flowshare leads as if it had not been delivered |
 | in the log, not committed | given back as delivered once more |
-| committed | accepted, before the member leaves |
+| committed | accepted, before the member leaves; what was refused is acquired for that, where it can be had |
 
 | since the checkpoint was written | how it is known |
 |---|---|
@@ -190,11 +190,11 @@ class Driver:
             if member is None:
                 return
             try:
+                self._restore(member)
                 if self._written(member):
-                    self._restore(member)
                     assert self._running is not None
                     self._committed(member, self._running)
-                self._accepts.settle(CLOSE_S)
+                self._settle_all(member)
             except (ClientError, OSError, Fenced) as error:
                 logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
             member.close(run=self._given)
@@ -253,6 +253,28 @@ class Driver:
             if self._passed is not None:
                 self._passed.add(offset.ranges)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
+
+    def _settle_all(self, member: GroupMember) -> None:
+        """Leave nothing in `done`, as far as that is to be had now: whoever is next may have another checkpoint.
+
+        What was refused is the group's again; what else comes with it is given back when the member leaves.
+        """
+        self._accepts.settle(CLOSE_S)
+        until = time.monotonic() + CLOSE_S
+        while (refused := records_in(self._accepts.ranges())) and time.monotonic() < until:
+            got = member.acquire(refused, self._options.wait)
+            if not got:
+                break
+            self._accepts.swallow(got)
+            self._accepts.settle(CLOSE_S)
+        if refused:
+            logger.warning(
+                "group %s: %d records of committed batches could not be accepted, somebody else holds them. This "
+                "query's checkpoint leaves them out when they come again; with another checkpoint they are in a batch "
+                "once more",
+                self._options.group,
+                refused,
+            )
 
     def _open(self, known: Offset) -> GroupMember:
         if self._member is None:

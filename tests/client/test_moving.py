@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -60,7 +61,8 @@ async def test_offsets_go_along_with_what_is_finished_behind_them_and_with_the_s
         await work(here, 0, 1, 4, 5, 8)
 
         plan = await plan_move(here.admin, there.admin, "g", ranges=True)
-        await carry(here.admin, there.admin, plan, keep=False)
+        mark = AsyncMock()
+        await carry(here.admin, there.admin, plan, keep=False, mark=mark)
 
         (move,) = plan.moves
         assert (move.start, move.finished, move.again) == (2, ((4, 5), (8, 8)), 0)
@@ -68,6 +70,7 @@ async def test_offsets_go_along_with_what_is_finished_behind_them_and_with_the_s
         (part,) = await there.admin.group_offsets("g")
         assert (part.start_offset, part.lag) == (2, 5)
         assert [group.group_id for group in await here.admin.list_groups()] == []
+        mark.assert_awaited_once()
 
 
 async def test_to_a_place_that_takes_start_offsets_only_it_is_said_what_runs_again_and_the_group_can_be_kept():
@@ -75,11 +78,13 @@ async def test_to_a_place_that_takes_start_offsets_only_it_is_said_what_runs_aga
         await work(here, 0, 1, 4, 5, 8)
 
         plan = await plan_move(here.admin, there.admin, "g", ranges=False)
-        await carry(here.admin, there.admin, plan, keep=True)
+        mark = AsyncMock()
+        await carry(here.admin, there.admin, plan, keep=True, mark=mark)
 
         assert (plan.again, plan.reason) == (3, "brokers take start offsets only")
         assert [(part.start_offset, part.lag) for part in await there.admin.group_offsets("g")] == [(2, 8)]
         assert [group.group_id for group in await here.admin.list_groups()] == ["g"]
+        mark.assert_awaited_once()
 
 
 async def test_a_group_with_members_and_one_that_is_there_already_are_not_moved():

@@ -111,7 +111,8 @@ def test_an_answer_is_read_in_the_order_of_the_question():
                 aborted=(AbortedTransaction(4, 5), AbortedTransaction(6, 7)),
                 **told,
             ),
-        )
+        ),
+        throttle_ms=3,
     )
 
 
