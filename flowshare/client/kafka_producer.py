@@ -2,6 +2,16 @@
 
 aiokafka keeps connections, retries, producer id and sequence numbers, so a record whose answer was lost is in the log
 once. Batches are made here: one queue a partition, and what comes while a batch waits to be sent goes into the next.
+
+A batch that brokers refuse leaves a gap in aiokafka's sequence numbers, and they refuse all of its partition from then
+on. So that producer is ended, and the next batch gets a new one with a producer id of its own:
+
+| an accepted record's batch | becomes |
+|---|---|
+| too large for the topic, several records | batches of half its size, before what waits |
+| too large for the topic, one record | RecordTooLarge |
+| out of order, behind a refused one | sent again, before what waits |
+| refused for another reason | that error |
 """
 
 from __future__ import annotations
@@ -29,13 +39,15 @@ from flowshare.client.topics import TopicSizes
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from flowshare.client.security import Security
     from flowshare.clock import Clock
 
 ROUND: Final = 500
 """Records that `send_many` adds before it lets others run."""
+
+OUT_OF_ORDER: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +59,16 @@ class _Letter(NamedTuple):
 
 
 class _Queue:
-    """Records of one partition that wait for a batch; `sending`: its task."""
+    """Records of one partition that wait for a batch. sending: its task; again: refused, and to be sent before them;
+    bytes_max: of a batch that the topic takes, as far as known."""
 
-    __slots__ = ("letters", "sending")
+    __slots__ = ("again", "bytes_max", "letters", "sending")
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self.letters: deque[_Letter] = deque()
+        self.again: list[_Letter] = []
         self.sending: asyncio.Task[None] | None = None
+        self.bytes_max = bytes_max
 
 
 class _Topic:
@@ -108,7 +123,9 @@ class KafkaProducer:
         self._buffer = Buffer(self._settings.buffer_bytes)
         self._topics: dict[str, _Topic] = {}
         self._open: set[asyncio.Future[RecordMetadata]] = set()
+        self._retired: Any = None
         self._closed = False
+        self._closed_for_good = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -216,6 +233,7 @@ class KafkaProducer:
         await self._end()
 
     async def _end(self) -> None:
+        self._closed_for_good = True
         queues = [queue for topic in self._topics.values() for queue in topic.queues.values()]
         tasks = [task for task in (queue.sending for queue in queues) if task is not None]
         tasks += [topic.resolving for topic in self._topics.values() if topic.resolving is not None]
@@ -226,8 +244,9 @@ class KafkaProducer:
         await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in tuple(self._open):
             _fail(outcome, Closed("the producer was closed before the record was confirmed"))
-        if self._kafka is not None:
-            await self._kafka.stop()
+        for kafka in (self._retired, self._kafka):
+            if kafka is not None:
+                await kafka.stop()
         await self._link.close()
 
     # --- queues -------------------------------------------------------------------------------------------------
@@ -268,9 +287,14 @@ class KafkaProducer:
             text = f"there is no partition {partition}, the topic has {topic.count}"
             _fail(letter.outcome, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {name}"))
             return
-        queue = topic.queues.setdefault(partition, _Queue())
+        queue = topic.queues.get(partition)
+        if queue is None:
+            queue = topic.queues[partition] = _Queue(self._settings.batch_bytes)
         queue.letters.append(letter)
-        if queue.sending is None:
+        self._go_on(name, topic, partition, queue)
+
+    def _go_on(self, name: str, topic: _Topic, partition: int, queue: _Queue) -> None:
+        if queue.sending is None and not self._closed_for_good:
             queue.sending = asyncio.create_task(
                 self._send_all(name, topic, partition, queue), name=f"{name}-{partition}"
             )
@@ -301,9 +325,17 @@ class KafkaProducer:
             self._starting = asyncio.create_task(self._start(), name="kafka producer")
         return await asyncio.shield(self._starting)
 
+    def _retire(self, kafka: Any) -> None:
+        """Send nothing more over a producer of which a batch was refused; the next one waits until it is done."""
+        if self._kafka is kafka:
+            self._kafka, self._retired = None, kafka
+
     async def _start(self) -> Any:
         from aiokafka import AIOKafkaProducer
 
+        if self._retired is not None:
+            await self._retired.stop()  # settles all that it has; else what comes now could overtake that
+            self._retired = None
         settings = self._settings
         secured = {} if self._security is None else self._security.for_aiokafka()
         kafka: Any = AIOKafkaProducer(
@@ -329,18 +361,21 @@ class KafkaProducer:
 
     async def _send_all(self, name: str, topic: _Topic, partition: int, queue: _Queue) -> None:
         """Make batches of what waits until nothing does; a batch waits until the one before it is on its way."""
-        while queue.letters:
+        while queue.letters or queue.again:
             batch: list[_Letter] = []
+            kafka: Any = None
             try:
                 kafka = await self._started()
                 await kafka.client.add_topic(name)  # else it may forget a topic that it happens to know
                 builder = kafka.create_batch()
-                while queue.letters and _append(builder, queue.letters[0].message):
-                    batch.append(queue.letters.popleft())
+                self._fill(builder, queue, batch)
                 topic.sticky = (partition + 1) % topic.count if queue.letters else topic.sticky
                 builder.close()
                 sent = await kafka.send_batch(builder, name, partition=partition)
             except Exception as error:  # noqa: BLE001 - goes to the senders
+                if kafka is not None and kafka is not self._kafka:  # it was retired meanwhile
+                    queue.letters.extendleft(reversed(batch))
+                    continue
                 problem = problem_of(error, f"producing to {name}-{partition}")
                 for letter in batch or [queue.letters.popleft()]:
                     _fail(letter.outcome, problem)
@@ -349,31 +384,54 @@ class KafkaProducer:
                 for letter in batch:
                     _fail(letter.outcome, Closed("the producer was closed before the record was confirmed"))
                 raise
-            sent.add_done_callback(_confirm(name, partition, batch))
+            sent.add_done_callback(self._confirm(name, topic, partition, queue, batch, kafka))
             await self._clock.sleep(0)
         queue.sending = None
+
+    @staticmethod
+    def _fill(builder: Any, queue: _Queue, batch: list[_Letter]) -> None:
+        """Move letters from the queue into a batch, as many as it takes."""
+        if queue.again:
+            again, queue.again = queue.again, []
+            queue.letters.extendleft(reversed(again))
+        size = 0
+        while queue.letters and (not batch or size + queue.letters[0].size <= queue.bytes_max):
+            if not _append(builder, queue.letters[0].message):
+                break
+            size += queue.letters[0].size
+            batch.append(queue.letters.popleft())
+
+    def _confirm(
+        self, name: str, topic: _Topic, partition: int, queue: _Queue, batch: list[_Letter], kafka: Any
+    ) -> Callable[[asyncio.Future[Any]], None]:
+        def confirm(sent: asyncio.Future[Any]) -> None:
+            error = Closed("the producer was closed") if sent.cancelled() else sent.exception()
+            if error is None:
+                offset = sent.result().offset
+                for index, letter in enumerate(batch):
+                    if not letter.outcome.done():
+                        letter.outcome.set_result(RecordMetadata(name, partition, offset + index))
+                return
+            behind = kafka is not self._kafka
+            if not isinstance(error, Closed):
+                self._retire(kafka)
+            problem = problem_of(error, f"producing to {name}-{partition}")
+            if isinstance(problem, RecordTooLarge) and len(batch) > 1:
+                queue.bytes_max = max(1, sum(letter.size for letter in batch) // 2)
+            elif not (behind and isinstance(problem, ServerError) and problem.code in OUT_OF_ORDER):
+                for letter in batch:
+                    _fail(letter.outcome, problem)
+                return
+            queue.again += batch
+            self._go_on(name, topic, partition, queue)
+
+        return confirm
 
 
 def _append(builder: Any, message: Message) -> bool:
     headers = [(name, content) for name, content in message.headers]
     added = builder.append(timestamp=message.timestamp_ms, key=message.key, value=message.value, headers=headers)
     return added is not None
-
-
-def _confirm(name: str, partition: int, batch: list[_Letter]) -> Any:
-    def confirm(sent: asyncio.Future[Any]) -> None:
-        error = Closed("the producer was closed") if sent.cancelled() else sent.exception()
-        if error is not None:
-            problem = problem_of(error, f"producing to {name}-{partition}")
-            for letter in batch:
-                _fail(letter.outcome, problem)
-            return
-        offset = sent.result().offset
-        for index, letter in enumerate(batch):
-            if not letter.outcome.done():
-                letter.outcome.set_result(RecordMetadata(name, partition, offset + index))
-
-    return confirm
 
 
 def _fail(outcome: asyncio.Future[RecordMetadata], error: BaseException) -> None:

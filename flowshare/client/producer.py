@@ -133,7 +133,7 @@ class Producer:
     ) -> RecordMetadata:
         """Send one record and return when it is confirmed; waits while the buffer is full.
 
-        Raises: RecordTooLarge (at once), DeliveryTimeout, ServerError, Closed.
+        Raises: RecordTooLarge and TypeError (at once), DeliveryTimeout, ServerError, Closed.
         """
         message = Message(value, key, headers, timestamp_ms, partition)
         size = self._size(topic, message)
@@ -153,7 +153,7 @@ class Producer:
     ) -> asyncio.Future[RecordMetadata]:
         """Queue one record; the future is done when it is confirmed or failed.
 
-        Raises: BufferFull, RecordTooLarge, Closed (now); the future: DeliveryTimeout, ServerError.
+        Raises: BufferFull, RecordTooLarge, TypeError, Closed (now); the future: DeliveryTimeout, ServerError.
         """
         message = Message(value, key, headers, timestamp_ms, partition)
         size = self._size(topic, message)
@@ -178,7 +178,8 @@ class Producer:
         """Send many records of one topic and return when all are settled, in order: the fast way.
 
         An item is a value or a `Message`. With `return_exceptions` a failed record's error stands in its place.
-        Raises: the first error otherwise (the other records may be in the log); Closed.
+        Raises: the first error otherwise (the other records may be in the log); Closed; TypeError: of the first item
+        that is no record, those before it may be in the log.
         """
         target = await self._resolved(topic)
         bulk = Bulk()
@@ -216,7 +217,7 @@ class Producer:
     # --- adding -------------------------------------------------------------------------------------------------
 
     def _size(self, topic: str, message: Message) -> int:
-        """Bytes the record takes, about, and from above. Raises: RecordTooLarge, Closed."""
+        """Bytes the record takes, about, and from above. Raises: RecordTooLarge, TypeError, Closed."""
         if self._closed:
             raise Closed("the producer is closed")
         return size_of(message, topic, self._settings.request_bytes_max)
@@ -336,11 +337,20 @@ class Producer:
         now_ms = self._clock.now_ms()
         for message, receipt, size in early:
             if problem is None:
-                self._route(target, message, receipt, size, now_ms)
+                self._route_early(target, message, receipt, size, now_ms)
             else:
                 self._buffer.give(size)
                 fail(receipt, problem)
         return problem
+
+    def _route_early(self, target: _Target, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
+        """`_route`; nobody else would hear what it raises, and the records behind this one would never be sent."""
+        try:
+            self._route(target, message, receipt, size, now_ms)
+        except Exception as error:
+            logger.exception("a record for topic %s could not be queued", target.name)
+            self._buffer.give(size)
+            fail(receipt, ClientError(f"the record for topic {target.name} could not be queued: {error!r}"))
 
     async def _ask(self, target: _Target) -> None:
         try:

@@ -470,3 +470,51 @@ async def test_closing_while_a_batch_is_sent_in_halves_tells_of_every_record(clo
     assert outcomes[:2] == [RecordMetadata("orders", 0, 0), RecordMetadata("orders", 0, 1)]
     assert all(isinstance(outcome, Closed) for outcome in outcomes[2:])
     assert sender.buffered_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"value": {"id": 1}}, "the value of a record for orders is dict, and must be bytes or None"),
+        ({"value": "text"}, r"the value .* is str, .* text\.encode\(\)"),
+        ({"value": b"", "key": 5}, "the key of a record for orders is int"),
+        ({"value": b"", "headers": {"a": b"1"}}, r"not dict: list\(headers\.items\(\)\)"),
+        ({"value": b"", "headers": [("a", "1")]}, r"a pair \(str, bytes or None\), not \('a', '1'\)"),
+        ({"value": b"", "headers": ["ab"]}, r"not 'ab'"),
+        ({"value": b"", "partition": "0"}, "the partition of a record for orders is str"),
+        ({"value": b"", "timestamp_ms": 1.5}, "the timestamp_ms of a record for orders is float"),
+    ],
+)
+async def test_what_is_no_record_is_refused_where_it_is_sent(clock, given, said):
+    server = FakeServer()
+    sender = producer(server, clock)
+
+    with pytest.raises(TypeError, match=said):
+        await sender.send("orders", **given)
+    with pytest.raises(TypeError, match=said):
+        sender.send_nowait("orders", **given)
+    with pytest.raises(TypeError, match=said):
+        await sender.send_many("orders", [b"before", Message(**given)])
+
+    assert (await sender.send("orders", b"good")).topic == "orders"
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+async def test_an_early_record_that_cannot_be_queued_fails_alone(clock, monkeypatch):
+    server = FakeServer()
+    sender = producer(server, clock)
+
+    def broken(key, count):
+        if key == b"bad":
+            raise ValueError("no such key")
+        return 0
+
+    monkeypatch.setattr("flowshare.client.producer.partition_for", broken)
+    bad, good = (sender.send_nowait("orders", b"v", key=key) for key in (b"bad", b"good"))
+
+    with pytest.raises(ClientError, match=r"could not be queued.*no such key"):
+        await bad
+    assert (await good).topic == "orders"
+    assert sender.buffered_bytes == 0
+    await sender.close()

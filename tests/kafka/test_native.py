@@ -222,3 +222,19 @@ async def test_members_of_two_brokers_partitions_handle_all_of_them(kafka_pair, 
 
     assert len(leaders) == 2
     assert sorted(map(int, seen)) == list(range(2000))
+
+
+async def test_what_a_topic_finds_too_large_holds_up_nothing_else(kafka, unique):
+    """Brokers refuse a partition's batches behind a refused one: their sequence numbers have a gap."""
+    topic = unique("small")
+    async with cluster(kafka) as (admin, producer):
+        await admin.create_topic(topic, partitions=1, configs={"max.message.bytes": "1000"})
+        await producer.send(topic, b"first")
+
+        with pytest.raises(RecordTooLarge, match=r"max\.message\.bytes"):
+            await producer.send(topic, bytes(2000))
+        sent = await producer.send_many(topic, [b"%d" % number * 50 for number in range(10, 60)])
+        after = await producer.send(topic, b"after")
+
+    assert [one.offset for one in sent] == list(range(1, 51))
+    assert after.offset == 51
