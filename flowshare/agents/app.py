@@ -232,6 +232,11 @@ class App(faust.App):
         self.streams.add(stream)
         return stream
 
+    async def _on_agent_error(self, agent: Any, exc: BaseException) -> None:
+        if self.host is not None:
+            self.streams.crashed(agent.name, exc, self.host.clock.monotonic())
+        await super()._on_agent_error(agent, exc)
+
     def page(self, path: str, **options: Any) -> Any:
         """Faust's `page`: a web page of the app; having one turns the app's web server on."""
         self.has_pages = True

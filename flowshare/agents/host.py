@@ -22,6 +22,7 @@ from flowshare.agents.capabilities import asked_of
 from flowshare.agents.errors import UsageError
 from flowshare.agents.garbage import Tuning
 from flowshare.agents.lease import Lease
+from flowshare.agents.outage import Outage
 from flowshare.agents.outbox import Outbox
 from flowshare.agents.pair import member_ids
 from flowshare.agents.runtime import AgentRuntime, Observer
@@ -69,7 +70,7 @@ class HostSettings:
     """How a host runs its app.
 
     threads: a service thread beside the handler loop; False puts everything on the running loop (test kit).
-    watchdog: watch the handler loop (needs threads).
+    watchdog: watch the handler loop (needs threads), and whether the broker answers.
     inline_threads: run `def` handlers on the handler loop (test kit).
     client_id: shown by `groups members`; None is the app's id.
     patience_s: how long others come first when nobody leads an embedded path.
@@ -134,6 +135,7 @@ class Host:
         self._admin: ShareAdmin | None = None
         self._outbox: Outbox | None = None
         self._candidate: Candidate | None = None
+        self._outage: Outage | None = None
         self._drained: asyncio.Future[bool] | None = None
         self._app_started = False
         self._handler_thread = 0
@@ -213,6 +215,9 @@ class Host:
         if self._producer is not None:
             producer, self._producer = self._producer, None
             await self._limited("closing the producer", producer.close())
+        outage, self._outage = self._outage, None
+        if outage is not None:
+            await outage.close()
         if self._admin is not None:
             admin, self._admin = self._admin, None
             await self._limited("closing the admin client", admin.close())
@@ -270,6 +275,9 @@ class Host:
             reasons.append(f"the handler loop has been blocked for {self.watchdog.stalled_s():.0f} s")
         for name, runtime in self.runtimes.items():
             reasons.extend(f"{name}: {problem}" for problem in runtime.problems())
+        reasons.extend(self.app.streams.problems(self.clock.monotonic()))
+        if self._outage is not None and (away := self._outage.problem()) is not None:
+            reasons.append(away)
         return tuple(reasons)
 
     def in_flight(self, *, stacks: bool = False) -> list[dict[str, Any]]:
@@ -318,6 +326,13 @@ class Host:
             self._seek_lease()
         if self.watchdog is not None:
             self.watchdog.watch_from_here()
+            self._watch_broker(self._admin)
+
+    def _watch_broker(self, admin: ShareAdmin) -> None:
+        if self.backend.kind != "memory":
+            where = f"the broker at {self.app.broker_address}"
+            self._outage = Outage(admin.ping, clock=self.clock, where=where)
+            self._outage.start()
 
     def _seek_lease(self) -> None:
         """Ask for the app's lease, now or when something wants it."""

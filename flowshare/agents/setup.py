@@ -66,22 +66,41 @@ async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabiliti
     raise AssertionError("the last try returns or raises")
 
 
-async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+async def rehearse(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, groups: ShareAdmin) -> None:
+    """See whether `prepare` would be refused, and change nothing.
+
+    groups: who is asked about the group's settings. Raises: UsageError, ServerError, as `prepare` does.
+    """
+    limits = await _limits(agent, admin, capabilities)
+    for channel in _channels(agent, capabilities):
+        await _need_topic(agent, admin, channel, dry_run=True)
+    await _set_group(agent, groups, limits.settings, dead_letters=False, dry_run=True)
+
+
+async def _limits(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
     check_asked(agent, capabilities)
     if capabilities.own_limits:
-        limits = GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
-    else:
-        limits = await native_limits(agent, admin)
-        await check_kind(agent, admin)
-    for channel in agent.channels:
-        await _need_topic(agent, admin, channel)
-    for sink in agent.options.sink:
-        await _need_topic(agent, admin, sink)
+        return GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
+    limits = await native_limits(agent, admin)
+    await check_kind(agent, admin)
+    return limits
+
+
+def _channels(agent: ShareAgent, capabilities: Capabilities) -> list[Any]:
+    """Topics that the agent reads and writes, by name or as they were declared."""
+    found = [*agent.channels, *agent.options.sink]
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter  # True, a name, or a topic with partitions and settings of its own
-        await _need_topic(agent, admin, agent.dead_letter_topic if given is True else given)
+        found.append(agent.dead_letter_topic if given is True else given)
     if not capabilities.delayed_release:
-        await _need_topic(agent, admin, retry_topic(agent.group))
+        found.append(retry_topic(agent.group))
+    return found
+
+
+async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+    limits = await _limits(agent, admin, capabilities)
+    for channel in _channels(agent, capabilities):
+        await _need_topic(agent, admin, channel)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
     await _warn_of_other_settings(agent, admin, wanted)
     await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
@@ -89,7 +108,7 @@ async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
     return limits
 
 
-async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> None:
+async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any, *, dry_run: bool = False) -> None:
     name = topic_name(channel)
     try:
         await admin.describe_topic(name)
@@ -106,12 +125,13 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any) -> Non
     partitions = getattr(channel, "partitions", None) or agent.app.conf.topic_partitions
     configs = _topic_settings(channel)
     try:
-        await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
+        await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True, dry_run=dry_run)
     except ServerError as error:
         if error.retriable:
             raise
         raise UsageError(f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}") from error
-    logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
+    if not dry_run:
+        logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
 
 
 def _topic_settings(channel: Any) -> dict[str, str]:
@@ -170,10 +190,15 @@ async def check_kind(agent: ShareAgent, admin: ShareAdmin) -> None:
 
 
 async def _set_group(
-    agent: ShareAgent, admin: ShareAdmin, settings: Mapping[str, str | None], *, dead_letters: bool
+    agent: ShareAgent,
+    admin: ShareAdmin,
+    settings: Mapping[str, str | None],
+    *,
+    dead_letters: bool,
+    dry_run: bool = False,
 ) -> None:
     try:
-        await admin.alter_group_configs(agent.group, settings)
+        await admin.alter_group_configs(agent.group, settings, dry_run=dry_run)
     except ServerError as error:
         if error.retriable:
             raise

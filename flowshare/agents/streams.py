@@ -29,6 +29,13 @@ DRAIN_S: Final = 25.0
 """Seconds that Faust's agents get at the end, as the default `drain_timeout` of a share agent."""
 
 
+CRASH_S: Final = 60.0
+"""Seconds that an agent counts as ill after it raised: Faust starts it anew soon, mostly to raise again."""
+ERROR_CHARS: Final = 200
+CRASHES_MIN: Final = 2
+"""Crashes within that time which make it ill: one bad record, which is skipped, is none."""
+
+
 class Streams:
     """What Faust itself runs of one app. On the handler loop."""
 
@@ -39,6 +46,7 @@ class Streams:
         self.running = False
         """Whether Faust's transport runs, or is about to."""
         self._drained = False
+        self._crashes: dict[str, list[tuple[float, str]]] = {}
 
     @property
     def declared(self) -> list[str]:
@@ -91,6 +99,20 @@ class Streams:
     def busy(self) -> bool:
         """Whether a stream handles a record right now."""
         return any(stream.current_event is not None for stream in self._open)
+
+    def crashed(self, agent: str, error: BaseException, now_s: float) -> None:
+        """One of Faust's agents raised; Faust starts it anew."""
+        crashes = [crash for crash in self._crashes.get(agent, ()) if now_s - crash[0] < CRASH_S]
+        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        self._crashes[agent] = [*crashes[1 - CRASHES_MIN :], (now_s, text)]
+
+    def problems(self, now_s: float) -> list[str]:
+        """Which of Faust's agents keep crashing, one sentence each. From any thread."""
+        found = []
+        for agent, crashes in list(self._crashes.items()):
+            if len(crashes) >= CRASHES_MIN and now_s - crashes[0][0] < CRASH_S:
+                found.append(f"{agent} crashes again and again, last with {crashes[-1][1]}")
+        return found
 
     def ask(self) -> None:
         """`app.stream(topic)` was called: Faust's transport is needed, now if the app runs. Raises: UsageError."""

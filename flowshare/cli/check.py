@@ -13,6 +13,7 @@ import click
 from flowshare.agents.errors import UsageError
 from flowshare.cli.errors import explain
 from flowshare.cli.options import debug_option, json_option
+from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
@@ -95,7 +96,6 @@ def _rights(app: App) -> list[Finding]:
 
     from flowshare.backend.url import BadBrokerUrl
     from flowshare.cli.rights import of_fleet
-    from flowshare.client.errors import ClientError
 
     try:
         return [Finding(level, text) for level, text in asyncio.run(of_fleet(app))]
@@ -111,7 +111,7 @@ def _broker(app: App) -> list[Finding]:
     try:
         path = embedded_path(url)
         if path is not None and not path.exists():
-            return _new_path(path)
+            return [*_new_path(path), *run("memory://", lambda session: _log(session, app))]
         findings: list[Finding] = []
         if path is not None:
             findings += _disk(path)
@@ -153,24 +153,27 @@ async def _log(session: Session, app: App) -> list[Finding]:
     else:
         findings.append(Finding("ok", "no worker of the fleet runs: where its groups stand is not known now"))
     for agent in app.share_agents.values():
-        findings += await _limits(session, agent)
-        missing = [name for name in agent.topics if name not in topics]
+        refused = await _rehearsal(session, agent)
+        findings += refused
+        missing = [] if refused else [name for name in agent.topics if name not in topics]
         findings += [Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made") for name in missing]
         if agent.group in groups:
             findings += [await _position(session, agent)]
     return [*findings, *await _left_behind(session, app, groups)]
 
 
-async def _limits(session: Session, agent: Any) -> list[Finding]:
-    """What the brokers of a cluster do not allow would refuse the start."""
-    from flowshare.agents.capabilities import check_asked
-    from flowshare.agents.limits import native_limits
+async def _rehearsal(session: Session, agent: Any) -> list[Finding]:
+    """What would refuse the start: limits of the brokers, names and settings of topics, settings of the group."""
+    from flowshare.agents.setup import rehearse
+    from flowshare.cli.session import open_session
 
     try:
-        check_asked(agent, session.backend.capabilities)
-        if not session.backend.capabilities.own_limits:
-            await native_limits(agent, session.admin)
-    except UsageError as error:
+        if session.led:
+            await rehearse(agent, session.admin, session.backend.capabilities, session.admin)
+        else:  # nobody knows the fleet's groups now, so a server of its own is asked about the settings
+            async with open_session("memory://") as alone:
+                await rehearse(agent, session.admin, session.backend.capabilities, alone.admin)
+    except (UsageError, ClientError) as error:
         return [Finding("error", str(error))]
     return []
 

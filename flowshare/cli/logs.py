@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,16 +19,26 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+REPEATING: Final = ("aiokafka", "flowshare.backend", "flowshare.client", "flowshare.fleet", "flowshare.server")
+"""Loggers, with all below them, that tell of one outage at each of their tries."""
+REPEATS_MAX: Final = 2
+"""Lines of one kind that are shown in PERIOD_S seconds."""
+PERIOD_S: Final = 60.0
+KINDS_MAX: Final = 1000
+
+
 def set_up(level: str = "info", form: str = "text", *, worker: int | None = None) -> None:
     """Configure the root logger: one handler on stderr.
 
     level: of flowshare and the application; libraries that are chatty at INFO (mode, faust, aiokafka) start at
-    WARNING unless the level is debug. form: `text` or `json`. worker: this process's number among several, to be in
-    each line.
+    WARNING unless the level is debug, and what clients say again and again is counted (`Repeats`). form: `text` or
+    `json`. worker: this process's number among several, to be in each line.
     """
     formatter = JsonFormatter(worker) if form == "json" else TextFormatter(colour=sys.stderr.isatty(), worker=worker)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    if level != "debug":
+        handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -34,6 +46,43 @@ def set_up(level: str = "info", form: str = "text", *, worker: int | None = None
         for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp", "flowshare.agents.app"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
+
+
+class Repeats(logging.Filter):
+    """Shows REPEATS_MAX lines of a kind in PERIOD_S seconds, of the loggers in REPEATING, and counts the others.
+
+    A kind is a logger, a level, the text before its arguments are put in, and an error's type. The last line that is
+    shown says so; the first one after the period says how many there were.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._kinds: dict[object, tuple[float, int]] = {}
+        """When the period of each kind began, and how many lines it has had."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is shown; its text may get an addition."""
+        if not record.name.startswith(REPEATING):
+            return True
+        kind = (record.name, record.levelno, record.msg, record.exc_info and record.exc_info[0])
+        now_s = self._monotonic()
+        since_s, lines = self._kinds.get(kind, (now_s, 0))
+        if lines == 0 or now_s - since_s >= PERIOD_S:
+            if len(self._kinds) >= KINDS_MAX:
+                self._kinds.clear()
+            self._kinds[kind] = (now_s, 1)
+            if lines > REPEATS_MAX:
+                _append(record, f" ({lines - REPEATS_MAX} more like it in the {now_s - since_s:.0f} s before)")
+            return True
+        self._kinds[kind] = (since_s, lines + 1)
+        if lines + 1 == REPEATS_MAX:
+            _append(record, f" (more like it are counted for {PERIOD_S:.0f} s, and not shown)")
+        return lines < REPEATS_MAX
+
+
+def _append(record: logging.LogRecord, text: str) -> None:
+    record.msg, record.args = record.getMessage() + text, ()
 
 
 def flush() -> None:

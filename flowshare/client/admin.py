@@ -76,6 +76,10 @@ class ShareAdmin:
         """Close the connection."""
         await self._link.close()
 
+    async def ping(self) -> None:
+        """Ask the server the least there is; once, however it ends. Raises: NotConnected, ConnectionLost."""
+        await self._link.send(messages.MetadataRequest(topics=()))
+
     # --- topics -------------------------------------------------------------------------------------------------
 
     async def list_topics(self) -> list[messages.TopicMetadata]:
@@ -94,11 +98,19 @@ class ShareAdmin:
         raise AssertionError("check raises")
 
     async def create_topic(
-        self, name: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None, exist_ok: bool = False
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        configs: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
+        dry_run: bool = False,
     ) -> None:
-        """Make a topic; with `exist_ok` one that is there already is no error."""
+        """Make a topic; with `exist_ok` one that is there already is no error; with `dry_run` see if it could be."""
         answer = await self._change(
-            messages.CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs or {}))
+            messages.CreateTopicRequest(
+                name=name, partitions=partitions, configs=dict(configs or {}), validate_only=dry_run
+            )
         )
         if not (exist_ok and answer.error is ErrorCode.TOPIC_ALREADY_EXISTS):
             check(answer.error, answer.message, f"creating topic {name}")

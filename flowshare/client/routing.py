@@ -241,6 +241,8 @@ class ClusterConnection:
         """Answered when the topic can be used: brokers learn of it a moment after it was made."""
         clock = self.cluster.clock
         answer = await self._to_controller(request)
+        if request.validate_only:
+            return answer
         deadline_s = clock.monotonic() + CREATED_S_MAX
         while answer.error is ErrorCode.NONE and clock.monotonic() < deadline_s:
             found = await self._send(messages.MetadataRequest(topics=(request.name,)))

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from flowshare.cli.logs import JsonFormatter, TextFormatter
+from flowshare.cli.logs import PERIOD_S, JsonFormatter, Repeats, TextFormatter
 
 
 def made(**more):
@@ -53,3 +53,34 @@ def test_the_lines_of_several_workers_are_told_apart():
     assert " WARNING [3] shop: charged c1" in TextFormatter(worker=3).format(made())
     assert json.loads(JsonFormatter(3).format(made()))["worker"] == 3
     assert "worker" not in json.loads(JsonFormatter().format(made()))
+
+
+def shown(filtered, name, text, *args):
+    """A line's text, or None when it is not shown."""
+    record = logging.LogRecord(name, logging.WARNING, __file__, 1, text, args, None)
+    return record.getMessage() if filtered.filter(record) else None
+
+
+def test_what_a_client_says_at_each_try_is_shown_twice_a_minute_and_counted():
+    now = [0.0]
+    repeats = Repeats(lambda: now[0])
+    lines = [shown(repeats, "aiokafka.conn", "no connection to %s", f"node {n}") for n in range(50)]
+
+    assert lines[0] == "no connection to node 0"
+    assert lines[1].startswith("no connection to node 1 (more like it")
+    assert lines[2:] == [None] * 48
+
+    now[0] = PERIOD_S
+    assert shown(repeats, "aiokafka.conn", "no connection to %s", "node 9").endswith(
+        "(48 more like it in the 60 s before)"
+    )
+
+
+def test_lines_of_other_kinds_and_of_the_application_are_all_shown():
+    repeats = Repeats(lambda: 0.0)
+    for _ in range(9):
+        shown(repeats, "flowshare.client.link", "lost %s", "a")
+
+    assert shown(repeats, "flowshare.client.link", "cannot connect %s", "a") == "cannot connect a"
+    assert [shown(repeats, "shop", "charged %s", "c1") for _ in range(9)] == ["charged c1"] * 9
+    assert [shown(repeats, "flowshare.pipeline", "running") for _ in range(9)] == ["running"] * 9

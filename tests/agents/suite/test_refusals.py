@@ -119,3 +119,20 @@ async def test_check_finds_what_the_start_would_refuse(place: Place) -> None:
     refused = [found.text for found in findings if found.level == "error"]
     assert bool(refused) != place.capabilities.own_limits
     assert all("group.share.max.delivery.count.limit" in text for text in refused)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"dead_letter": "dead!"}, "dead!"), ({"sink": ["so?"]}, "so?"), ({"lock_duration": 1e7}, "lock")],
+)
+async def test_check_finds_names_and_settings_that_the_start_would_refuse(
+    place: Place, options: dict[str, Any], says: str
+) -> None:
+    app = place.agent(work, **options)
+    async with place.outside() as (backend, admin, _):
+        findings = await _log(Session(backend, admin, LoopClock()), app)
+        topics = {topic.name for topic in await admin.list_topics()}
+
+    [refused] = [found.text for found in findings if found.level == "error"]
+    assert says in refused
+    assert place.topic not in topics
