@@ -39,7 +39,9 @@ class Admin:
     async def group_configs(self, group_id: str) -> list[ConfigEntry]:
         raise ServerError(self.code, about="settings")
 
-    async def alter_group_configs(self, group_id: str, configs: Mapping[str, str | None]) -> None:
+    async def alter_group_configs(
+        self, group_id: str, configs: Mapping[str, str | None], *, dry_run: bool = False
+    ) -> None:
         self.asked += 1
         if self.left:
             self.left -= 1
