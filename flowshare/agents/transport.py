@@ -28,6 +28,30 @@ class Consumer(aiokafka.Consumer):
 
     app: App
 
+    def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
+        super().__init__(transport, callback, *args, **options)
+        self._hand_over = callback
+        self._last: dict[Any, int] = {}
+        """Offset that went to the streams last, of each partition; of none after a seek."""
+        self.callback = self._hand_over_once
+
+    async def _hand_over_once(self, message: Any) -> None:
+        """Give a record to the streams, unless it was the last one they were given.
+
+        Where a fetch was on its way at a seek its records come twice. Faust drops those below the last one it had
+        read, but not that one itself, as it keeps the last offset read and the next one to read in one place.
+        """
+        if self._last.get(message.tp) == message.offset:
+            return
+        self._last[message.tp] = message.offset
+        await self._hand_over(message)
+
+    async def perform_seek(self) -> None:
+        """Read on from the committed offsets: what the streams' queues had lost comes again."""
+        self._last.clear()
+        await super().perform_seek()
+        self._last.clear()
+
     async def subscribe(self, topics: Iterable[str]) -> None:
         """Read these topics from the next rebalance on."""
         assignment = self.assignment()

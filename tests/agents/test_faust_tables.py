@@ -247,6 +247,35 @@ def test_fausts_classic_features_run_on_an_embedded_path(tmp_path: Path) -> None
     assert list(tmp_path.rglob("customers-*.db")), "the tables' data is on disk"
 
 
+@pytest.mark.slow
+def test_records_that_were_on_their_way_at_a_seek_are_handled_once(tmp_path: Path) -> None:
+    app = fs.App("seek", broker=f"embedded://{tmp_path}/log", broker_commit_interval=60.0)
+    orders = app.topic("orders", value_type=int, partitions=2)
+    seen: list[int] = []
+
+    @app.agent(orders)
+    async def count(stream: Any) -> None:
+        async for number in stream:
+            seen.append(number)
+
+    async def main() -> None:
+        async with app.running():
+            for count in (10, 20):
+                for number in range(count - 10, count):
+                    await orders.send(value=number, partition=number % 2)
+                await until(lambda count=count: len(seen) >= count, "the first orders")
+                if count == 10:
+                    await app.consumer.commit()
+            await app.consumer.seek_to_committed()
+            for number in range(20, 22):
+                await orders.send(value=number, partition=number % 2)
+            await until(lambda: {20, 21} <= set(seen), "the last orders")
+
+    asyncio.run(main())
+
+    assert sorted(seen) == list(range(22))
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
