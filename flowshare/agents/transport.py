@@ -52,6 +52,20 @@ class Consumer(aiokafka.Consumer):
         await super().perform_seek()
         self._last.clear()
 
+    async def on_partitions_revoked(self, revoked: set[Any]) -> None:
+        """Partitions go: finish and commit what is being handled while it is still known what was.
+
+        Faust forgets first which records of theirs were handled since the last commit, and then commits the rest: up
+        to `broker_commit_interval` of records ran again in whichever process had the partitions next.
+        """
+        if not self.app.should_stop and self.assignment():
+            self.stop_flow()
+            self.app.flow_control.suspend()
+            self.pause_partitions(self.assignment())
+            self.app.flow_control.clear()
+            await self.wait_empty()
+        await super().on_partitions_revoked(revoked)
+
     async def subscribe(self, topics: Iterable[str]) -> None:
         """Read these topics from the next rebalance on."""
         assignment = self.assignment()
@@ -84,6 +98,8 @@ class Consumer(aiokafka.Consumer):
         while not self.should_stop and self.app.streams.busy:
             await self.commit()
             await self.sleep(_LOOK_S)
+        while await self.maybe_wait_for_commit_to_finish():
+            pass  # one that began earlier: who asks meanwhile commits nothing of its own
         await self.commit_and_end_transactions()
 
     def highwater(self, tp: Any) -> int:

@@ -276,6 +276,40 @@ def test_records_that_were_on_their_way_at_a_seek_are_handled_once(tmp_path: Pat
     assert sorted(seen) == list(range(22))
 
 
+@pytest.mark.slow
+def test_what_was_handled_before_partitions_move_is_not_handled_again(tmp_path: Path) -> None:
+    seen: list[int] = []
+    half = asyncio.Event()
+
+    def counting() -> tuple[fs.App, Any]:
+        app = fs.App("moves", broker=f"embedded://{tmp_path}/log", broker_commit_interval=60.0)
+        orders = app.topic("orders", value_type=int, partitions=2)
+
+        @app.agent(orders)
+        async def count(stream: Any) -> None:
+            async for number in stream:
+                seen.append(number)
+                if len(seen) == 20:
+                    half.set()
+
+        return app, orders
+
+    async def main() -> None:
+        (first, orders), (second, _) = counting(), counting()
+        async with first.running():
+            for number in range(20):
+                await orders.send(value=number, partition=number % 2)
+            await half.wait()
+            async with second.running():
+                for number in range(20, 40):
+                    await orders.send(value=number, partition=number % 2)
+                await until(lambda: set(seen) == set(range(40)), "all orders")
+
+    asyncio.run(main())
+
+    assert sorted(seen) == list(range(40))
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
