@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from flowshare.backend import open_backend
 from flowshare.backend.base import Asked
 from flowshare.client.admin import ShareAdmin
-from flowshare.client.errors import ClientError
+from flowshare.client.errors import ClientError, Closed
 from flowshare.client.member import ShareMember
 from flowshare.client.settings import MIB, LinkSettings, MemberSettings
 from flowshare.clock import LoopClock
@@ -190,8 +190,7 @@ class GroupMember:
 
     def begin_accept(self, ranges: Iterable[Range]) -> concurrent.futures.Future[list[Range]]:
         """`accept`, for who does not wait for it now."""
-        types = dict.fromkeys(merged(ranges), ACCEPT)
-        return asyncio.run_coroutine_threadsafe(self._acknowledge(types), self._loop)
+        return self._begin(self._acknowledge(dict.fromkeys(merged(ranges), ACCEPT)))
 
     def acknowledge(self, types: Mapping[Range, Ack]) -> list[Range]:
         """Say what became of ranges; returns what was refused."""
@@ -279,7 +278,15 @@ class GroupMember:
         await self._member.close(unrun=unrun, timeout_s=0.0 if self._fenced else None)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._begin(work).result()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Have the member's thread do it. Raises: Closed, when that has ended, as after another one took its place."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise Closed(f"the member of group {self._options.group} has ended") from None
 
     # --- on the loop --------------------------------------------------------------------------------------------
 
