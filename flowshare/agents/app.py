@@ -238,7 +238,10 @@ class App(faust.App):
         await super()._on_agent_error(agent, exc)
 
     def page(self, path: str, **options: Any) -> Any:
-        """Faust's `page`: a web page of the app; having one turns the app's web server on."""
+        """Faust's `page`: a web page of the app; having one turns the app's web server on.
+
+        It listens on `web_bind` (127.0.0.1) and `web_port` (a free one, which is printed), both options of `App`.
+        """
         self.has_pages = True
         return super().page(path, **options)
 
@@ -333,6 +336,10 @@ class App(faust.App):
         self._loop = asyncio.get_running_loop()
         if self.host is not None:
             self.streams.connect(self.host.backend)
+        if self.has_pages:
+            from flowshare.agents.web import listen_for_pages
+
+            listen_for_pages(self)
         await super().start()
 
     def _forget_last_run(self) -> None:

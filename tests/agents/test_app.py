@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from typing import Any
 
@@ -152,26 +153,41 @@ def test_an_app_can_run_again_on_another_loop():
     assert starts == [1, 1]
 
 
-@pytest.mark.slow
-def test_pages_are_served():
-    app = app_with_agent(web_port=_free_port())
+def paged(name: str, **options: Any) -> fs.App:
+    app = app_with_agent(**options)
 
     @app.page("/hello/")
     async def hello(page: Any, request: Any) -> Any:
-        return page.json({"hello": "world"})
+        return page.json({"hello": name})
 
-    async def main() -> Any:
-        async with app.running(), aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{app.conf.web_port}/hello/"
-            for _ in range(100):
-                try:
-                    async with session.get(url) as answer:
-                        return await answer.json()
-                except aiohttp.ClientConnectorError:
-                    await asyncio.sleep(0.02)
-            return None
+    return app
 
-    assert asyncio.run(main()) == {"hello": "world"}
+
+@pytest.mark.slow
+def test_every_process_serves_the_apps_pages_on_a_port_of_its_own():
+    async def main() -> list[Any]:
+        one, two = paged("one"), paged("two")
+        async with one.running(), two.running(), aiohttp.ClientSession() as session:
+            found = []
+            for app in (one, two):
+                async with session.get(f"{app.conf.canonical_url}/hello/") as answer:
+                    found.append(await answer.json())
+            return found
+
+    assert asyncio.run(main()) == [{"hello": "one"}, {"hello": "two"}]
+
+
+@pytest.mark.slow
+def test_a_port_for_pages_that_is_taken_is_refused_with_what_to_do():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        app = paged("one", web_port=taken.getsockname()[1])
+
+        async def main() -> None:
+            async with app.running():
+                raise AssertionError("must not start")
+
+        with pytest.raises(UsageError, match=r"cannot be served on 127\.0\.0\.1:.*leave web_port out for a free port"):
+            asyncio.run(main())
 
 
 def test_commands_of_the_app_are_fausts():
@@ -430,14 +446,6 @@ def test_every_public_name_can_be_had():
         assert getattr(fs, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing_such'"):
         _ = fs.nothing_such
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _text(error: BaseException) -> str:
