@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 NOTE_S: Final = 0.5
 """How often queries are looked for whose checkpoint is not noted yet."""
+NOTES: Final = "flowshare"
+"""Folder of a checkpoint for what a source notes; Spark heeds its own names only."""
 KEPT: Final = 1000
 """Notes of queries that are kept; the oldest go."""
 
@@ -62,6 +64,24 @@ class Checkpoint:
         """Whether this member's source is one of the query's."""
         batch = _newest(self._root / "offsets")
         return batch >= 0 and _number(self._root / "offsets" / str(batch), member) > 0
+
+    def read_note(self, member: str) -> dict[str, Any]:
+        """What this member's source noted beside Spark's own logs; empty: nothing."""
+        try:
+            return _parsed((self._root / NOTES / f"{member}.json").read_text())
+        except (OSError, UnicodeDecodeError):
+            return {}
+
+    def write_note(self, member: str, note: dict[str, Any]) -> None:
+        """Note it durably, in place of what was noted before. Raises: OSError."""
+        path = self._root / NOTES / f"{member}.json"
+        path.parent.mkdir(exist_ok=True)
+        draft = path.with_suffix(".draft")
+        with draft.open("w") as file:
+            json.dump(note, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
 
 
 def local_checkpoint(root: str) -> Checkpoint | None:

@@ -86,6 +86,11 @@ def to_arrow(
     return batches, poison
 
 
+def all_poison(decoded: RawDecoded, reason: str) -> list[Poison]:
+    """All records, as ones that are left out for a reason."""
+    return [Poison(record, count, reason) for records, count in decoded.runs for record in records]
+
+
 def _longer(runs: Iterable[tuple[list[RawRecord], int]]) -> Iterator[tuple[Sequence[RawRecord], int]]:
     """Runs of one delivery count as one, up to about ROWS records: each costs Spark as much as some hundred rows."""
     for count, same in itertools.groupby(runs, key=itemgetter(1)):

@@ -34,6 +34,9 @@ The last rule needs that a record of a batch in the log never comes again with t
 back unrun. What the checkpoint has as committed is accepted before the first fetch of a process, when nothing can be
 this member's but what its last process held: an accept that came later could meet a record that was acquired anew.
 
+A batch that fails again and again is void: it is run empty, nothing of it is accepted, and its records come again in
+smaller ones, until the one that is at fault is alone (`flowshare.spark.suspects`).
+
 With `recovery=drop`, and with outcomes, a batch that this process did not run is nobody's: it is neither read again
 nor accepted, and the group delivers its records again.
 
@@ -63,6 +66,7 @@ from flowshare.spark.ranges import Offset, Place, Range, merged, records_in, sha
 from flowshare.spark.rate import Rate
 from flowshare.spark.reading import Part, lose
 from flowshare.spark.standing import Ends
+from flowshare.spark.suspects import REASON, Suspects
 
 if TYPE_CHECKING:
     from flowshare.spark.checkpoint import Checkpoint
@@ -128,6 +132,9 @@ class Driver:
         self._given: tuple[Range, ...] = ()
         """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
+        self._suspects = Suspects()
+        self._kept: list[Range] = []
+        """Acquired, and held for a later batch."""
         self._told = dict.fromkeys(TROUBLES, 0)
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -165,9 +172,10 @@ class Driver:
         with self._lock:
             member = self._open(offset)
             self._running, self._given = offset, offset.ranges
-            if not self._ours(offset):
+            if not self._ours(offset) or self._suspects.is_void(offset.number):
                 return []
             ranges = self._there(member, offset)
+            buried = REASON if self._suspects.buries(offset.ranges) else ""
             return [
                 Part(
                     broker=self._options.broker,
@@ -176,6 +184,7 @@ class Driver:
                     topics=dict(offset.topics),
                     committed=member.facts.committed,
                     lossy=self._options.on_data_loss == "continue",
+                    buried=buried,
                 )
                 for part in share_out(ranges, self._options.task_count)
             ]
@@ -191,9 +200,11 @@ class Driver:
                 return
             try:
                 self._restore(member)
-                if self._written(member):
-                    assert self._running is not None
-                    self._committed(member, self._running)
+                if self._running is not None and self._running.number > self._completed:
+                    if self._written(member):
+                        self._committed(member, self._running)
+                    else:
+                        self._failed(member, self._running)
                 self._settle_all(member)
             except (ClientError, OSError, Fenced) as error:
                 logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
@@ -234,6 +245,9 @@ class Driver:
         """The batch `offset` is proven to be complete."""
         if offset.number <= self._completed:
             return
+        if self._suspects.is_void(offset.number):
+            self._completed = offset.number
+            return
         if self._ours(offset):
             if self._options.outcomes:
                 # Some are settled already: what is left had no row.
@@ -250,9 +264,41 @@ class Driver:
             else:
                 self._accepts.restore(offset, self._starts)
                 self._accepts.settle()
-            if self._passed is not None:
-                self._passed.add(offset.ranges)
+        if self._passed is not None:
+            self._passed.add(offset.ranges)
+        if self._suspects.committed(offset.number, offset.ranges):
+            self._note(member)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
+
+    def _failed(self, member: GroupMember, offset: Offset) -> None:
+        """The query ends and a batch of its is not committed."""
+        if not self._ours(offset) or self._place(member) is None:
+            return
+        again = self._options.recovery == "rerun" and not self._options.outcomes
+        self._suspects.failed(offset.number, offset.ranges, whole=again)
+        self._note(member)
+
+    def _note(self, member: GroupMember) -> None:
+        """Write down what is known of suspects. What could not be written is as if it had not been found out."""
+        place = self._place(member)
+        try:
+            if place is not None:
+                place.write_note(member.member_id, self._suspects.to_json())
+        except OSError as error:
+            logger.warning("group %s: suspects cannot be noted in the checkpoint: %s", self._options.group, error)
+
+    def _noted(self, member: GroupMember) -> Suspects:
+        place = self._place(member)
+        note = {} if place is None else place.read_note(member.member_id)
+        try:
+            found = Suspects.from_json(note) if note else Suspects()
+        except (KeyError, TypeError, ValueError):
+            logger.warning("group %s: what its checkpoint notes of suspects cannot be read", self._options.group)
+            return Suspects()
+        if found.told:  # here, as Spark heeds nothing that is said at the end of a query
+            logger.warning("group %s: %s", self._options.group, found.told)
+            found.told = ""
+        return found
 
     def _settle_all(self, member: GroupMember) -> None:
         """Leave nothing in `done`, as far as that is to be had now: whoever is next may have another checkpoint.
@@ -286,7 +332,9 @@ class Driver:
             if not member.facts.endless:
                 self._passed = Passed(known.starts, known.passed)
             if known.member != self.initial.member:  # this process takes another one's place
-                member.adopt((*known.done, *(known.ranges if self._ours(known) else ())), known.topics)
+                self._suspects = self._noted(member)
+                runs = self._ours(known) and not self._suspects.is_void(known.number)
+                member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
             if self.emptying:
                 self._ends = Ends(member.ends())
             if self._options.outcomes:
@@ -352,6 +400,19 @@ class Driver:
 
     def _fresh(self, member: GroupMember, before: int) -> list[Range]:
         """Ranges for a batch, none of which was in one that is committed. before: records of the last one."""
+        if self._kept:
+            self._accepts.settle()
+            still = [part for parts in member.held(self._kept) for part in parts]  # the others' locks were lost
+            fresh, self._kept = self._suspects.split(still)
+            if fresh:
+                return merged(fresh)
+        fresh = self._acquired(member, before)
+        if self._suspects:
+            fresh, self._kept = self._suspects.split(fresh)
+        return merged(fresh)
+
+    def _acquired(self, member: GroupMember, before: int) -> list[Range]:
+        """What the group has for the next batch. before: records of the last one."""
         room = self._rate.room(time.monotonic())
         if room <= 0:
             self._accepts.settle()
@@ -379,7 +440,7 @@ class Driver:
         if fresh:
             self._rate.took(records_in(fresh), time.monotonic())
             self._warn_of_end(member, fresh)
-        return merged(fresh)
+        return fresh
 
     def _behind(self, member: GroupMember, room: int, *, wait: bool) -> list[Range]:
         """What is to be had when all is accepted: until then the window may be full of it."""
@@ -404,6 +465,7 @@ class Driver:
                 self._options.group,
                 topic,
             )
+            self._suspects.forget(topic)
             if self._passed is not None:
                 self._passed.forget(topic)
         fresh = self._accepts.swallow(got)
@@ -418,6 +480,7 @@ class Driver:
         self._prune_s = time.monotonic() + PRUNE_S
         self._starts = starts = member.starts()
         self._accepts.prune(starts)
+        self._suspects.prune(starts)
         if self._passed is not None:
             self._unread += self._passed.advance(starts)
         # Kept until they are counted: the group may not be reached just now.

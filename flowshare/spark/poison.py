@@ -28,10 +28,12 @@ def bury(part: Part, rows: Rows, options: SourceOptions) -> None:
         logger.error("%s: offsets %d to %d cannot be read: %s", where, first, last, reason)
     if rows.poison:
         bad = rows.poison[0]
+        what = "become dead letters" if part.buried else "do not fit value_schema"
         logger.error(
-            "%s: %d records do not fit value_schema, the first at offset %d: %s",
+            "%s: %d records %s, the first at offset %d: %s",
             where,
             len(rows.poison),
+            what,
             bad.record.offset,
             bad.reason,
         )

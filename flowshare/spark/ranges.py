@@ -66,13 +66,14 @@ def share_out(ranges: Iterable[Range], tasks: int) -> list[list[Range]]:
             if not parts or given >= -(-total * len(parts) // tasks):
                 parts.append([])
             room = -(-total * len(parts) // tasks) - given
-            taken, rest = _cut(rest, room)
+            taken, rest = cut(rest, room)
             parts[-1].append(taken)
             given += taken.last - taken.first + 1
     return parts
 
 
-def _cut(one: Range, room: int) -> tuple[Range, Range | None]:
+def cut(one: Range, room: int) -> tuple[Range, Range | None]:
+    """The first `room` offsets of a range, at least one, and the rest of it."""
     if one.last - one.first + 1 <= room:
         return one, None
     return one._replace(last=one.first + room - 1), one._replace(first=one.first + room)

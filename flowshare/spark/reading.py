@@ -43,7 +43,7 @@ from flowshare.protocol.headers import DecodeError, check_header, frames
 from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchPartition
 from flowshare.share.types import AcquiredRange
-from flowshare.spark.columns import Decode, Poison, to_arrow
+from flowshare.spark.columns import Decode, Poison, all_poison, to_arrow
 from flowshare.spark.garbage import no_collections
 from flowshare.spark.ranges import Done, Range, by_place, records_in
 
@@ -97,6 +97,7 @@ class Part:
     """What one task reads. broker: its URL. hosts: where its log is read. topics: ids of the ranges' topics.
 
     lossy: go on without records that are gone from the log.
+    buried: why all of its records are dead letters instead of rows; empty: they are rows.
     """
 
     broker: str = field(repr=False)
@@ -105,6 +106,7 @@ class Part:
     topics: dict[str, str]
     committed: bool
     lossy: bool = False
+    buried: str = ""
 
 
 class LogReader:
@@ -278,6 +280,9 @@ def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]
         for log, wanted in one.answers(following):
             with no_collections():
                 decoded = decode_raw(log.records, wanted)
+                if part.buried:
+                    yield Rows(one.topic, one.partition, [], all_poison(decoded, part.buried), decoded.corrupt)
+                    continue
                 batches, poison = to_arrow(one.topic, one.partition, decoded, schema, decode)
             yield Rows(one.topic, one.partition, batches, poison, decoded.corrupt)
 

@@ -18,12 +18,12 @@ BATCH = 100
 class Query:
     """What Spark does with the source: batch by batch, one checkpoint."""
 
-    def __init__(self, folder, broker, topic, group):
+    def __init__(self, folder, broker, topic, group, **options):
         self._folder = folder
         for log in ("offsets", "commits"):
             (folder / log).mkdir(parents=True, exist_ok=True)
         given = {"broker": broker.url, "topics": topic, "group": group, "checkpoint": str(folder)}
-        self.driver = Driver(SourceOptions.parse({**given, "records_per_trigger": str(BATCH)}))
+        self.driver = Driver(SourceOptions.parse({**given, "records_per_trigger": str(BATCH), **options}))
 
     def plan(self, begun=None):
         """The next batch, in the write-ahead log."""
@@ -33,8 +33,16 @@ class Query:
 
     def run(self, offset):
         self.driver.parts(offset)
-        self._write("commits", offset, "{}")
+        self.commit(offset)
         return offset
+
+    def commit(self, offset):
+        self._write("commits", offset, "{}")
+
+    def fail(self, offset):
+        """A record of it kills what runs it: the query ends."""
+        self.driver.parts(offset)
+        self.driver.close()
 
     def newest(self):
         *_, path = sorted((self._folder / "offsets").iterdir(), key=lambda one: int(one.name))
@@ -70,3 +78,58 @@ def test_a_clean_stop_after_a_crash_accepts_what_was_committed_and_is_the_groups
     fresh = offsets(other.plan())
     other.driver.close()
     assert not fresh & (offsets(committed) | offsets(under_way))
+
+
+@pytest.mark.parametrize("recovery", ["rerun", "drop"])
+def test_a_record_that_fails_every_batch_becomes_a_dead_letter_and_the_others_are_handled_once(
+    broker, unique, tmp_path, recovery
+):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(20):
+        broker.produce(topic, [b"%d" % number])
+    bad, handled, buried, failures = (topic, 0, 13), [], [], 0
+    query = Query(tmp_path, broker, topic, group, recovery=recovery)
+    begun, offset = None, query.plan()
+    while len(handled) + len(buried) < 20:
+        parts = query.driver.parts(offset)
+        given = {one for part in parts for one in offsets(part)}
+        if bad in given and not parts[0].buried:
+            failures += 1
+            assert failures < 9
+            query.fail(offset)
+            query = Query(tmp_path, broker, topic, group, recovery=recovery)
+            continue
+        (buried if parts and parts[0].buried else handled).extend(given)
+        query.commit(offset)
+        begun = offset
+        if len(handled) + len(buried) < 20:
+            offset = query.plan(begun)
+    query.driver.close()
+
+    assert buried == [bad]
+    assert len(set(handled)) == len(handled) == 19
+    other = Query(tmp_path / "new", broker, topic, group)
+    assert other.driver.next(other.driver.initial) is None, "all of it is accepted"
+    other.driver.close()
+
+
+def test_what_an_earlier_process_handled_is_no_loss_where_batches_are_not_run_again(broker, unique, tmp_path):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(35):
+        broker.produce(topic, [b"%d-%d" % (number, one) for one in range(20)])
+    first = Query(tmp_path, broker, topic, group, recovery="drop")
+    handled = first.run(first.plan())
+    for _ in range(2):
+        first.driver._prune_s = 0.0
+        handled = first.run(first.plan(handled))
+    first.driver.close()
+
+    second = Query(tmp_path, broker, topic, group, recovery="drop")
+    for _ in range(3):
+        handled = second.run(second.plan(handled))
+        second.driver._prune_s = 0.0
+    second.plan(handled)
+    told = second.driver.told()
+    second.driver.close()
+
+    assert told["records_archived"] == 0
