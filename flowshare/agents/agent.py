@@ -104,6 +104,10 @@ class ShareAgent:
         self.topics: tuple[str, ...] = tuple(_channel_name(name, topic) for topic in topics)
         self.group = self.options.group or f"{app.app_id}.{name}"
         self._decoders = self._build_decoders()
+        self._key_decoders = {
+            name: _key_decoder(self.name, name, channel)
+            for name, channel in zip(self.topics, self.channels, strict=True)
+        }
         self._check_outputs()
         self._warn = warn_once_of_lost_values(name)
         self.__doc__ = fun.__doc__
@@ -139,7 +143,7 @@ class ShareAgent:
     def middleware(self) -> tuple[Middleware, ...]:
         """The app's middleware, then the agent's. Raises: UsageError when one cannot stand around this handler."""
         chain = (*self.app.middlewares, *self.options.middleware)
-        check(self.name, chain, handler_is_async=self.is_async)
+        check(self.name, chain)
         return chain
 
     # --- while a worker runs ------------------------------------------------------------------------------------
@@ -176,6 +180,10 @@ class ShareAgent:
     def decoder(self, topic: str) -> Decoder | None:
         """How values of this topic are decoded; None: they are passed as bytes."""
         return self._decoders[topic]
+
+    def key_decoder(self, topic: str) -> Decoder | None:
+        """How keys of this topic are decoded, by its `key_type`; None: they are passed as bytes."""
+        return self._key_decoders[topic]
 
     def explain(self, raw: bytes | None, error: BaseException) -> UndecodableValue:
         """One error for a value that the decoder refused."""
@@ -254,6 +262,16 @@ class ShareAgent:
             raise OptionError(
                 f"agent {self.name}: its dead-letter topic {self.dead_letter_topic!r} is one that it reads"
             )
+
+
+def _key_decoder(agent: str, topic: str, channel: Any) -> Decoder | None:
+    key_type = getattr(channel, "key_type", None)
+    if key_type is None or isinstance(key_type, str):
+        return None
+    try:
+        return decoder(key_type)
+    except AnnotationError as error:
+        raise AnnotationError(f"agent {agent}: the key_type of topic {topic!r}: {error}") from None
 
 
 def _channel_name(agent: str, topic: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flowshare.agents.batching import BatchRecord, Records
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.delivery import Delivery, current
-from flowshare.agents.middleware import call_async, call_sync
+from flowshare.agents.middleware import call_async, call_inline, call_sync
 from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, of_exception
 from flowshare.agents.send import SendGroup
 from flowshare.agents.slots import Held, Slot
@@ -175,10 +175,10 @@ class BatchPool(TaskBasedPool):
         if self.agent.is_async:
             return await call_async(middleware, records, lambda: fun(records))
         if self._executor is None:
-            return call_sync(middleware, records, lambda: fun(records))
+            return await call_inline(middleware, records, lambda: fun(records))
         context = copy_context()
         return await self._handler_loop.run_in_executor(
-            self._executor, context.run, call_sync, middleware, records, lambda: fun(records)
+            self._executor, context.run, call_sync, middleware, records, lambda: fun(records), self._handler_loop
         )
 
     def _settle(self, held: list[Held], records: Records[Any], result: Any, error: BaseException | None) -> None:
@@ -198,7 +198,8 @@ class BatchPool(TaskBasedPool):
             elif logged is None:
                 outcome = logged = self.failed(chunk, record, error)
             else:
-                outcome = of_exception(self.agent, error, chunk.attempt(record.offset))
+                outcome = of_exception(self.agent, error, chunk.attempt(record.offset), ending=self.stopping)
+                outcome = outcome._replace(told=True)
             self.finish(chunk, record, outcome)
 
     def _decided(self, chunk: Chunk, record: Any, decided: BaseException) -> Outcome:

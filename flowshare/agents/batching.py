@@ -44,8 +44,8 @@ class BatchRecord(Generic[T]):
         self.delivery = delivery
 
     @property
-    def key(self) -> bytes | None:
-        """The record's key."""
+    def key(self) -> Any:
+        """The record's key, as the topic's `key_type` has it; see `Delivery.key`."""
         return self.delivery.key
 
     @property

@@ -49,6 +49,7 @@ class Chunk:
         "attempts",
         "deadline",
         "decode",
+        "decode_key",
         "generation",
         "lost",
         "others",
@@ -75,10 +76,12 @@ class Chunk:
         arrived: float,
         origins: Mapping[int, Origin] | None = None,
         unread: Unread | None = None,
+        decode_key: Decoder | None = None,
     ) -> None:
-        """origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s.
+        """decode, decode_key: of values and keys; None: they are bytes.
 
-        unread: instead of records.
+        origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s. unread:
+        instead of records.
         """
         first = next(iter(origins.values())) if origins else None
         self.agent = agent
@@ -89,6 +92,7 @@ class Chunk:
         self.partition = tp.partition if first is None else first.partition
         self._origins = origins
         self.decode = decode
+        self.decode_key = decode_key
         self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
         self.accepted: list[int] = []

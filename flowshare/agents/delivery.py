@@ -6,9 +6,10 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 from flowshare.agents.chunk import Chunk
+from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.retry_topic import PREFIX as RETRY_PREFIX
 from flowshare.protocol.decoding import RawRecord
 
@@ -38,7 +39,8 @@ class Renewal:
 class Delivery:
     """One delivery of one record.
 
-    topic, partition, offset: where the record lies. key, value: bytes or None. headers: pairs of name and bytes.
+    topic, partition, offset: where the record lies. key: of the topic's `key_type`, else bytes; None: there is none.
+    value: bytes or None. headers: pairs of name and bytes.
     timestamp: seconds since 1970. attempt: 1 for the first delivery.
     """
 
@@ -70,9 +72,18 @@ class Delivery:
         return self._chunk.place(self._record.offset)
 
     @property
-    def key(self) -> bytes | None:
-        """The record's key."""
-        return self._record.key
+    def key(self) -> Any:
+        """The record's key, as the topic's `key_type` has it; bytes where it has none. None: the record has no key.
+
+        Raises: UndecodableValue, after which the record goes to the dead letter, when it does not fit.
+        """
+        key, decode = self._record.key, self._chunk.decode_key
+        if key is None or decode is None:
+            return key
+        try:
+            return decode(key)
+        except Exception as error:
+            raise UndecodableValue(f"the key {key[:80]!r} does not fit the topic's key_type: {error}") from error
 
     @property
     def value(self) -> bytes | None:

@@ -7,13 +7,17 @@ A middleware takes the delivery (for batch agents the `Records`) and `call_next`
         with timer(delivery.agent):
             return await call_next()
 
-For `def` handlers, which run in threads, it is a plain `def` that calls `call_next()` without await.
+An `async def` one runs on the handler loop, around handlers of both kinds; a `def` handler runs in its thread
+meanwhile. A plain `def` one calls `call_next()` without await: around a `def` handler it gets its result, in the
+handler's thread; around an `async def` handler something to await, which it returns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import queue
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -22,7 +26,7 @@ from flowshare.agents.errors import UsageError
 Middleware = Callable[[Any, Callable[[], Any]], Any]
 
 
-def check(agent: str, middleware: Sequence[Middleware], *, handler_is_async: bool) -> None:
+def check(agent: str, middleware: Sequence[Middleware]) -> None:
     """Raise UsageError for a middleware that cannot stand around the handler."""
     for one in middleware:
         if not callable(one):
@@ -31,11 +35,6 @@ def check(agent: str, middleware: Sequence[Middleware], *, handler_is_async: boo
             raise UsageError(
                 f"agent {agent}: middleware {getattr(one, '__name__', one)!r} must take two arguments: "
                 "`async def middleware(delivery, call_next)`, and `return await call_next()`"
-            )
-        if inspect.iscoroutinefunction(one) and not handler_is_async:
-            raise UsageError(
-                f"agent {agent}: its handler is a plain def and runs in threads, so the async middleware "
-                f"{getattr(one, '__name__', one)!r} cannot stand around it; write the middleware as a plain def"
             )
 
 
@@ -61,12 +60,73 @@ async def call_async(middleware: Sequence[Middleware], subject: Any, handler: Ca
     return await step(0)
 
 
-def call_sync(middleware: Sequence[Middleware], subject: Any, handler: Callable[[], Any]) -> Any:
-    """Call a `def` handler through its middleware."""
+def call_sync(
+    middleware: Sequence[Middleware],
+    subject: Any,
+    handler: Callable[[], Any],
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Any:
+    """Call a `def` handler through its middleware, in this thread; loop: where those run that are `async def`."""
 
     def step(index: int) -> Any:
         if index == len(middleware):
             return handler()
-        return middleware[index](subject, functools.partial(step, index + 1))
+        one, call_next = middleware[index], functools.partial(step, index + 1)
+        if not inspect.iscoroutinefunction(one):
+            return one(subject, call_next)
+        assert loop is not None
+        return _on_loop(loop, functools.partial(one, subject), call_next)
 
     return step(0)
+
+
+async def call_inline(middleware: Sequence[Middleware], subject: Any, handler: Callable[[], Any]) -> Any:
+    """Call a `def` handler through its middleware on this loop, as the test kit does. Raises: UsageError."""
+    if not any(map(inspect.iscoroutinefunction, middleware)):
+        return call_sync(middleware, subject, handler)
+    first, *others = middleware
+    if not inspect.iscoroutinefunction(first):
+        raise UsageError(
+            f"in the test kit the plain middleware {getattr(first, '__name__', first)!r} cannot stand outside of an "
+            "async one around a plain def handler: declare the async one first"
+        )
+    return await first(subject, lambda: call_inline(others, subject, handler))
+
+
+def _on_loop(
+    loop: asyncio.AbstractEventLoop, around: Callable[[Callable[[], Awaitable[Any]]], Any], inner: Callable[[], Any]
+) -> Any:
+    """Run an async middleware on a loop and, each time it awaits `call_next`, `inner` in this thread; its result."""
+    asked: queue.SimpleQueue[asyncio.Future[Any] | None] = queue.SimpleQueue()
+
+    async def call_next() -> Any:
+        wanted: asyncio.Future[Any] = loop.create_future()
+        asked.put(wanted)
+        return await wanted
+
+    async def run() -> Any:
+        try:
+            return await around(call_next)
+        finally:
+            asked.put(None)
+
+    running = asyncio.run_coroutine_threadsafe(run(), loop)
+    while (wanted := asked.get()) is not None:
+        try:
+            result = inner()
+        except BaseException as error:  # noqa: BLE001 - the middleware sees what the handler raised
+            loop.call_soon_threadsafe(_answer, wanted, None, error)
+        else:
+            loop.call_soon_threadsafe(_answer, wanted, result, None)
+    return running.result()
+
+
+def _answer(wanted: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if wanted.done():  # the middleware was cancelled
+        return
+    if error is None:
+        wanted.set_result(result)
+    elif isinstance(error, StopIteration):
+        wanted.set_exception(RuntimeError(f"the handler raised {error!r}"))  # a future cannot carry it
+    else:
+        wanted.set_exception(error)

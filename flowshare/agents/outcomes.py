@@ -50,20 +50,24 @@ class Kind(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop."""
+    """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop.
+
+    told: the log has it already, of another record of its batch.
+    """
 
     kind: Kind
     error: BaseException | None = None
     reason: str = ""
     delay_s: float = 0.0
     sends: SendGroup | None = None
+    told: bool = False
 
 
 CANCELLED = "the handler was cancelled"
 
 
-def of_exception(agent: ShareAgent, error: BaseException, attempt: int) -> Outcome:
-    """The outcome of an exception out of user code (or of `timeout`)."""
+def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
+    """The outcome of an exception out of user code (or of `timeout`); ending: handlers are being cancelled."""
     if isinstance(error, Release):
         if attempt >= agent.options.retry.max_attempts:  # each release is an attempt: no record goes round for ever
             return Outcome(Kind.DEAD, None, f"attempts used up ({attempt}): given back by fs.Release")
@@ -74,15 +78,16 @@ def of_exception(agent: ShareAgent, error: BaseException, attempt: int) -> Outco
         return Outcome(Kind.DEAD, error, f"undecodable: {error}")
     if isinstance(error, agent.options.reject):
         return Outcome(Kind.DEAD, error, f"rejected because of {type(error).__name__}: {error}")
-    if not isinstance(error, Exception):
+    if ending and not isinstance(error, Exception):
         return Outcome(Kind.RELEASE, error, f"{CANCELLED} ({type(error).__name__})")
-    return _of_plain_exception(agent, error, attempt)
+    return _of_failure(agent, error, attempt)
 
 
-def _of_plain_exception(agent: ShareAgent, error: Exception, attempt: int) -> Outcome:
+def _of_failure(agent: ShareAgent, error: BaseException, attempt: int) -> Outcome:
+    """sys.exit() and the like are tried again as any failure: `Retry(on=…)` names kinds of Exception."""
     retry = agent.options.retry
     said = f"{type(error).__name__}: {error}"
-    if not retry.retries(error):
+    if isinstance(error, Exception) and not retry.retries(error):
         return Outcome(Kind.DEAD, error, f"not to be retried: {said}")
     if attempt >= retry.max_attempts:
         return Outcome(Kind.DEAD, error, f"attempts used up ({attempt}): {said}")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import of_user, place_of
+from flowshare.agents.dead_letter import REASON_MAX, clip, of_user, place_of
 from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome, of_exception
@@ -218,21 +218,20 @@ class Pool(abc.ABC):
 
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
         """Count and log an exception out of user code; returns its outcome."""
-        outcome = of_exception(self.agent, error, chunk.attempt(record.offset))
+        outcome = of_exception(self.agent, error, chunk.attempt(record.offset), ending=self.stopping)
         if outcome.error is None:
             return outcome
-        if isinstance(error, Exception):
-            self.stats.handler_errors += 1
-        else:
+        if outcome.kind is Kind.RELEASE:
             self.stats.cancelled += 1
+        else:
+            self.stats.handler_errors += 1
         if outcome.kind is Kind.DEAD:
-            logger.error(
-                "%s: %s", self._where(chunk, record), outcome.reason, exc_info=(type(error), error, of_user(error))
-            )
-        else:  # one line: during an outage every record says this, and the dead letter shows the whole trace
-            traced = (type(error), error, of_user(error)) if logger.isEnabledFor(logging.DEBUG) else None
-            text = "%s: will be tried again: %s (%s)"
-            logger.warning(text, self._where(chunk, record), outcome.reason, place_of(error), exc_info=traced)
+            said = clip(outcome.reason, REASON_MAX)
+            if isinstance(error, self.agent.options.reject):  # what the app expects, and says with `reject=`
+                logger.info("%s: %s (%s)", self._where(chunk, record), said, place_of(error))
+            else:
+                exc_info = (type(error), error, of_user(error))
+                logger.error("%s: %s", self._where(chunk, record), said, exc_info=exc_info)
         return outcome
 
     def timed_out(self, slot: Slot) -> None:

@@ -90,6 +90,7 @@ class Reader:
             part.tp,
             records,
             decode=self._agent.decoder(part.topic),
+            decode_key=self._agent.key_decoder(part.topic),
             deadline=part.lock_deadline,
             generation=part.generation,
             arrived=now,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.delivery import Delivery, current
-from flowshare.agents.middleware import call_async, call_sync
+from flowshare.agents.middleware import call_async, call_inline
 from flowshare.agents.outcomes import of_result
 from flowshare.agents.slots import Held, Slot
 from flowshare.agents.tasks import SLICE_S, TaskBasedPool, give_turn
@@ -172,6 +172,6 @@ def _through_middleware(agent: ShareAgent, pool: TaskPool, bare: Callable[[Held]
         delivery = Delivery(held[0], held[1], pool.renew)  # type: ignore[arg-type]
         if agent.is_async:
             return await call_async(middleware, delivery, lambda: bare(held))
-        return call_sync(middleware, delivery, lambda: bare(held))
+        return await call_inline(middleware, delivery, lambda: bare(held))
 
     return call

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import ACCEPT, REJECT, RELEASE, AckSender
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import dead_letter, without_trace
+from flowshare.agents.dead_letter import REASON_MAX, clip, dead_letter, of_user, place_of, without_trace
 from flowshare.agents.delays import Delays
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome
@@ -145,14 +145,13 @@ class Settler:
         """A sink cannot be produced: as an exception in `retry.on`; a record that is too large never will be."""
         self._stats.send_failed += 1
         attempt = record.delivery_count
-        said = f"an output could not be produced: {type(error).__name__}: {error}"
-        logger.warning("%s: %s", self._where(chunk, record), said)
-        if _too_large(error):
-            self._dead(chunk, record, Outcome(Kind.DEAD, error, said))
-        elif attempt >= self._agent.options.retry.max_attempts:
-            self._dead(chunk, record, Outcome(Kind.DEAD, error, f"attempts used up ({attempt}): {said}"))
-        else:
+        said = clip(f"an output could not be produced: {type(error).__name__}: {error}", REASON_MAX)
+        if not _too_large(error) and attempt < self._agent.options.retry.max_attempts:
             self._retry(chunk, record, Outcome(Kind.RETRY, error, said))
+            return
+        logger.error("%s: %s", self._where(chunk, record), said)
+        reason = said if _too_large(error) else f"attempts used up ({attempt}): {said}"
+        self._dead(chunk, record, Outcome(Kind.DEAD, error, reason))
 
     # --- release ------------------------------------------------------------------------------------------------
 
@@ -162,7 +161,23 @@ class Settler:
         except Exception:
             logger.exception("%s: the retry's delay function failed; 1 s is used", self._where(chunk, record))
             delay_s = 1.0
+        if not outcome.told:
+            self._tell_of_retry(chunk, record, outcome, delay_s)
         self._release(chunk, record, outcome.reason, delay_s, "retried")
+
+    def _tell_of_retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, delay_s: float) -> None:
+        """One line: during an outage every record says this, and the dead letter shows the whole trace."""
+        error = outcome.error
+        assert error is not None
+        logger.warning(
+            "%s of %d: tried again in %.3g s: %s (%s)",
+            self._where(chunk, record),
+            self._agent.options.retry.max_attempts,
+            delay_s,
+            clip(outcome.reason, REASON_MAX),
+            place_of(error),
+            exc_info=(type(error), error, of_user(error)) if logger.isEnabledFor(logging.DEBUG) else None,
+        )
 
     def _release(
         self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str, *, unrun: bool = False
@@ -189,7 +204,9 @@ class Settler:
     def _dead(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         topic = self._agent.dead_letter_topic
         if topic is None:
-            logger.error("%s: rejected without dead letter: %s", self._where(chunk, record), outcome.reason)
+            logger.error(
+                "%s: rejected without dead letter: %s", self._where(chunk, record), clip(outcome.reason, REASON_MAX)
+            )
             self._ack(chunk, record, REJECT, "rejected", reason=outcome.reason)
             return
         letter = dead_letter(topic, self._agent.group, chunk, record, outcome)

@@ -161,6 +161,6 @@ class ThreadPool(Pool):
                     return fun(value)
                 return fun(value, delivery) if positional else fun(value, **{name: delivery})
 
-            return call_sync(middleware, delivery, call) if middleware else call()
+            return call_sync(middleware, delivery, call, self._handler_loop) if middleware else call()
 
         return handle

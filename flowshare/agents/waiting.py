@@ -75,6 +75,7 @@ class WaitingRecords:
             part.tp,
             runs,
             decode=self._agent.decoder(topic),
+            decode_key=self._agent.key_decoder(topic),
             deadline=part.lock_deadline,
             generation=part.generation,
             arrived=now,

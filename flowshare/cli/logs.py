@@ -25,6 +25,8 @@ REPEATS_MAX: Final = 2
 """Lines of one kind that are shown in PERIOD_S seconds."""
 PERIOD_S: Final = 60.0
 KINDS_MAX: Final = 1000
+TRACE_MAX: Final = 16_000
+"""Characters of a traceback that are shown."""
 
 
 def set_up(level: str = "info", form: str = "text", *, worker: int | None = None) -> None:
@@ -81,6 +83,11 @@ class Repeats(logging.Filter):
         return lines < REPEATS_MAX
 
 
+def _bounded(text: str) -> str:
+    """A traceback without its middle when it is long: an error's text may be a whole record."""
+    return text if len(text) <= TRACE_MAX else f"{text[: TRACE_MAX // 2]}\n…\n{text[-TRACE_MAX // 2 :]}"
+
+
 def _append(record: logging.LogRecord, text: str) -> None:
     record.msg, record.args = record.getMessage() + text, ()
 
@@ -113,7 +120,7 @@ class TextFormatter(logging.Formatter):
         of = getattr(record, "flowshare", "")  # set by flowshare.agents.logs inside handlers
         line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {self._who}{record.name}: {of}{record.getMessage()}"
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + _bounded(self.formatException(record.exc_info))
         if record.stack_info:
             line += "\n" + self.formatStack(record.stack_info)
         return line
@@ -143,5 +150,5 @@ class JsonFormatter(logging.Formatter):
         data.update((name, value) for name, value in extra if not name.startswith("flowshare"))
         if record.exc_info and record.exc_info[0] is not None:
             data["error"] = record.exc_info[0].__name__
-            data["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+            data["traceback"] = _bounded("".join(traceback.format_exception(*record.exc_info)))
         return json.dumps(data, default=str, ensure_ascii=False)

@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.errors import UsageError, nearest
@@ -146,9 +147,30 @@ class Bus:
             setattr(target, name, real)
 
     def records(self, topic: Any) -> list[SentRecord]:
-        """What lies in a topic (a sink, say), as of the last `run_until_idle` or `advance`."""
+        """What lies in a topic (a sink, say), as of the last `run_until_idle` or `advance`.
+
+        Keys and values are of the topic's `key_type` and `value_type`, where the topic that is given, or one of this
+        name that an agent of the app reads or sends to, has them; else decoded JSON, or bytes.
+        """
         name = topic if isinstance(topic, str) else topic.get_topic_name()
-        return list(self._records.get(name, ()))
+        channel = self._channel(name) if isinstance(topic, str) else topic
+        return [self._typed(record, channel) for record in self._records.get(name, ())]
+
+    def _channel(self, name: str) -> Any:
+        for agent in self.app.share_agents.values():
+            for channel in (*agent.channels, *agent.options.sink):
+                if not isinstance(channel, str) and channel.get_topic_name() == name:
+                    return channel
+        return None
+
+    def _typed(self, record: SentRecord, channel: Any) -> SentRecord:
+        key_type, value_type = getattr(channel, "key_type", None), getattr(channel, "value_type", None)
+        loads = self.app.serializers
+        key = record.key if key_type is None else loads.loads_key(key_type, record.key)
+        if value_type is None:
+            return replace(record, key=key, value=_decoded(record.value))
+        serializer = getattr(channel, "value_serializer", None)
+        return replace(record, key=key, value=loads.loads_value(value_type, record.value, serializer=serializer))
 
     def dead_letters(self, agent: Any) -> list[DeadLetter]:
         """An agent's dead letters, as of the last `run_until_idle` or `advance`.
@@ -157,9 +179,8 @@ class Bus:
         """
         name = self._dead_letter_topic(agent)
         fields = ("topic", "partition", "offset", "key", "value", "headers")
-        return [
-            DeadLetter(**{field: getattr(record, field) for field in fields}) for record in self._records.get(name, ())
-        ]
+        found = (replace(record, value=_decoded(record.value)) for record in self._records.get(name, ()))
+        return [DeadLetter(**{field: getattr(record, field) for field in fields}) for record in found]
 
     def _dead_letter_topic(self, agent: Any) -> str:
         agents = self.app.share_agents
@@ -241,7 +262,7 @@ def _sent(topic: str, partition: int, record: Any) -> SentRecord:
         partition=partition,
         offset=record.offset,
         key=record.key,
-        value=_decoded(record.value),
+        value=record.value,
         headers=dict(record.headers),
     )
 

@@ -62,12 +62,12 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRecord:
-    """A record as it lies in a topic. `value` is decoded JSON where it is JSON, else bytes."""
+    """A record as it lies in a topic. `key` and `value` have the topic's types, else they are bytes, or JSON."""
 
     topic: str
     partition: int
     offset: int
-    key: bytes | None
+    key: Any
     value: Any
     headers: dict[str, bytes | None]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
+from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.client.errors import RecordTooLarge
 from tests.agents.agents_kit import one_agent, run_agent, run_app
 
@@ -177,12 +178,17 @@ def test_attempts_used_up_go_to_the_dead_letter_with_key_value_and_origin():
     assert headers["timestamp"].isdigit()
 
 
-def test_a_record_that_arrives_with_too_many_attempts_is_dead_lettered_unrun():
+def test_a_record_that_arrives_with_too_many_attempts_is_dead_lettered_unrun(monkeypatch: pytest.MonkeyPatch):
     ran: list[int] = []
 
     async def crashing(value: bytes, delivery: fs.Delivery) -> Any:
         ran.append(delivery.attempt)
-        raise asyncio.CancelledError  # ends without an outcome and costs an attempt, as a crash does
+        raise asyncio.CancelledError
+
+    def as_after_a_crash(agent: Any, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
+        return Outcome(Kind.RELEASE, error)  # it costs an attempt and has no outcome
+
+    monkeypatch.setattr("flowshare.agents.pool.of_exception", as_after_a_crash)
 
     seen = run_agent(crashing, retry=fs.Retry(3))
 
@@ -252,25 +258,44 @@ def test_a_dead_letter_outage_longer_than_the_attempts_loses_nothing(monkeypatch
     assert len(seen.dead) == 1
 
 
-def test_a_handler_that_cancels_itself_releases_its_record():
-    async def cancelling(value: bytes, delivery: fs.Delivery) -> None:
-        if delivery.attempt == 1:
-            raise asyncio.CancelledError
-
-    seen = run_agent(cancelling)
-
-    assert seen.outcomes == ["released", "accepted"]
+class Unusual(BaseException):
+    """No Exception."""
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_a_base_exception_out_of_user_code_releases_its_record(error: type[BaseException]):
-    async def leaving(value: bytes, delivery: fs.Delivery) -> None:
-        if delivery.attempt == 1:
-            raise error
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, Unusual])
+def test_what_is_no_exception_is_tried_again_as_one_and_named_in_its_dead_letter(error: type[BaseException]):
+    async def leaving(value: bytes) -> None:
+        raise error
 
-    seen = run_agent(leaving)
+    seen = run_agent(leaving, retry=fs.Retry(max_attempts=2, delay=5))
 
-    assert seen.outcomes == ["released", "accepted"]
+    assert seen.outcomes == ["retried", "dead_lettered"]
+    assert seen.dead[0].headers["flowshare.dlq.exception"].decode().endswith(error.__qualname__)
+
+
+def test_a_retry_says_which_of_how_many_attempts_it_was_and_when_the_next_one_is(caplog: pytest.LogCaptureFixture):
+    async def failing(value: bytes) -> None:
+        raise ValueError("x" * 100_000)
+
+    run_agent(failing, retry=fs.Retry(max_attempts=2, delay=5))
+
+    again, dead = [record.getMessage() for record in caplog.records if "attempt=" in record.getMessage()]
+    assert "attempt=1 of 2: tried again in 5 s: ValueError: xxx" in again
+    assert "test_outcome_table.py" in again
+    assert "attempts used up (2)" in dead
+    assert max(len(again), len(dead)) < 2_000
+
+
+def test_a_rejection_that_the_app_expects_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture):
+    async def refusing(value: bytes) -> None:
+        raise ValueError("no customer")
+
+    with caplog.at_level("INFO"):
+        seen = run_agent(refusing, reject=(ValueError,))
+
+    [line] = [record for record in caplog.records if "no customer" in record.getMessage()]
+    assert (line.levelname, line.exc_info) == ("INFO", None)
+    assert seen.outcomes == ["dead_lettered"]
 
 
 def test_a_tombstone_is_passed_as_none_when_the_annotation_allows_it():

@@ -79,7 +79,7 @@ def test_the_handler_runs_in_a_task_that_is_the_current_one():
     assert tasks[0].get_name().startswith("agent-")
 
 
-def test_cancelling_the_own_task_releases_and_the_pool_goes_on():
+def test_cancelling_the_own_task_is_a_failure_and_the_pool_goes_on():
     async def handler(value: int, delivery: fs.Delivery) -> None:
         if delivery.attempt == 1:
             task = asyncio.current_task()
@@ -89,7 +89,7 @@ def test_cancelling_the_own_task_releases_and_the_pool_goes_on():
 
     seen = run_agent(handler, [1, 2, 3], concurrency=1)
 
-    assert sorted(seen.outcomes) == ["accepted"] * 3 + ["released"] * 3
+    assert sorted(seen.outcomes) == ["accepted"] * 3 + ["retried"] * 3
 
 
 def test_context_variables_of_one_record_are_gone_for_the_next():

@@ -8,12 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import flowshare as fs
-from flowshare.agents.errors import UsageError
 from flowshare.agents.host import Host
-from tests.agents.agents_kit import one_agent, run_agent
+from tests.agents.agents_kit import run_agent
 
 
 def threaded(app: fs.App, values: list[Any], until: Callable[[dict[str, float]], bool], look: Any = None) -> Any:
@@ -151,15 +148,55 @@ def test_context_variables_and_current_delivery_are_per_record():
     assert found == [0, 1]
 
 
-def test_async_middleware_around_a_def_handler_is_refused():
-    def handler(value: int) -> None: ...
+def test_async_middleware_stands_around_a_def_handler():
+    calls: list[Any] = []
 
-    async def around(delivery: Any, call_next: Any) -> Any: ...
+    def handler(value: int) -> None:
+        calls.append(threading.current_thread() is threading.main_thread())
+        if len(calls) == 2:
+            raise ValueError("no")
 
-    app = one_agent(handler, middleware=[around])
+    async def around(delivery: fs.Delivery, call_next: Any) -> Any:
+        await asyncio.sleep(0)
+        current = fs.current_delivery()
+        assert current is not None
+        calls.append(current.offset)
+        try:
+            return await call_next()
+        except ValueError as error:
+            raise fs.Reject(f"seen around: {error}") from error
 
-    with pytest.raises(UsageError, match="plain def"):
-        _ = app.share_agents["agent"].middleware
+    def inside(delivery: fs.Delivery, call_next: Any) -> Any:
+        calls.append("inside")
+        return call_next()
+
+    threaded(app_of(handler, middleware=[around, inside], concurrency=1), [1], lambda stats: stats["accepted"] == 1)
+    assert calls == [0, "inside", False]
+
+    calls.clear()
+    run_agent(handler, [1], middleware=[around, inside])
+    assert calls == [0, "inside", True]
+
+    calls.clear()
+    seen = run_agent(handler, [1], middleware=[around])
+    assert calls == [0, True]
+    assert seen.outcomes == ["dead_lettered"]
+
+
+def test_async_middleware_stands_around_a_def_batch_in_a_thread():
+    calls: list[Any] = []
+
+    def handler(rows: fs.Records[int]) -> None:
+        calls.append(threading.current_thread() is threading.main_thread())
+
+    async def around(rows: fs.Records[int], call_next: Any) -> Any:
+        calls.append([row.value for row in rows])
+        return await call_next()
+
+    app = app_of(handler, batch=fs.Batch(1), middleware=[around])
+    threaded(app, [1], lambda stats: stats["accepted"] == 1)
+
+    assert calls == [[1], False]
 
 
 def test_plain_middleware_stands_around_a_def_handler():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -177,3 +179,50 @@ def test_asking_for_an_agent_that_is_not_there_is_no_silent_zero():
             assert report["audit"].accepted == 0
 
     fs.testing.run(main())
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What the agent below sends."""
+
+    customer: str
+    cents: int
+
+
+@pytest.mark.asyncio
+async def test_keys_and_values_have_the_types_of_their_topics():
+    app = fs.App("typed", broker="memory://")
+    orders = app.topic("orders", key_type=str, value_type=int)
+    bills = app.topic("bills", key_type=str, value_type=Bill)
+    keys: list[Any] = []
+
+    @app.share_agent(orders)
+    async def bill(cents: int, delivery: fs.Delivery) -> fs.Send:
+        keys.append(delivery.key)
+        return fs.Send(bills, Bill(delivery.key, cents), key=delivery.key)
+
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, 5, key="ann")
+        await bus.run_until_idle()
+
+        assert keys == ["ann"]
+        [sent] = bus.records(bills)
+        assert (sent.key, sent.value) == ("ann", Bill("ann", 5))
+        assert [record.value for record in bus.records("orders")] == [5]
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_does_not_fit_its_type_is_a_dead_letter_for_who_looks_at_it():
+    app = fs.App("typed", broker="memory://")
+    orders = app.topic("orders", key_type=int, value_type=int)
+
+    @app.share_agent(orders)
+    async def bill(cents: int, delivery: fs.Delivery) -> None:
+        assert delivery.key
+
+    async with fs.testing.harness(app) as bus:
+        await bus.send("orders", 5, key="ann")
+        await bus.run_until_idle()
+
+        [letter] = bus.dead_letters(bill)
+        assert "the key b'ann' does not fit the topic's key_type" in letter.reason
