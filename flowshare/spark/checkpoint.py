@@ -13,6 +13,7 @@ the source finds the one that holds its own member.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from flowshare.spark.agent import user_folder
 from flowshare.spark.gone import gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -49,6 +50,16 @@ class NotWritten(RuntimeError):
     """A batch that Spark says is committed is not in the checkpoint."""
 
 
+class DamagedNote(RuntimeError):
+    """What a source noted in its query's checkpoint cannot be read: it may be what keeps records from being lost."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        super().__init__(
+            f"{path} is damaged ({why}). It says which batches were run empty, so the query is not run without it: "
+            "restore it, or start with a new checkpoint, after which some records may be in batches again"
+        )
+
+
 class Checkpoint:
     """One query's checkpoint. root: its folder, as a path or a `file:` URL."""
 
@@ -65,23 +76,33 @@ class Checkpoint:
         batch = _newest(self._root / "offsets")
         return batch >= 0 and _number(self._root / "offsets" / str(batch), member) > 0
 
-    def read_note(self, member: str) -> dict[str, Any]:
-        """What this member's source noted beside Spark's own logs; empty: nothing."""
-        try:
-            return _parsed((self._root / NOTES / f"{member}.json").read_text())
-        except (OSError, UnicodeDecodeError):
-            return {}
+    def take_note(self, member: str, process: str) -> dict[str, Any]:
+        """What this member's source noted beside Spark's own logs, which is this process's to change from now on.
 
-    def write_note(self, member: str, note: dict[str, Any]) -> None:
-        """Note it durably, in place of what was noted before. Raises: OSError."""
-        path = self._root / NOTES / f"{member}.json"
-        path.parent.mkdir(exist_ok=True)
-        draft = path.with_suffix(".draft")
-        with draft.open("w") as file:
-            json.dump(note, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        An earlier process of the query may live on for a while. What it found out comes too late: this one runs what
+        stands in the note. process: an id of its own. Raises: OSError, DamagedNote.
+        """
+        with self._noting(member) as path:
+            note = _noted(path)
+            _write_durably(path, {**note, "process": process})
+        return {name: value for name, value in note.items() if name != "process"}
+
+    def write_note(self, member: str, process: str, note: dict[str, Any]) -> bool:
+        """Replace the note, durably; False: it is another process's now. Raises: OSError, DamagedNote."""
+        with self._noting(member) as path:
+            if _noted(path).get("process", process) != process:
+                return False
+            _write_durably(path, {**note, "process": process})
+        return True
+
+    @contextlib.contextmanager
+    def _noting(self, member: str) -> Iterator[Path]:
+        """The path of a member's note, for one process at a time."""
+        folder = self._root / NOTES
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{member}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder / f"{member}.json"
 
 
 def local_checkpoint(root: str) -> Checkpoint | None:
@@ -161,6 +182,27 @@ def _number(path: Path, member: str) -> int:
         if found.get("member") == member:
             return int(found.get("number", 0))
     return 0
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DamagedNote(path, error) from error
+    if not isinstance(found, dict):
+        raise DamagedNote(path, "it is no object")
+    return found
+
+
+def _write_durably(path: Path, note: dict[str, Any]) -> None:
+    draft = path.with_suffix(".draft")
+    with draft.open("w") as file:
+        json.dump(note, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 def _parsed(line: str) -> dict[str, Any]:

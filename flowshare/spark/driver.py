@@ -58,7 +58,7 @@ from flowshare.agents.limits import DELIVERIES_MAX
 from flowshare.client.errors import ClientError
 from flowshare.spark.accepts import Accepts
 from flowshare.spark.agent import OutcomeListener
-from flowshare.spark.checkpoint import ASYNC_PROGRESS, NotWritten, find_checkpoint, local_checkpoint
+from flowshare.spark.checkpoint import ASYNC_PROGRESS, DamagedNote, NotWritten, find_checkpoint, local_checkpoint
 from flowshare.spark.judge import Judge
 from flowshare.spark.member import Fenced, GroupMember
 from flowshare.spark.passed import Passed
@@ -133,6 +133,7 @@ class Driver:
         """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
         self._suspects = Suspects()
+        self._process = str(uuid.uuid4())
         self._kept: list[Range] = []
         """Acquired, and held for a later batch."""
         self._told = dict.fromkeys(TROUBLES, 0)
@@ -272,29 +273,25 @@ class Driver:
 
     def _failed(self, member: GroupMember, offset: Offset) -> None:
         """The query ends and a batch of its is not committed."""
-        if not self._ours(offset) or self._place(member) is None:
-            return
-        again = self._options.recovery == "rerun" and not self._options.outcomes
-        self._suspects.failed(offset.number, offset.ranges, whole=again)
-        self._note(member)
+        if self._ours(offset):
+            again = self._options.recovery == "rerun" and not self._options.outcomes
+            self._suspects.failed(offset.number, offset.ranges, whole=again)
+            self._note(member)
 
     def _note(self, member: GroupMember) -> None:
         """Write down what is known of suspects. What could not be written is as if it had not been found out."""
         place = self._place(member)
         try:
-            if place is not None:
-                place.write_note(member.member_id, self._suspects.to_json())
-        except OSError as error:
+            if place is not None and not place.write_note(member.member_id, self._process, self._suspects.to_json()):
+                logger.debug("group %s: another process of the query notes suspects now", self._options.group)
+        except (OSError, DamagedNote) as error:
             logger.warning("group %s: suspects cannot be noted in the checkpoint: %s", self._options.group, error)
 
     def _noted(self, member: GroupMember) -> Suspects:
+        """Raises: OSError, DamagedNote: a void batch that is not known as one would be accepted."""
         place = self._place(member)
-        note = {} if place is None else place.read_note(member.member_id)
-        try:
-            found = Suspects.from_json(note) if note else Suspects()
-        except (KeyError, TypeError, ValueError):
-            logger.warning("group %s: what its checkpoint notes of suspects cannot be read", self._options.group)
-            return Suspects()
+        note = {} if place is None else place.take_note(member.member_id, self._process)
+        found = Suspects.from_json(note) if note else Suspects()
         if found.told:  # here, as Spark heeds nothing that is said at the end of a query
             logger.warning("group %s: %s", self._options.group, found.told)
             found.told = ""

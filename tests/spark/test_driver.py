@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from flowshare.spark.checkpoint import DamagedNote
 from flowshare.spark.driver import Driver
 from flowshare.spark.options import SourceOptions
 from flowshare.spark.ranges import Offset
@@ -133,3 +134,44 @@ def test_what_an_earlier_process_handled_is_no_loss_where_batches_are_not_run_ag
     second.driver.close()
 
     assert told["records_archived"] == 0
+
+
+def test_what_an_earlier_process_finds_out_late_does_not_make_a_batch_void_that_its_successor_ran(
+    broker, unique, tmp_path
+):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(3):
+        broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
+    first = Query(tmp_path, broker, topic, group)
+    offset = first.plan()
+    first.fail(offset)
+    earlier = Query(tmp_path, broker, topic, group)
+    earlier.driver.parts(offset)
+
+    second = Query(tmp_path, broker, topic, group)
+    second.run(offset)
+    earlier.driver._failed(earlier.driver._member, offset)
+    following = second.run(second.plan(offset))
+    second.driver.close()
+    earlier.driver._closing.set()
+
+    third = Query(tmp_path, broker, topic, group)
+    last = third.run(third.plan(following))
+    third.driver.close()
+    assert not third.driver._suspects.is_void(offset.number)
+    assert not offsets(last) & (offsets(offset) | offsets(following))
+
+
+def test_a_damaged_note_stops_the_query_with_what_to_do(broker, unique, tmp_path):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(3):
+        broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
+    first = Query(tmp_path, broker, topic, group)
+    first.fail(first.plan())
+    [note] = (tmp_path / "flowshare").glob("*.json")
+    note.write_text("{")
+
+    second = Query(tmp_path, broker, topic, group)
+    with pytest.raises(DamagedNote, match="restore it, or start with a new checkpoint"):
+        second.driver.parts(second.newest())
+    second.driver.close()
