@@ -15,7 +15,7 @@ from flowshare.agents.middleware import Middleware, check
 from flowshare.agents.options import AgentOptions
 from flowshare.agents.outcomes import warn_once_of_lost_values
 from flowshare.agents.send import Produce, Send, produce, topic_name
-from flowshare.agents.values import Decoder, check_topic_type, decoder, describe, explain
+from flowshare.agents.values import Decoder, check_topic_type, decoder, describe, explain, strip_none
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
@@ -233,10 +233,24 @@ class ShareAgent:
             elif value_type is not None and not isinstance(value_type, str):
                 annotation = value_type
             try:
-                built[name] = decoder(annotation)
+                serializer = getattr(channel, "value_serializer", None)
+                built[name] = decoder(annotation) if serializer is None else self._by_serializer(annotation, serializer)
             except AnnotationError as error:
                 raise AnnotationError(f"agent {self.name}: {error}") from None
         return built
+
+    def _by_serializer(self, annotation: Any, serializer: Any) -> Decoder:
+        """Decodes with the codec that a topic names, as its `send` encodes."""
+        inner, optional = strip_none(annotation)
+        typ = None if inner is Any else inner
+        app = self.app
+
+        def decode(raw: bytes | None) -> Any:
+            if raw is None and not optional:
+                raise ValueError("null")
+            return None if raw is None else app.serializers.loads_value(typ, raw, serializer=serializer)
+
+        return decode
 
     def _check_annotated(self, topics: Sequence[Any]) -> None:
         if self.signature.value_annotated:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import faust
 import orjson
 
-from flowshare.agents.errors import Unencodable
+from flowshare.agents.errors import AnnotationError, Unencodable
+from flowshare.agents.values import Decoder, decoder, describe
 
 Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+
+_PLAIN: Final = (bytes, str, int, float, bool)
+"""Types whose values fit them."""
 
 
 class Produce(NamedTuple):
@@ -82,14 +87,50 @@ def produce(
     """Encode one record for `topic` (a topic of the app or a name). Raises: Unencodable."""
     value_serializer = getattr(topic, "value_serializer", None)
     key_serializer = getattr(topic, "key_serializer", None)
+    if value_serializer is None:
+        encoded = encode(value)
+        _check_type(topic, value, encoded)
+    else:
+        encoded = bytes_of(topic.prepare_value(value, value_serializer)[0])
     return Produce(
         topic_name(topic),
-        encode(value) if value_serializer is None else bytes_of(topic.prepare_value(value, value_serializer)[0]),
+        encoded,
         encode(key) if key_serializer is None else bytes_of(topic.prepare_key(key, key_serializer)[0]),
         encode_headers(headers, extra_headers),
         partition,
         None if timestamp is None else int(timestamp * 1000),
     )
+
+
+def _check_type(topic: Any, value: Any, encoded: bytes | None) -> None:
+    """Refuse here what a handler of the topic's `value_type` would not get. Raises: Unencodable."""
+    value_type = getattr(topic, "value_type", None)
+    if value_type is None or encoded is None or type(value) is value_type in _PLAIN:
+        return
+    decode = _decoder_of(value_type)
+    if decode is None:
+        return
+    try:
+        decode(encoded)
+    except Exception as error:
+        raise Unencodable(
+            f"topic {topic_name(topic)!r} has value_type={describe(value_type)}, which {_shown(value)} does not fit: "
+            f"{error}"
+        ) from error
+
+
+@cache
+def _decoder_of(value_type: Any) -> Decoder | None:
+    """None: all bytes fit, as they do a codec's name and what no handler can be annotated with."""
+    try:
+        return None if isinstance(value_type, str) else decoder(value_type)
+    except AnnotationError:
+        return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def topic_name(topic: Any) -> str:
