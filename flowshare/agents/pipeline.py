@@ -91,8 +91,8 @@ class SharePipeline:
             serializer = getattr(topic, "value_serializer", None)
             if serializer not in (None, "json", "raw"):
                 raise UsageError(
-                    f"pipeline {name}: topic {topic_name(topic)!r} has value_serializer={serializer!r}, which Spark does "
-                    "not know: name a topic without it, and decode the bytes in the pipeline's function"
+                    f"pipeline {name}: topic {topic_name(topic)!r} has value_serializer={serializer!r}, which Spark "
+                    "does not know: name a topic without it, and decode the bytes in the pipeline's function"
                 )
         self.topics = tuple(topic_name(topic) for topic in topics)
         self.arguments = _arguments(name, fun, writes=self.options.sink is None)
