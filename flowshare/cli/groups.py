@@ -65,6 +65,7 @@ def describe(group: str, as_json: bool, broker: str | None, app_path: str | None
         as_json=False,
         empty="the group has no position yet",
         right=tuple(_OFFSETS)[1:],
+        spare=("redeliveries", "delayed"),
     )
 
 
@@ -88,7 +89,14 @@ def members(group: str, as_json: bool, broker: str | None, app_path: str | None)
     rows = facts["members"]
     if not as_json:
         rows = [{**row, "assignment": _assignment(row["assignment"])} for row in rows]
-    show(rows, columns, as_json=as_json, empty=f"group {group} has no members", right=("epoch",))
+    show(
+        rows,
+        columns,
+        as_json=as_json,
+        empty=f"group {group} has no members",
+        right=("epoch",),
+        spare=("host", "client"),
+    )
 
 
 @groups.command("pause")

@@ -39,6 +39,17 @@ _PARTITIONS: Final = {
     "rate": "finished",
     "retention_left": "retention in",
 }
+SPARE: Final = (
+    "retention_left",
+    "redelivery_rate",
+    "redeliveries",
+    "delayed",
+    "arrival_rate",
+    "rate",
+    "needed_workers",
+    "oldest",
+)
+"""Columns that a narrow terminal does without, the first to go first."""
 _RATES: Final = ("arrival_rate", "rate", "redelivery_rate")
 _POSITIONS: Final = ("start_offset", "backlog")
 NOT_KNOWN: Final = "not known yet"
@@ -102,7 +113,14 @@ class View:
             rows = [{key: value for key, value in row.items() if key not in _SHOWN} for row in rows]
         else:
             rows = self.cells(rows)
-        show(rows, self.columns, as_json=self._as_json, empty="no share group has a position yet", right=self.right)
+        show(
+            rows,
+            self.columns,
+            as_json=self._as_json,
+            empty="no share group has a position yet",
+            right=self.right,
+            spare=SPARE,
+        )
 
     def _rate(self, row: dict[str, Any], now: float) -> float | None:
         key = (row["group"], row["topic"], row["partition"])
@@ -140,14 +158,17 @@ def _live(view: View) -> Any:
     from rich import box
     from rich.live import Live
 
-    from flowshare.cli.output import rich_table
+    from flowshare.cli.output import fitting, rich_table
 
     @contextlib.contextmanager
     def live() -> Iterator[Callable[[Rows], None]]:
         with Live(auto_refresh=False) as shown:
 
             def update(rows: Rows) -> None:
-                table = rich_table(view.cells(rows), view.columns, view.right, box=box.SIMPLE_HEAD)
+                cells = view.cells(rows)
+                table = rich_table(
+                    cells, fitting(cells, view.columns, SPARE, shown.console.width), view.right, box=box.SIMPLE_HEAD
+                )
                 shown.update(table, refresh=True)
 
             yield update

@@ -6,27 +6,35 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
 Row = Mapping[str, Any]
+_SILENT: Final = ("-", "0", "0.0")
 
 
 def show(
-    rows: Sequence[Row], columns: Mapping[str, str], *, as_json: bool, empty: str, right: Iterable[str] = ()
+    rows: Sequence[Row],
+    columns: Mapping[str, str],
+    *,
+    as_json: bool,
+    empty: str,
+    right: Iterable[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """Print rows as JSON or as a table.
 
     columns: key of each column to its heading, in order. JSON has all keys of the rows, the table these only.
-    empty: what to say when there are no rows. right: keys of columns with numbers.
+    empty: what to say when there are no rows. right: keys of columns with numbers. spare: keys of columns that a
+    narrow terminal may do without, the first to go first; those that say nothing go before all others.
     """
     if as_json:
         emit_json(list(rows))
     elif not rows:
         click.echo(empty, err=True)
     elif sys.stdout.isatty():
-        _rich_table(rows, columns, frozenset(right))
+        _rich_table(rows, columns, frozenset(right), spare)
     else:
         _plain_table(rows, columns, frozenset(right))
 
@@ -74,11 +82,33 @@ def _plain_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozens
         click.echo("  ".join(parts).rstrip())
 
 
-def _rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozenset[str]) -> None:
+def _rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozenset[str], spare: Sequence[str]) -> None:
     from rich import box
     from rich.console import Console
 
-    Console().print(rich_table(rows, columns, right, box=box.SIMPLE_HEAD))
+    console = Console()
+    kept = fitting(rows, columns, spare, console.width)
+    console.print(rich_table(rows, kept, right, box=box.SIMPLE_HEAD))
+    if left := [heading for key, heading in columns.items() if key not in kept]:
+        console.print(f"left out: {', '.join(left)} (a wider terminal or --json has them)", style="dim")
+
+
+def fitting(rows: Sequence[Row], columns: Mapping[str, str], spare: Sequence[str], width: int) -> dict[str, str]:
+    """The columns that fit into a width, as far as leaving out spare ones helps."""
+    kept = dict(columns)
+    silent = [key for key in spare if all(cell(row.get(key)) in _SILENT for row in rows)]
+    for key in [*silent, *spare]:
+        if _width(rows, kept) <= width:
+            break
+        kept.pop(key, None)
+    return kept
+
+
+def _width(rows: Sequence[Row], columns: Mapping[str, str]) -> int:
+    """Characters of a line with its borders; headings of several words take several lines."""
+    words = (max(map(len, heading.split())) for heading in columns.values())
+    cells = (max(len(cell(row.get(key))) for row in rows) for key in columns)
+    return sum(max(pair) + 3 for pair in zip(words, cells, strict=True))
 
 
 def rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: Iterable[str] = (), *, box: Any = None) -> Any:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from flowshare.cli.errors import Failure, explain
-from flowshare.cli.lag_table import known, spoken
-from flowshare.cli.output import age, cell, show
+from flowshare.cli.lag_table import SPARE, View, known, spoken
+from flowshare.cli.output import age, cell, fitting, rich_table, show
 from flowshare.share.errors import InvalidConfig
 
 ROWS = [
@@ -77,3 +77,38 @@ def test_positions_that_are_not_known_are_words_for_people_and_null_for_programs
         "in_flight": None,
     }
     assert spoken(known({"backlog": 0, "start_offset": 5})) == {"backlog": 0, "start_offset": 5}
+
+
+def shown_in(width, rows, columns, spare):
+    from io import StringIO
+
+    from rich.console import Console
+
+    out = StringIO()
+    Console(file=out, width=width).print(rich_table(rows, fitting(rows, columns, spare, width)))
+    return out.getvalue()
+
+
+def test_lag_fits_a_terminal_of_80_columns_without_what_says_nothing():
+    view = View(None, None, partitions=False, as_json=False)
+    row = {
+        "group": "shop.bill_customers",
+        "topic": "orders-paid",
+        "backlog": 1_234_567,
+        "in_flight": 400,
+        "delayed": 0,
+        "oldest": "3 h 12 m",
+        "arrival_rate": "1234.5/s",
+        "rate": "1200.1/s",
+        "redelivery_rate": None,
+        "needed_workers": 12,
+        "retention_left": "",
+    }
+
+    text = shown_in(80, [row], view.columns, SPARE)
+
+    assert max(map(len, text.splitlines())) <= 80
+    for value in ("1234567", "400", "3 h 12 m", "shop.bill_customers", "orders-paid"):
+        assert value in text
+    assert "retention" not in text
+    assert set(fitting([row], view.columns, SPARE, 200)) == set(view.columns)
