@@ -106,9 +106,12 @@ def fitting(rows: Sequence[Row], columns: Mapping[str, str], spare: Sequence[str
 
 def _width(rows: Sequence[Row], columns: Mapping[str, str]) -> int:
     """Characters of a line with its borders; headings of several words take several lines."""
-    words = (max(map(len, heading.split())) for heading in columns.values())
-    cells = (max(len(cell(row.get(key))) for row in rows) for key in columns)
-    return sum(max(pair) + 3 for pair in zip(words, cells, strict=True))
+    return sum(_needs(rows, key, heading) + 3 for key, heading in columns.items())
+
+
+def _needs(rows: Sequence[Row], key: str, heading: str) -> int:
+    """Characters of a column."""
+    return max(*map(len, heading.split()), *(len(cell(row.get(key))) for row in rows), 0)
 
 
 def rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: Iterable[str] = (), *, box: Any = None) -> Any:
@@ -118,7 +121,13 @@ def rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: Iterable[
 
     table = Table(box=box, pad_edge=False)
     for key, heading in columns.items():
-        table.add_column(heading, justify="right" if key in set(right) else "left", overflow="fold")
+        number = key in set(right)
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            overflow="fold",
+            min_width=_needs(rows, key, heading) if number else None,  # it is names that are broken, never numbers
+        )
     for row in rows:
         table.add_row(*(Text(cell(row.get(key))) for key in columns))
     return table

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator
-from itertools import islice
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -83,8 +85,9 @@ async def _send(
     key_bytes = key.encode() if key is not None else None
     sent, last = 0, None
     with progress(f"sending to {topic}", None) as step:
-        while batch := [Message(value, key_bytes, headers) for value in islice(values, _ROUND)]:
-            confirmed = await session.producer.send_many(topic, batch)
+        async for batch in _as_read(values):
+            messages = [Message(value, key_bytes, headers) for value in batch]
+            confirmed = await session.producer.send_many(topic, messages)
             sent, last = sent + len(confirmed), confirmed[-1]
             step(len(confirmed))
     if topic not in known and sent:
@@ -99,6 +102,42 @@ async def _send(
     else:
         seconds = max(session.clock.monotonic() - begun, 1e-6)
         click.echo(f"sent {sent} records to {topic} in {seconds:.1f} s ({sent / seconds:,.0f}/s)")
+
+
+async def _as_read(values: Iterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """What has been read by now, up to _ROUND values at a time: input may come slowly, and never end."""
+    loop, ready, room = asyncio.get_running_loop(), asyncio.Event(), threading.Condition()
+    found: deque[bytes] = deque()
+    ended: list[BaseException | None] = []
+
+    def read() -> None:
+        error: BaseException | None = None
+        try:
+            for value in values:
+                with room:
+                    room.wait_for(lambda: len(found) < 2 * _ROUND)
+                    found.append(value)
+                    first = len(found) == 1
+                if first:
+                    loop.call_soon_threadsafe(ready.set)
+        except Exception as raised:  # noqa: BLE001 - it is raised where the values are wanted
+            error = raised
+        ended.append(error)
+        loop.call_soon_threadsafe(ready.set)
+
+    threading.Thread(target=read, name="reading input", daemon=True).start()
+    while True:
+        await ready.wait()
+        ready.clear()
+        while found:
+            with room:
+                batch = [found.popleft() for _ in range(min(_ROUND, len(found)))]
+                room.notify()
+            yield batch
+        if ended and not found:
+            if ended[0] is not None:
+                raise ended[0]
+            return
 
 
 def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes]:
