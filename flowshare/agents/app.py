@@ -334,7 +334,7 @@ class App(faust.App):
         if self._stopped.is_set() or self._started.is_set():
             self._forget_last_run()
         self._loop = asyncio.get_running_loop()
-        if self.host is not None:
+        if self.host is not None and self.host.settings.streams:
             self.streams.connect(self.host.backend)
         if self.has_pages:
             from flowshare.agents.web import listen_for_pages

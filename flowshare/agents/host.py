@@ -78,6 +78,7 @@ class HostSettings:
     sends_only: the producer alone: no agents, timers or pages, no member of a group, and nothing that is led but an
         embedded path that nobody else leads.
     linger_s: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
+    streams: run Faust's own agents, streams and tables, if the app has some; False leaves them out (test kit).
     member_id: begins the ids of the agents' members (`pair.member_ids`), so that others can tell whose they are; None
     draws them.
     """
@@ -90,6 +91,7 @@ class HostSettings:
     patience_s: float = 0.0
     lead: bool = True
     sends_only: bool = False
+    streams: bool = True
     member_id: str | None = None
 
 

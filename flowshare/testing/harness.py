@@ -281,7 +281,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     """Run `app` on a memory log with a clock that does not wait; leaving the block stops it.
 
     seed: of the jitter of retry delays. Topics are made with one partition when first used. The app's own settings
-    (broker, path) are left alone and untouched.
+    (broker, path) are left alone and untouched. Faust's own agents and tables, which need a broker, do not run here.
     """
     from flowshare.agents.app import App
     from flowshare.agents.host import Host, HostSettings
@@ -300,7 +300,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         app,
         backend=backend,
         clock=clock,
-        settings=HostSettings(threads=False, inline_threads=True, linger_s=0),
+        settings=HostSettings(threads=False, inline_threads=True, linger_s=0, streams=False),
         observer=report.add,
         random=random.Random(seed),  # noqa: S311 - jitter, not a secret
     )

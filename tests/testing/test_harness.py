@@ -226,3 +226,24 @@ async def test_a_key_that_does_not_fit_its_type_is_a_dead_letter_for_who_looks_a
 
         [letter] = bus.dead_letters(bill)
         assert "the key b'ann' does not fit the topic's key_type" in letter.reason
+
+
+@pytest.mark.asyncio
+async def test_an_app_with_fausts_agents_and_tables_is_tested_without_them():
+    app = fs.App("tables", broker="kafka://nowhere:1")
+    orders, good = app.topic("orders", value_type=int), app.topic("good", value_type=int)
+    counts = app.Table("counts", default=int)
+
+    @app.share_agent(orders)
+    async def check(value: int) -> fs.Send:
+        return fs.Send(good, value)
+
+    @app.agent(good)
+    async def count(stream: Any) -> None:
+        async for value in stream:
+            counts[value] += 1
+
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, 5)
+        await bus.run_until_idle()
+        assert [record.value for record in bus.records(good)] == [5]
