@@ -27,6 +27,8 @@ _WHERE = {
     "Release": "flowshare.agents.outcomes",
     "Retry": "flowshare.agents.retry",
     "Send": "flowshare.agents.send",
+    "ConsumerSettings": "flowshare.client.settings",
+    "ProducerSettings": "flowshare.client.settings",
     "ShareAdmin": "flowshare.client.admin",
     "ShareConsumer": "flowshare.client.consumer",
     "current_delivery": "flowshare.agents.delivery",
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from flowshare.backend.broker import Broker as Broker
     from flowshare.client.admin import ShareAdmin as ShareAdmin
     from flowshare.client.consumer import ShareConsumer as ShareConsumer
+    from flowshare.client.settings import ConsumerSettings as ConsumerSettings
+    from flowshare.client.settings import ProducerSettings as ProducerSettings
 
 
 def __getattr__(name: str) -> Any:

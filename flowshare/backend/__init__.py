@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Asked, Backend
     from flowshare.client.link import Connect
     from flowshare.client.producing import RecordProducer
+    from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
 
 __all__ = ["BadBrokerUrl", "BrokerUrl", "make_producer", "open_backend", "parse_broker"]
@@ -75,12 +76,13 @@ def make_producer(
     *,
     clock: Clock,
     linger_s: float | None = None,
+    settings: ProducerSettings | None = None,
     client_id: str = "producer",
 ) -> RecordProducer:
     """The producer for a backend; `connect` opens a connection to it."""
     of_kafka = getattr(backend, "producer", None)
     if of_kafka is not None:
-        return cast("RecordProducer", of_kafka(client_id=client_id, linger_s=linger_s))
+        return cast("RecordProducer", of_kafka(client_id=client_id, linger_s=linger_s, settings=settings))
     from flowshare.client.producer import Producer
 
-    return Producer(connect, clock=clock, linger_s=linger_s, client_id=client_id)
+    return Producer(connect, clock=clock, linger_s=linger_s, settings=settings, client_id=client_id)

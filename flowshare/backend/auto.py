@@ -31,6 +31,7 @@ from flowshare.protocol.messages import ListGroupsRequest
 if TYPE_CHECKING:
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.kafka_producer import KafkaProducer
+    from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
@@ -52,7 +53,9 @@ class KafkaBackend(Protocol):
     async def check_groups(self, groups: Collection[str]) -> None: ...
     async def set_address(self, address: str) -> None: ...
     def stats(self) -> Mapping[str, Any]: ...
-    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer: ...
+    def producer(
+        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
+    ) -> KafkaProducer: ...
 
 
 class AutoBackend:
@@ -123,9 +126,11 @@ class AutoBackend:
         """A new connection. Raises: BackendError before `start` and after `close`."""
         return await self.chosen.connect(client_id)
 
-    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer:
+    def producer(
+        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
+    ) -> KafkaProducer:
         """A producer on the brokers."""
-        return self.chosen.producer(client_id=client_id, linger_s=linger_s)
+        return self.chosen.producer(client_id=client_id, linger_s=linger_s, settings=settings)
 
     async def check_groups(self, groups: Collection[str]) -> None:
         """As the one that was chosen does. Raises: BackendError with what to do, ClientError, OSError."""

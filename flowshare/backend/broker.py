@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.consumer import ShareConsumer
     from flowshare.client.producing import RecordProducer
-    from flowshare.client.settings import ConsumerSettings
+    from flowshare.client.settings import ConsumerSettings, ProducerSettings
     from flowshare.client.unpacking import Decoder
     from flowshare.protocol.messages import Connection
 
@@ -52,13 +52,19 @@ class Broker:
     ) -> None:
         await self._made.aclose()
 
-    def producer(self, *, linger_s: float | None = None) -> RecordProducer:
+    def producer(self, *, linger_s: float | None = None, settings: ProducerSettings | None = None) -> RecordProducer:
         """A producer: batched, idempotent on Kafka; what was handed over is sent before the broker closes.
 
-        linger_s: how long a record may wait for others to share its batch.
+        linger_s: how long a record may wait for others to share its batch. settings: all others, the largest record
+        (`fs.ProducerSettings(request_bytes_max=…)`) among them.
         """
         producer = make_producer(
-            self._backend, self._connect, clock=self._clock, linger_s=linger_s, client_id=self._client_id
+            self._backend,
+            self._connect,
+            clock=self._clock,
+            linger_s=linger_s,
+            settings=settings,
+            client_id=self._client_id,
         )
         self._made.push_async_callback(producer.close)
         return producer

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flowshare.client.connections import NodeConnection
     from flowshare.client.kafka_producer import KafkaProducer
     from flowshare.client.security import Security
+    from flowshare.client.settings import ProducerSettings
     from flowshare.client.tcp import TcpConnection
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Place
@@ -289,7 +290,9 @@ class WorkersBackend:
             host, port, client_id=client_id, clock=self._clock, settings=settings, security=self._secured.own
         )
 
-    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer:
+    def producer(
+        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
+    ) -> KafkaProducer:
         """A producer on the brokers; it connects at the first record."""
         from flowshare.client.kafka_producer import KafkaProducer
 
@@ -304,6 +307,7 @@ class WorkersBackend:
             clock=self._clock,
             client_id=client_id,
             linger_s=linger_s,
+            settings=settings,
             security=self._security,
         )
 

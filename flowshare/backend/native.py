@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.kafka_producer import KafkaProducer
     from flowshare.client.security import Security
+    from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
@@ -114,7 +115,9 @@ class NativeBackend:
             raise BackendError("the native backend is not open")
         return self._cluster.connect(client_id)
 
-    def producer(self, *, client_id: str, linger_s: float | None = None) -> KafkaProducer:
+    def producer(
+        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
+    ) -> KafkaProducer:
         """A producer on the cluster; it connects at the first record."""
         from flowshare.client.kafka_producer import KafkaProducer
 
@@ -124,6 +127,7 @@ class NativeBackend:
             clock=self._clock,
             client_id=client_id,
             linger_s=linger_s,
+            settings=settings,
             security=self._security,
         )
 

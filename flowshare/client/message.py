@@ -41,7 +41,8 @@ def size_of(message: Any, topic: str, request_bytes_max: int) -> int:
     if size + BATCH_OVERHEAD > request_bytes_max:
         raise RecordTooLarge(
             f"a record of {size} bytes for {topic} is larger than request_bytes_max ({request_bytes_max}); "
-            "send less, or raise it"
+            "send less, or raise it and the topic's max.message.bytes: fs.App(…, producer_max_request_size=…), or "
+            "producer(settings=fs.ProducerSettings(request_bytes_max=…)) of a fs.Broker"
         )
     return size
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flowshare as fs
 from flowshare.agents.errors import Unencodable, UsageError
+from flowshare.client import errors as fs_errors
 
 
 @dataclass
@@ -83,3 +85,22 @@ def test_a_serializer_that_spark_does_not_know_is_refused_for_a_pipeline():
 
         @app.share_pipeline(topic)
         def read(batch: Any, number: int) -> None: ...
+
+
+@pytest.mark.asyncio
+async def test_the_largest_record_can_be_raised_where_the_error_says(tmp_path: Path):
+    async def send(**options: Any) -> None:
+        own = fs.App("large", broker=f"embedded://{tmp_path}/log", **options)
+        topic = own.topic("blobs", value_type=bytes, config={"max.message.bytes": 4_000_000})
+        async with own.sending():
+            await topic.declare()
+            await topic.send(value=b"x" * 2_000_000)
+
+    with pytest.raises(fs_errors.RecordTooLarge, match="producer_max_request_size"):
+        await send()
+    await send(producer_max_request_size=3_000_000)
+
+    broker = fs.Broker(f"embedded://{tmp_path}/log")
+    async with broker:
+        producer = broker.producer(settings=fs.ProducerSettings(request_bytes_max=3_000_000))
+        assert (await producer.send("blobs", b"y" * 2_000_000)).offset == 1
