@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -128,6 +128,7 @@ def show_letters(
 
 @dlq.command("replay")
 @click.argument("topic")
+@click.option("--at", "places", multiple=True, metavar="PARTITION@OFFSET", help="This letter only; may be repeated.")
 @click.option("--to", "target", help="Send them here.  [default: the topic that each one came from]")
 @click.option("--limit", type=click.IntRange(1), help="At most so many, oldest first.")
 @click.option("--delete", is_flag=True, help="Then delete them here: everything up to the last one that was replayed.")
@@ -137,6 +138,7 @@ def show_letters(
 @broker_options
 def replay(
     topic: str,
+    places: tuple[str, ...],
     target: str | None,
     limit: int | None,
     delete: bool,
@@ -153,13 +155,16 @@ def replay(
     from flowshare.cli.output import emit_json
     from flowshare.cli.session import run
 
-    wanted = _filter(filters)
-    if delete and wanted != Filter():
-        raise click.UsageError("--delete removes everything up to the last letter; it does not go with filters")
+    wanted, picked = _filter(filters), frozenset(_place(topic, text) for text in places)
+    if delete and (picked or wanted != Filter()):
+        raise click.UsageError("--delete removes everything up to the last letter; it does not go with filters or --at")
 
     async def call(session: Session) -> dict[str, int]:
         job = _Replay(session, topic, target, dry_run=dry_run)
-        await job.run(wanted, limit)
+        if picked:
+            await job.pick(picked)
+        else:
+            await job.run(wanted, limit)
         if delete and not dry_run:
             await job.delete()
         return job.sent
@@ -198,6 +203,17 @@ class _Replay:
                     await self._add(letter)
                     step(1)
             await self._flush()
+
+    async def pick(self, places: Iterable[tuple[int, int]]) -> None:
+        """Send these letters only, by partition and offset. Raises: Failure."""
+        for partition, offset in sorted(places):
+            found = await self._session.admin.read(self._topic, partition, offset, limit=1)
+            if not found or found[0].offset != offset:
+                raise Failure(
+                    f"there is no letter at {self._topic}-{partition}@{offset}; `flowshare dlq show` lists them"
+                )
+            await self._add(_letter(self._topic, partition, found[0]))
+        await self._flush()
 
     async def delete(self) -> None:
         for partition, offset in self._last.items():
@@ -260,6 +276,14 @@ def _letter(topic: str, partition: int, record: Any) -> dict[str, Any]:
         "raw_key": record.key,
         "raw_value": record.value,
     }
+
+
+def _place(topic: str, text: str) -> tuple[int, int]:
+    """Partition and offset of a letter, with the topic in front or without, as `dlq show` prints them."""
+    partition, _, offset = text.removeprefix(f"{topic}-").partition("@")
+    if not (partition.isdecimal() and offset.isdecimal()):
+        raise click.BadParameter(f"{text!r} is no place of {topic}, such as {topic}-0@17 or 0@17", param_hint="--at")
+    return int(partition), int(offset)
 
 
 def _cut(texts: Mapping[str, str], prefix: str) -> dict[str, str]:

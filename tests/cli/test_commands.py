@@ -214,6 +214,20 @@ def test_replayed_letters_are_as_they_were(shell):
     assert (record.key, record.value, list(record.headers)) == (b"k", b"value 1", [("trace-id", b"7")])
 
 
+def test_one_letter_can_be_replayed_by_the_place_that_is_shown(shell):
+    shell.beside(letters("a", "b", "c"))
+    [_, second, third] = [letter["at"] for letter in shell.json("dlq", "show", "shop.bill.dlq")]
+
+    assert shell("dlq", "replay", "shop.bill.dlq", "--at", second) == "1 replayed to orders\n"
+    assert shell("dlq", "replay", "shop.bill.dlq", "--at", third.removeprefix("shop.bill.dlq-")) == (
+        "1 replayed to orders\n"
+    )
+    found = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).read("orders", 0))
+    assert [record.value for record in found] == [b"value 1", b"value 2"]
+    assert "there is no letter at" in shell("dlq", "replay", "shop.bill.dlq", "--at", "0@17", code=1)
+    assert "is no place of" in shell("dlq", "replay", "shop.bill.dlq", "--at", "seventeen", code=2)
+
+
 def test_replay_can_delete_what_it_replayed(shell):
     shell.beside(letters("a", "b", "c"))
 
