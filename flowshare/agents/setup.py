@@ -39,6 +39,7 @@ CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
 DEAD_LETTER_ON: Final = "share.dead.letter.on"
+RENEWAL: Final = "share.renew.acknowledge.enable"
 DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
 
 
@@ -79,11 +80,29 @@ async def rehearse(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
 
 async def _limits(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
     check_asked(agent, capabilities)
+    await _check_renewal(agent, admin)
     if capabilities.own_limits:
         return GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
     limits = await native_limits(agent, admin)
     await check_kind(agent, admin)
     return limits
+
+
+async def _check_renewal(agent: ShareAgent, admin: ShareAdmin) -> None:
+    """See that locks can be renewed while handlers run (KIP-1222). Raises: UsageError with what to do."""
+    if not agent.options.renew:
+        return
+    try:
+        entries = await admin.group_configs(agent.group)
+    except ClientError as error:  # brokers of 4.2 have no such setting, and others may not show it
+        logger.debug("whether group %s may renew locks is not known: %s", agent.group, error)
+        return
+    if any(entry.name == RENEWAL and entry.value == "false" for entry in entries):
+        raise UsageError(
+            f"agent {agent.name}: locks of group {agent.group} are not renewed, as {RENEWAL}=false: a record whose "
+            f"handler takes longer than the lock would run twice. Allow it (flowshare groups config {agent.group} "
+            f"{RENEWAL}=true), or give the agent renew=False and a timeout shorter than the lock"
+        )
 
 
 def _channels(agent: ShareAgent, capabilities: Capabilities) -> list[Any]:
