@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack, cast, overload
 
 import faust
 import faust.app.base
@@ -35,9 +35,11 @@ from flowshare.agents.topic import Topic
 if TYPE_CHECKING:
     from flowshare.agents.host import Host
     from flowshare.agents.middleware import Middleware
+    from flowshare.agents.options import AgentArguments
     from flowshare.backend.url import BrokerUrl
 
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
 
 class BootStrategy(faust.app.base.BootStrategy):
@@ -131,16 +133,22 @@ class App(faust.App):
 
     # --- declaring ----------------------------------------------------------------------------------------------
 
-    def topic(self, *topics: str, key_type: Any = None, value_type: Any = None, **options: Any) -> Topic:
+    @overload
+    def topic(self, *topics: str, key_type: Any = None, value_type: type[V], **options: Any) -> Topic[V]: ...
+    @overload
+    def topic(self, *topics: str, key_type: Any = None, value_type: Any = None, **options: Any) -> Topic[Any]: ...
+    def topic(self, *topics: str, key_type: Any = None, value_type: Any = None, **options: Any) -> Topic[Any]:
         """Name a topic of the app; what is sent is encoded, and what agents get decoded, by the types.
 
         key_type, value_type: bytes, str, dict, a dataclass, a TypedDict, a `fs.Record`, …; None: by the handler's
         annotation. The other options are Faust's.
         """
-        made: Topic = super().topic(*topics, key_type=key_type, value_type=value_type, **options)  # type: ignore[assignment,unused-ignore]
+        made: Topic[Any] = super().topic(*topics, key_type=key_type, value_type=value_type, **options)  # type: ignore[assignment,unused-ignore]
         return made
 
-    def share_agent(self, *topics: Any, name: str | None = None, **options: Any) -> Callable[[Any], ShareAgent]:
+    def share_agent(
+        self, *topics: Any, name: str | None = None, **options: Unpack[AgentArguments]
+    ) -> Callable[[Any], ShareAgent]:
         """Make a function a share agent: it is called for every record of the topics, at least once.
 
         topics: topics of the app, or names, or a list of them. name: the function's name. The options are the fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from flowshare.agents.batching import Batch
 from flowshare.agents.errors import OptionError, refuse_unknown
@@ -18,6 +18,27 @@ LOCKS_MIN: Final = 40_000
 LOCKS_MAX: Final = 100_000
 DEFAULT_LOCK_S: Final = 30.0
 PRIORITIES: Final = ("redeliveries", "new", "mixed")
+
+
+class AgentArguments(TypedDict, total=False):
+    """What `@app.share_agent` takes besides topics and a name, for type checkers; see `AgentOptions`."""
+
+    group: str | None
+    start: str | Seconds
+    concurrency: int
+    retry: Any
+    timeout: Seconds | None
+    dead_letter: Any
+    drain_timeout: Seconds
+    reject: Any
+    sink: Any
+    batch: Any
+    rate_limit: Any
+    lock_duration: Seconds | None
+    renew: bool
+    middleware: Any
+    max_in_flight: int | None
+    priority: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

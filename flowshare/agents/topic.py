@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import faust
 
@@ -40,8 +40,11 @@ class Sent:
         return self._future.done()
 
 
-class Topic(faust.Topic):
-    """What `app.topic(…)` returns."""
+V = TypeVar("V")
+
+
+class Topic(faust.Topic, Generic[V]):
+    """What `app.topic(…)` returns; V is its `value_type`, Any without one."""
 
     app: App
 
@@ -49,7 +52,7 @@ class Topic(faust.Topic):
         self,
         *,
         key: Any = None,
-        value: Any = None,
+        value: V | None = None,
         partition: int | None = None,
         timestamp: float | None = None,
         headers: Headers | None = None,
@@ -90,7 +93,7 @@ class Topic(faust.Topic):
         self,
         *,
         key: Any = None,
-        value: Any = None,
+        value: V | None = None,
         partition: int | None = None,
         timestamp: float | None = None,
         headers: Headers | None = None,
@@ -124,7 +127,7 @@ class Topic(faust.Topic):
         self,
         *,
         key: Any = None,
-        value: Any = None,
+        value: V | None = None,
         partition: int | None = None,
         timestamp: float | None = None,
         headers: Headers | None = None,
