@@ -57,6 +57,7 @@ TO_KAFKA_BY_NAME: Final = frozenset(
         "HeartbeatRequest",
         "JoinGroupRequest",
         "LeaveGroupRequest",
+        "OffsetCommitRequest",
         "OffsetFetchRequest",
         "SyncGroupRequest",
     }

@@ -11,6 +11,7 @@ import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.replayed import Replayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +133,7 @@ def show_letters(
 @click.option("--to", "target", help="Send them here.  [default: the topic that each one came from]")
 @click.option("--limit", type=click.IntRange(1), help="At most so many, oldest first.")
 @click.option("--delete", is_flag=True, help="Then delete them here: everything up to the last one that was replayed.")
+@click.option("--again", is_flag=True, help="Those too that were replayed before.")
 @click.option("--dry-run", is_flag=True, help="Only say how many, and where to.")
 @filter_options
 @json_option
@@ -142,6 +144,7 @@ def replay(
     target: str | None,
     limit: int | None,
     delete: bool,
+    again: bool,
     dry_run: bool,
     as_json: bool,
     broker: str | None,
@@ -150,7 +153,7 @@ def replay(
 ) -> None:
     """Send dead letters again, as they were: key, value and headers without flowshare's own.
 
-    They stay in the dead-letter topic, so that a second replay sends them again, unless --delete is given.
+    They stay in the dead-letter topic, unless --delete is given; a second replay leaves them out, unless --again is.
     """
     from flowshare.cli.output import emit_json
     from flowshare.cli.session import run
@@ -159,20 +162,24 @@ def replay(
     if delete and (picked or wanted != Filter()):
         raise click.UsageError("--delete removes everything up to the last letter; it does not go with filters or --at")
 
-    async def call(session: Session) -> dict[str, int]:
-        job = _Replay(session, topic, target, dry_run=dry_run)
+    async def call(session: Session) -> _Replay:
+        job = _Replay(session, topic, target, dry_run=dry_run, again=again)
+        await job.before.load()
         if picked:
             await job.pick(picked)
         else:
             await job.run(wanted, limit)
         if delete and not dry_run:
             await job.delete()
-        return job.sent
+        return job
 
-    sent = run(broker_url(broker, app_path), call)
+    done = run(broker_url(broker, app_path), call)
+    sent = done.sent
     if as_json:
-        emit_json({"topic": topic, "replayed": sent, "dry_run": dry_run})
+        emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
         return
+    if done.left_out:
+        click.echo(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
     if not sent:
         click.echo(f"no dead letters to replay in {topic}", err=True)
     verb = "would be replayed" if dry_run else "replayed"
@@ -183,8 +190,13 @@ def replay(
 class _Replay:
     """Sends letters again in rounds, and remembers how far it came."""
 
-    def __init__(self, session: Session, topic: str, target: str | None, *, dry_run: bool) -> None:
+    def __init__(self, session: Session, topic: str, target: str | None, *, dry_run: bool, again: bool) -> None:
         self._session = session
+        self._again = again
+        self.before = Replayed(session.admin, topic)
+        self.left_out = 0
+        """Letters that were replayed before."""
+        self._new: list[tuple[int, int]] = []
         self._topic = topic
         self._target = target
         self._dry_run = dry_run
@@ -199,7 +211,7 @@ class _Replay:
             async for letter in _letters(self._session, self._topic):
                 if limit is not None and sum(self.sent.values()) >= limit:
                     break
-                if wanted.takes(letter):
+                if wanted.takes(letter) and self._fresh(letter):
                     await self._add(letter)
                     step(1)
             await self._flush()
@@ -212,8 +224,16 @@ class _Replay:
                 raise Failure(
                     f"there is no letter at {self._topic}-{partition}@{offset}; `flowshare dlq show` lists them"
                 )
-            await self._add(_letter(self._topic, partition, found[0]))
+            letter = _letter(self._topic, partition, found[0])
+            if self._fresh(letter):
+                await self._add(letter)
         await self._flush()
+
+    def _fresh(self, letter: Mapping[str, Any]) -> bool:
+        if self._again or (letter["letter_partition"], letter["letter_offset"]) not in self.before:
+            return True
+        self.left_out += 1
+        return False
 
     async def delete(self) -> None:
         for partition, offset in self._last.items():
@@ -230,6 +250,7 @@ class _Replay:
         if self._dry_run:
             return
         headers = tuple(pair for pair in letter["headers"] if not _own(pair[0]))
+        self._new.append((letter["letter_partition"], letter["letter_offset"]))
         self._pending.setdefault(to, []).append(Message(letter["raw_value"], letter["raw_key"], headers))
         if sum(map(len, self._pending.values())) >= _ROUND:
             await self._flush()
@@ -238,6 +259,9 @@ class _Replay:
         pending, self._pending = self._pending, {}
         for name, messages in pending.items():
             await self._session.producer.send_many(name, messages)
+        new, self._new = self._new, []
+        if new:
+            await self.before.add(new)
 
 
 async def _letters(session: Session, topic: str) -> AsyncIterator[dict[str, Any]]:

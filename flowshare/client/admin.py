@@ -297,6 +297,15 @@ class ShareAdmin:
             check(part.error, None, f"committed offset of consumer group {group_id} in {part.topic}-{part.partition}")
         return sorted(answer.partitions, key=lambda part: (part.topic, part.partition))
 
+    async def commit_offsets(self, group_id: str, offsets: Sequence[messages.OffsetToCommit]) -> None:
+        """Set what a consumer group without members has committed, with a text for each partition (its metadata).
+
+        Brokers forget it some time after the last commit (offsets.retention.minutes, a week by default).
+        """
+        answer = await self._change(messages.OffsetCommitRequest(group_id=group_id, offsets=tuple(offsets)))
+        for part in answer.partitions:
+            check(part.error, answer.message, f"offset of consumer group {group_id} in {part.topic}-{part.partition}")
+
     async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
         """Forget a group's positions in topics; the group must have no members."""
         answer = await self._change(messages.DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))

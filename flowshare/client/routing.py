@@ -50,6 +50,7 @@ OF_GROUPS: Final = frozenset(
         "HeartbeatRequest",
         "JoinGroupRequest",
         "LeaveGroupRequest",
+        "OffsetCommitRequest",
         "OffsetFetchRequest",
         "ShareGroupHeartbeatRequest",
         "SyncGroupRequest",

@@ -228,6 +228,26 @@ def test_one_letter_can_be_replayed_by_the_place_that_is_shown(shell):
     assert "is no place of" in shell("dlq", "replay", "shop.bill.dlq", "--at", "seventeen", code=2)
 
 
+def test_a_second_replay_leaves_out_what_the_first_one_sent(shell):
+    shell.beside(letters("a", "b", "c"))
+
+    assert shell("dlq", "replay", "shop.bill.dlq", "--at", "0@1") == "1 replayed to orders\n"
+    assert shell.json("dlq", "replay", "shop.bill.dlq", "--at", "0@1")["replayed_before"] == 1
+    assert shell.json("dlq", "replay", "shop.bill.dlq", "--dry-run")["replayed"] == {"orders": 2}
+    assert shell("dlq", "replay", "shop.bill.dlq", "--limit", "2") == "2 replayed to orders\n"
+    assert shell.json("dlq", "replay", "shop.bill.dlq") == {
+        "topic": "shop.bill.dlq",
+        "replayed": {},
+        "replayed_before": 3,
+        "dry_run": False,
+    }
+    assert shell("dlq", "replay", "shop.bill.dlq", "--again") == "3 replayed to orders\n"
+    shell.beside(letters("d"))
+    assert shell.json("dlq", "replay", "shop.bill.dlq")["replayed"] == {"orders": 1}
+    found = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).read("orders", 0))
+    assert len(found) == 7
+
+
 def test_replay_can_delete_what_it_replayed(shell):
     shell.beside(letters("a", "b", "c"))
 

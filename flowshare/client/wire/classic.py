@@ -22,8 +22,12 @@ from flowshare.protocol.messages import (
     LeaveGroupRequest,
     LeaveGroupResponse,
     LeftMember,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    OffsetResult,
+    OffsetToCommit,
     SyncGroupRequest,
     SyncGroupResponse,
 )
@@ -151,6 +155,45 @@ def _describe_answer(answer: Any, request: DescribeGroupRequest) -> DescribeGrou
     )
 
 
+def _commit(request: OffsetCommitRequest, version: int) -> Any:
+    m = module("offset_commit", version, "request")
+    of_topic: dict[str, list[OffsetToCommit]] = {}
+    for one in request.offsets:
+        of_topic.setdefault(one.topic, []).append(one)
+    topics = tuple(
+        m.OffsetCommitRequestTopic(
+            name=name,
+            partitions=tuple(
+                m.OffsetCommitRequestPartition(
+                    partition_index=one.partition,
+                    committed_offset=one.offset,
+                    committed_leader_epoch=one.leader_epoch,
+                    committed_metadata=one.metadata,
+                )
+                for one in parts
+            ),
+        )
+        for name, parts in of_topic.items()
+    )
+    return m.OffsetCommitRequest(
+        group_id=request.group_id,
+        generation_id_or_member_epoch=request.generation,
+        member_id=request.member_id,
+        group_instance_id=request.instance_id,
+        topics=topics,
+    )
+
+
+def _commit_answer(answer: Any, _: OffsetCommitRequest) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        partitions=tuple(
+            OffsetResult(str(topic.name), int(part.partition_index), code(part.error_code))
+            for topic in answer.topics
+            for part in topic.partitions
+        )
+    )
+
+
 def _offsets(request: OffsetFetchRequest, version: int) -> Any:
     m = module("offset_fetch", version, "request")
     many = version >= MANY_GROUPS_FROM
@@ -223,6 +266,14 @@ CODECS: Final[dict[type[Any], Codec]] = {
         highest=6,
         write=by_kio(_describe),
         decode=_describe_answer,
+    ),
+    OffsetCommitRequest: Codec(
+        key=ApiKey.OFFSET_COMMIT,
+        name="offset_commit",
+        lowest=8,
+        highest=9,
+        write=by_kio(_commit),
+        decode=_commit_answer,
     ),
     OffsetFetchRequest: Codec(
         key=ApiKey.OFFSET_FETCH,

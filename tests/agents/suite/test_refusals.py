@@ -9,6 +9,7 @@ import pytest
 import flowshare as fs
 from flowshare.agents.errors import UsageError
 from flowshare.cli.check import _log
+from flowshare.cli.replayed import Replayed
 from flowshare.cli.session import Session
 from flowshare.clock import LoopClock
 from tests.agents.suite.places import Place
@@ -148,3 +149,19 @@ async def test_a_group_that_may_not_renew_its_locks_is_refused_before_a_record_r
     said = await refusal(place, place.agent(work, group=place.group)) or ""
     assert f"flowshare groups config {place.group} share.renew.acknowledge.enable=true" in said
     assert await refusal(place, place.agent(work, group=place.group, renew=False, timeout=5)) is None
+
+
+async def test_what_was_replayed_is_remembered_wherever_groups_live(place: Place) -> None:
+    letters = f"{place.topic}.dlq"
+    async with place.outside() as (_, admin, _):
+        await admin.create_topic(letters, partitions=2)
+        first = Replayed(admin, letters)
+        await first.load()
+        assert (0, 7) not in first
+        await first.add([(0, 7), (0, 8), (1, 0)])
+        await first.add([(1, 1)])
+
+        later = Replayed(admin, letters)
+        await later.load()
+        known = {(partition, offset) for partition in range(2) for offset in range(12) if (partition, offset) in later}
+        assert known == {(0, 7), (0, 8), (1, 0), (1, 1)}
