@@ -267,13 +267,19 @@ class GroupMember:
         self._note_topics()
 
     async def _leave(self) -> None:
-        """Give back what is held, at the price of no delivery where servers can, and leave; a fenced one just goes."""
+        """Give back what is held, at the price of no delivery where servers can, and leave; a fenced one just goes.
+
+        What is in the write-ahead log goes back as delivered or not at all: a leader that is being replaced may answer
+        the second request and not the first, and a record that came again with the count it had would be taken for one
+        of a group that was reset.
+        """
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
         if not self._fenced:
             run = [part for one in self._run for part, _ in self._holds.parts(one)]
             with contextlib.suppress(ClientError, OSError, TimeoutError):
                 await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
-        for one in merged(self._holds.ranges()):
+        logged = Done(self._run)
+        for one in merged(part for held in self._holds.ranges() for part in logged.split(held)[1]):
             unrun.setdefault(self._places[one.place], []).append((one.first, one.last))
         await self._member.close(unrun=unrun, timeout_s=0.0 if self._fenced else None)
 
