@@ -12,6 +12,7 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents import settle
+from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.client.producer import Message
 from tests.agents.suite.places import Place, headers, until, values
 
@@ -289,12 +290,19 @@ async def test_def_handlers_run_beside_each_other_with_the_same_outcomes(place: 
     assert sorted(values(sent)) == [b"0", b"1"]
 
 
-async def test_a_poisonous_record_runs_as_often_as_it_may_and_is_dead_lettered_unrun(place: Place) -> None:
+async def test_a_poisonous_record_runs_as_often_as_it_may_and_is_dead_lettered_unrun(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[int] = []
+
+    def as_after_a_crash(agent: Any, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
+        return Outcome(Kind.RELEASE, error)  # it costs an attempt and has no outcome
+
+    monkeypatch.setattr("flowshare.agents.pool.of_exception", as_after_a_crash)
 
     async def poisoned(value: bytes, delivery: fs.Delivery) -> None:
         ran.append(delivery.attempt)
-        raise asyncio.CancelledError  # ends without an outcome and costs an attempt, as a crash does
+        raise asyncio.CancelledError
 
     async with place.running(place.agent(poisoned, retry=fs.Retry(3))) as [worker]:
         await worker.send(place.topic, b"x")
