@@ -314,13 +314,17 @@ async def test_a_worker_that_dies_without_a_word_is_no_reason_to_end_the_others(
 
 
 async def test_a_terminal_that_is_closed_drains_all_workers(tmp_path: Path) -> None:
-    async with fleet(tmp_path, DRAINS) as f:
-        await f.until("up", 2)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is heeded
+    try:
+        async with fleet(tmp_path, DRAINS) as f:
+            await f.until("up", 2)
 
-        os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
 
-        assert await f.end() == 0
-        assert len(f.journal("drained")) == 2
+            assert await f.end() == 0
+            assert len(f.journal("drained")) == 2
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_worker_is_given_the_supervisors_arguments_without_procs() -> None:
