@@ -344,7 +344,7 @@ class App(faust.App):
         self._loop = asyncio.get_running_loop()
         if self.host is not None and self.host.settings.streams:
             self.streams.connect(self.host.backend)
-        if self.has_pages:
+        if self.has_pages and self.conf.web_enabled and self.conf.web_transport.scheme == "tcp":
             from flowshare.agents.web import listen_for_pages
 
             listen_for_pages(self)

@@ -105,12 +105,10 @@ def _on_loop(
         return await wanted
 
     async def run() -> Any:
-        try:
-            return await around(call_next)
-        finally:
-            asked.put(None)
+        return await around(call_next)
 
     running = asyncio.run_coroutine_threadsafe(run(), loop)
+    running.add_done_callback(lambda _: asked.put(None))  # also when it is cancelled before its first step
     while (wanted := asked.get()) is not None:
         try:
             result = inner()

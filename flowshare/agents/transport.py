@@ -52,6 +52,17 @@ class Consumer(aiokafka.Consumer):
         await super().perform_seek()
         self._last.clear()
 
+    async def seek(self, partition: Any, offset: int) -> None:
+        """Read on from an offset."""
+        self._last.pop(partition, None)
+        await super().seek(partition, offset)
+
+    async def seek_wait(self, partitions: Any) -> None:
+        """Read on from offsets: a table's recovery, which may be begun again before it has ended."""
+        self._last.clear()
+        await super().seek_wait(partitions)
+        self._last.clear()
+
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
         """Partitions go: finish and commit what is being handled while it is still known what was.
 

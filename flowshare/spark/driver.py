@@ -287,11 +287,22 @@ class Driver:
         except (OSError, DamagedNote) as error:
             logger.warning("group %s: suspects cannot be noted in the checkpoint: %s", self._options.group, error)
 
-    def _noted(self, member: GroupMember) -> Suspects:
-        """Raises: OSError, DamagedNote: a void batch that is not known as one would be accepted."""
+    def _noted(self, member: GroupMember, known: Offset) -> Suspects:
+        """What the checkpoint notes, without topics that were made anew since it had the offset `known`.
+
+        Raises: OSError, DamagedNote: a void batch that is not known as one would be accepted, so nothing is done here.
+        """
         place = self._place(member)
-        note = {} if place is None else place.take_note(member.member_id, self._process)
+        try:
+            note = {} if place is None else place.take_note(member.member_id, self._process)
+        except (OSError, DamagedNote):
+            self._member = None
+            member.close()
+            raise
         found = Suspects.from_json(note) if note else Suspects()
+        for topic, topic_id in known.topics.items():
+            if member.topics.get(topic, topic_id) != topic_id:
+                found.forget(topic)
         if found.told:  # here, as Spark heeds nothing that is said at the end of a query
             logger.warning("group %s: %s", self._options.group, found.told)
             found.told = ""
@@ -329,7 +340,7 @@ class Driver:
             if not member.facts.endless:
                 self._passed = Passed(known.starts, known.passed)
             if known.member != self.initial.member:  # this process takes another one's place
-                self._suspects = self._noted(member)
+                self._suspects = self._noted(member, known)
                 runs = self._ours(known) and not self._suspects.is_void(known.number)
                 member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
             if self.emptying:

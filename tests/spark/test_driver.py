@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from flowshare.spark.checkpoint import DamagedNote
+from flowshare.spark.checkpoint import DamagedNote, local_checkpoint
 from flowshare.spark.driver import Driver
 from flowshare.spark.options import SourceOptions
-from flowshare.spark.ranges import Offset
+from flowshare.spark.ranges import Offset, Range
+from flowshare.spark.suspects import Suspects
 from tests.interop.servers import until
 
 pytestmark = pytest.mark.slow
@@ -175,3 +176,26 @@ def test_a_damaged_note_stops_the_query_with_what_to_do(broker, unique, tmp_path
     with pytest.raises(DamagedNote, match="restore it, or start with a new checkpoint"):
         second.driver.parts(second.newest())
     second.driver.close()
+
+
+def test_what_was_noted_of_a_topic_does_not_count_for_one_that_was_made_anew(broker, unique, tmp_path):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    broker.produce(topic, [b"%d" % one for one in range(20)])
+    first = Query(tmp_path, broker, topic, group)
+    begun = first.run(first.plan())
+    first.driver.close()
+    bad = Range(topic, 0, 25, 25)
+    condemned = {**Suspects().to_json(), "pool": [list(bad[:4])], "condemned": [list(bad[:4])]}
+    local_checkpoint(str(tmp_path)).write_note(begun.member, "an earlier one", condemned)
+    broker.call(broker.admin.delete_topic(topic))
+    until(lambda: [one.name for one in broker.call(broker.admin.list_topics())], lambda names: topic not in names)
+    broker.topic(topic)
+    broker.produce(topic, [b"new %d" % one for one in range(30)])
+
+    second = Query(tmp_path, broker, topic, group)
+    offset = second.plan(begun)
+    parts = second.driver.parts(offset)
+    second.driver.close()
+
+    assert not any(part.buried for part in parts)
+    assert {place for part in parts for place in offsets(part)} == {(topic, 0, number) for number in range(30)}
