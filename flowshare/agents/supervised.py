@@ -17,6 +17,8 @@ REFUSED: Final = "refused: "
 WHY_MAX: Final = 500
 """Characters of why."""
 """Environment variable with the descriptor on which a worker tells, once, where its health pages are."""
+OF_SUPERVISOR: Final = ("--procs", "--web-port", "--web-bind")
+"""Options, each with a value, that workers do not get: their own pages are on free ports of this machine."""
 PATIENCE_S: Final = 0.75
 """How long a worker leaves an embedded path that nobody leads to its supervisor, which runs no handlers."""
 
@@ -60,14 +62,14 @@ def _report(text: str) -> None:
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """A worker's command line from the supervisor's arguments: the same without `--procs`."""
+    """A worker's command line from the supervisor's arguments: the same without what is the supervisor's own."""
     kept: list[str] = []
     skip = False
     for argument in arguments:
         if skip:
             skip = False
-        elif argument == "--procs":
+        elif argument in OF_SUPERVISOR:
             skip = True
-        elif not argument.startswith("--procs="):
+        elif not argument.startswith(tuple(f"{name}=" for name in OF_SUPERVISOR)):
             kept.append(argument)
     return [sys.executable, "-m", "flowshare.cli", *kept]

@@ -29,7 +29,7 @@ import select
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flowshare.agents.service import new_loop
 from flowshare.agents.signals import stop_signals
@@ -67,27 +67,42 @@ class SupervisorOptions:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+class Pages(Protocol):
+    """What serves a supervisor's pages (`web.supervisor`)."""
+
+    async def start(self) -> str:
+        """Listen; returns the address."""
+        ...
+
+    async def close(self) -> None:
+        """Stop listening."""
+
+
 def run_supervisor(
     backend: Backend | None,
     options: SupervisorOptions,
     beside: Callable[[Supervisor], Awaitable[None]] | None = None,
+    pages: Callable[[Supervisor], Pages] | None = None,
 ) -> int:
     """Lead `backend` (None: nothing to lead) and run the workers until SIGTERM, SIGHUP, SIGINT or a start that fails.
 
-    beside: what runs as long as the supervisor does, and may resize it.
+    beside: what runs as long as the supervisor does, and may resize it. pages: makes what is served about all workers.
     Returns the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, and
     the worker's own code when no worker ever got going. Raises: what the backend refuses to start with.
     """
     supervisor = Supervisor(options, LoopClock())
 
     async def main() -> int:
-        if backend is None:
+        async with contextlib.AsyncExitStack() as stack:
+            if pages is not None:
+                served = pages(supervisor)
+                address = await served.start()
+                stack.push_async_callback(served.close)
+                logger.info("health and metrics of all workers at http://%s", address)
+            if backend is not None:
+                await backend.start()
+                stack.push_async_callback(backend.close)
             return await supervisor.run(beside)
-        await backend.start()
-        try:
-            return await supervisor.run(beside)
-        finally:
-            await backend.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main())
@@ -140,6 +155,11 @@ class Supervisor:
     def running(self) -> Mapping[int, int]:
         """Process ids of the workers that run, by number."""
         return {number: process.pid for number, process in self._running.items()}
+
+    @property
+    def down(self) -> Mapping[int, str]:
+        """Why workers that are to run do not, by number."""
+        return {number: self._down[number] for number in self._kept if number in self._down}
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Drain all workers and end; told so twice by Ctrl-C: end them at once."""

@@ -108,6 +108,11 @@ class AutoBackend:
             raise BackendError(f"broker {self._broker}: {error}") from error
         finally:
             await asyncio.shield(cluster.close())
+        if native and self._broker.settings:
+            raise BackendError(
+                f"broker {self._broker} has settings of a fleet ({', '.join(sorted(self._broker.settings))}), but its "
+                f"brokers lead, as {self.reason}: leave them out, or have the workers lead with share=workers"
+            )
         if native:
             chosen: KafkaBackend = NativeBackend(self._broker, clock=self._clock, asked=self._asked)
         else:

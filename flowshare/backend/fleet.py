@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
@@ -178,7 +179,9 @@ class WorkersBackend:
         worker = self._worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
         await worker.prepare()
         host = place.advertised_host(self._broker.hosts)
-        node = Node(host=host, port=place.advertised_port, cluster_id=f"flowshare-{place.fleet}")
+        node = Node(
+            host=host, port=place.advertised_port, node_id=worker.node_id, cluster_id=f"flowshare-{place.fleet}"
+        )
         listener = self._listener = Listener(
             worker.server,
             node=node,
@@ -188,6 +191,7 @@ class WorkersBackend:
             authorizer=doors.authorizer,
             apis=worker.server.apis(sasl=doors.sasl),
         )
+        worker.settings.on_change(lambda config: listener.configure(config.limits))
         try:
             await listener.start(*place.listen)
         except ListenerError as error:
@@ -195,6 +199,7 @@ class WorkersBackend:
         self._own = listener.node.host, listener.node.port
         await self._check_address(*self._own)
         await worker.join(*self._own)
+        listener.rename(worker.node_id)  # another worker may have drawn the same
         self._led = True
         self._workers = self._cluster_of([f"{self._own[0]}:{self._own[1]}"])
 
@@ -328,6 +333,10 @@ class FleetConnection(ClusterConnection):
         self._brokers = brokers
 
     async def _send(self, request: Any) -> Any:
+        if isinstance(request, m.DescribeConfigsRequest) and request.resource_type == "broker" and request.resource:
+            # A client has the id from Kafka's brokers. Any worker tells of the settings, which are one for all.
+            nodes = (await super()._send(m.MetadataRequest(topics=()))).nodes
+            request = replace(request, resource=str(min(nodes)))
         kafka = (
             isinstance(request, TO_KAFKA)
             or type(request).__name__ in TO_KAFKA_BY_NAME

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from flowshare.backend.url import BadBrokerUrl
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flowshare.backend.url import BrokerUrl
     from flowshare.fleet.worker import FleetOptions
 
@@ -29,6 +31,7 @@ class FleetPlace:
     """One process's place in a fleet.
 
     listen: host and port of the listener, port 0 any free one. advertise: what others are told, None: found out.
+    settings: of a fleet that never had any.
     """
 
     fleet: str
@@ -37,6 +40,7 @@ class FleetPlace:
     advertise: tuple[str, int] | None
     slots: int | None
     state_dir: Path | None
+    settings: Mapping[str, str]
 
     @classmethod
     def of(cls, broker: BrokerUrl, *, lead: bool) -> FleetPlace:
@@ -52,6 +56,7 @@ class FleetPlace:
             advertise=_address("advertise", options["advertise"]) if "advertise" in options else None,
             slots=None if slots is None else int(slots),
             state_dir=Path(options["state_dir"]) if "state_dir" in options else None,
+            settings=broker.settings,
         )
 
     @property
@@ -76,6 +81,7 @@ class FleetPlace:
             instance=str(uuid.uuid4()),
             slots=self.slots or SLOTS_DEFAULT,
             state_dir=None if self.state_dir is None else self.state_dir / self.fleet,
+            settings=self.settings,
         )
 
 

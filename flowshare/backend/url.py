@@ -4,9 +4,10 @@
     memory://                       nothing is kept
     kafka://host:port[,host:port]   a Kafka cluster
 
-Options follow as a query: `embedded:///data/shop?fsync=true`. Faust, which garbles such URLs, never sees them. On
-embedded the settings of its broker are options, too, under the names that they have in a server.properties:
-`embedded:///data/shop?offsets.retention.minutes=1440`; a name with a dot is one of them.
+Options follow as a query: `embedded:///data/shop?fsync=true`. Faust, which garbles such URLs, never sees them. The
+settings of an embedded broker are options, too, under the names that they have in a server.properties:
+`embedded:///data/shop?offsets.retention.minutes=1440`; a name with a dot is one of them. Those of a fleet are
+for its first start: `kafka://host:port?share=workers&group.share.max.size=500`; `flowshare fleet config` changes them.
 
 How a Kafka cluster is secured stands in its URL, too (docs/security.md), with what is no letter or digit in user
 name, password and files percent-encoded:
@@ -173,7 +174,9 @@ def parse_broker(url: str) -> BrokerUrl:
         return broker
     if kind == "kafka":
         _check_share(shown, options)
-        return _kafka(shown, place, options)
+        broker = _kafka(shown, place, options)
+        _check_fleet_settings(shown, broker)
+        return broker
     if place not in ("", "/"):
         raise BadBrokerUrl(f"broker {shown!r} names a place, but memory:// keeps nothing; write memory://")
     return BrokerUrl(kind=kind, options=options)
@@ -194,7 +197,8 @@ def _kafka(url: str, place: str, options: dict[str, str]) -> BrokerUrl:
 def _options(kind: Kind, url: str, query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
-        if name not in OPTIONS[kind] and not (kind == "embedded" and "." in name):
+        settings = kind == "embedded" or (kind == "kafka" and "@" not in query)
+        if name not in OPTIONS[kind] and not (settings and "." in name):
             if "@" in query:  # what is taken for an option can be a part of a password
                 raise BadBrokerUrl(f"broker {url!r} has a login with a bare '?'; write %3F for it")
             known = sorted(OPTIONS[kind])
@@ -220,6 +224,25 @@ def _check_settings(url: str, settings: Mapping[str, str]) -> None:
 
     try:
         Settings.parse(settings)
+    except InvalidConfig as error:
+        raise BadBrokerUrl(f"broker {url!r}: {error}") from None
+
+
+def _check_fleet_settings(url: str, broker: BrokerUrl) -> None:
+    """Raises: BadBrokerUrl."""
+    if not broker.settings:
+        return
+    from flowshare.fleet.settings import check_settings
+    from flowshare.share.errors import InvalidConfig
+
+    if broker.share == "native":
+        raise BadBrokerUrl(
+            f"broker {url!r} has settings of a fleet ({', '.join(sorted(broker.settings))}), but Kafka's brokers lead "
+            "(share=native): set them there, kafka-configs.sh --alter --entity-type brokers --entity-default, or as a "
+            "group's with flowshare groups config"
+        )
+    try:
+        check_settings(broker.settings)
     except InvalidConfig as error:
         raise BadBrokerUrl(f"broker {url!r}: {error}") from None
 

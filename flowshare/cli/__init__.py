@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "dev": ("flowshare.cli.dev", "dev", "Start and end a throw-away real Kafka on this machine."),
     "dlq": ("flowshare.cli.dlq", "dlq", "List, show and replay dead letters."),
     "drain": ("flowshare.cli.drain", "drain", "Have a worker finish what it is running, before it is stopped."),
+    "fleet": ("flowshare.cli.fleet", "fleet", "Show and change the settings of a fleet of workers."),
     "groups": ("flowshare.cli.groups", "groups", "List, describe, configure, reset and delete share groups."),
     "inflight": ("flowshare.cli.inflight", "inflight", "Show the records that a running worker is working on."),
     "lag": ("flowshare.cli.lag", "lag", "Show backlog, oldest age, rates, needed workers and retention a group."),

@@ -9,7 +9,7 @@ import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.move import move
-from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.options import broker_options, broker_url, json_option, setting
 from flowshare.cli.seed import seed
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def config(group: str, settings: tuple[str, ...], as_json: bool, broker: str | N
     from flowshare.cli.output import show
     from flowshare.cli.session import run_on_groups
 
-    changes = dict(_setting(text) for text in settings)
+    changes = dict(setting(text) for text in settings)
 
     async def call(session: Session) -> list[dict[str, Any]]:
         if changes:
@@ -321,10 +321,3 @@ def _target(earliest: bool, latest: bool, at: str | None, offset: int | None) ->
     except ValueError:
         raise click.UsageError(f"--to-datetime {at!r} is no date and time such as 2026-11-21T09:00:00") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def _setting(text: str) -> tuple[str, str | None]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise Failure(f"{text!r} is not NAME=VALUE")
-    return name, value or None

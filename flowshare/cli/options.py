@@ -50,6 +50,16 @@ def broker_options(function: Fun) -> Fun:
     return debug_option(function)
 
 
+def setting(text: str) -> tuple[str, str | None]:
+    """Name and value of `NAME=VALUE`; without a value None: unset it. Raises: Failure."""
+    from flowshare.cli.errors import Failure
+
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise Failure(f"{text!r} is not NAME=VALUE")
+    return name, value or None
+
+
 def broker_url(broker: str | None, app_path: str | None) -> str:
     """The URL to use: --broker, --app's, or the environment's. Raises: click.UsageError when there is none."""
     if broker:

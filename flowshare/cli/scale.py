@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--drain-timeout", type=click.FloatRange(0, min_open=False), help="Seconds handlers get to finish at the end."
 )
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]")
+@click.option("--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on.")
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @debug_option
@@ -39,6 +41,8 @@ def scale(
     down_after: float,
     concurrency: int | None,
     drain_timeout: float | None,
+    web_port: int | None,
+    web_bind: str,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -64,7 +68,15 @@ def scale(
     if drain_timeout is not None:
         arguments += ["--drain-timeout", str(drain_timeout)]
     policy = ScalePolicy(min=fewest, max=most, down_after_s=down_after)
-    return supervise(app, fewest, drain_timeout, worker_command(arguments), beside=_scaling(policy, target_age))
+    return supervise(
+        app,
+        fewest,
+        drain_timeout,
+        worker_command(arguments),
+        beside=_scaling(policy, target_age),
+        web_port=web_port or 0,
+        web_bind=web_bind,
+    )
 
 
 def _scaling(policy: ScalePolicy, target_age_s: float) -> Any:

@@ -61,7 +61,8 @@ def worker(
     ends at once. SIGUSR1 prints what is in flight. Exit code 0: drained; 3: handlers were cut off; 1: a failure.
 
     One process uses one core; with --procs N the supervisor runs no handler, leads share-partitions (of an embedded
-    path, or as one of a fleet), starts a worker again that ended, and kills one that does not drain. With --on MASTER
+    path, or as one of a fleet), starts a worker again that ended, kills one that does not drain, and serves health and
+    metrics of all of them at --web-port (their own are on free ports of this machine). With --on MASTER
     the workers run on Spark, each as one long task, and this process looks after them in the same way.
     """
     check_together(procs=procs, reload=reload, master=master, workers=workers)
@@ -98,9 +99,9 @@ def worker(
             log_format=log_format,
         )
     if procs is not None:
-        if web_port:
-            raise click.UsageError("--procs goes with free ports for the health pages only; leave --web-port out")
-        return supervise(app, procs, drain_timeout, worker_command(sys.argv[1:]))
+        return supervise(
+            app, procs, drain_timeout, worker_command(sys.argv[1:]), web_port=web_port or 0, web_bind=web_bind
+        )
 
     def pages(host: Host) -> WebServer:
         return WebServer(host, port=web_port or 0, bind=web_bind, drain_timeout_s=drain_timeout)
@@ -142,11 +143,18 @@ def supervise(
     drain_timeout: float | None,
     command: Sequence[str],
     beside: Callable[[Supervisor], Awaitable[None]] | None = None,
+    *,
+    web_port: int,
+    web_bind: str,
 ) -> int:
-    """Run workers under a supervisor, and `beside` next to it; the exit code. command: that of a worker."""
+    """Run workers under a supervisor, and `beside` next to it; the exit code. command: that of a worker.
+
+    web_port, web_bind: where health and metrics of all of them are served; port 0: a free one.
+    """
     from flowshare.agents.capabilities import asked_of
     from flowshare.agents.supervisor import SupervisorOptions, run_supervisor
     from flowshare.backend import open_backend
+    from flowshare.web.supervisor import SupervisorPages
 
     longest = app.drain_timeout_s
     options = SupervisorOptions(
@@ -157,9 +165,16 @@ def supervise(
     broker = app.broker_address
     if broker.kind == "memory":
         raise click.UsageError("memory:// is one process's own; several need embedded:///path or kafka://")
-    if broker.kind == "kafka" and broker.share == "native":
-        return run_supervisor(None, options, beside)
-    return run_supervisor(open_backend(broker, lead=True, asked=asked_of(app.share_agents.values())), options, beside)
+    backend = None
+    if broker.kind != "kafka" or broker.share != "native":
+        backend = open_backend(broker, lead=True, asked=asked_of(app.share_agents.values()))
+
+    def pages(supervisor: Supervisor) -> SupervisorPages:
+        return SupervisorPages(
+            supervisor, backend, port=web_port, bind=web_bind, drain_timeout_s=options.drain_timeout_s
+        )
+
+    return run_supervisor(backend, options, beside, pages)
 
 
 def _reloading(drain_timeout: float | None) -> int:

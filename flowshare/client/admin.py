@@ -140,6 +140,10 @@ class ShareAdmin:
             check(ErrorCode.INVALID_REQUEST, "there are no brokers: the server is in this process", "broker settings")
         return await self._configs("broker", str(min(nodes)))
 
+    async def alter_broker_configs(self, configs: Mapping[str, str | None], *, dry_run: bool = False) -> None:
+        """Set (None: unset) settings of all brokers together, or of a fleet; with `dry_run` they are only checked."""
+        await self._alter_configs("broker", "", configs, dry_run)
+
     async def group_kind(self, group_id: str) -> str | None:
         """Which kind of group has this name (share, consumer, classic, …); None: there is none."""
         answer = await self._ask(messages.ListGroupsRequest())
@@ -368,7 +372,7 @@ class ShareAdmin:
                 resource_type=resource_type, resource=resource, configs=dict(configs), validate_only=dry_run
             )
         )
-        check(answer.error, answer.message, f"settings of {resource_type} {resource}")
+        check(answer.error, answer.message, f"settings of {f'{resource_type} {resource}'.strip()}")
 
     async def _offset(self, topic: str, partition: int, timestamp_ms: int, *, committed: bool = False) -> int:
         request = messages.ListOffsetsRequest(

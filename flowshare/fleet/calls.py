@@ -17,6 +17,9 @@ from flowshare.fleet.groups import FACTS, SETTINGS
 from flowshare.fleet.keeper import CLAIMED, HAND_OVER
 from flowshare.fleet.leaders import BEGIN, GONE, OFFSETS, REPLACE
 from flowshare.fleet.limits import LEASE
+from flowshare.fleet.settings import ASK as OWN_SETTINGS
+from flowshare.fleet.settings import SET as SET_OWN_SETTINGS
+from flowshare.fleet.settings import TELL as TELL_OWN_SETTINGS
 from flowshare.fleet.views import GroupFacts
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.groups import FleetGroups
     from flowshare.fleet.keeper import SlotKeeper
     from flowshare.fleet.limits import FleetLimits
+    from flowshare.fleet.settings import FleetSettings
     from flowshare.log.base import StateStore
     from flowshare.server.connection import InProcess
     from flowshare.server.edge.base import Call, Peer
@@ -62,6 +66,7 @@ class FleetCalls:
         groups: FleetGroups,
         configs: FleetConfigs,
         limits: FleetLimits,
+        settings: FleetSettings,
         keeper: SlotKeeper,
         know: Callable[[Collection[uuid.UUID]], Awaitable[None]],
         look: Callable[[], object],
@@ -92,6 +97,9 @@ class FleetCalls:
             REPLACE: self._replace,
             OFFSETS: self._offsets,
             LEASE: limits.answer,
+            OWN_SETTINGS: settings.answer,
+            TELL_OWN_SETTINGS: settings.told,
+            SET_OWN_SETTINGS: settings.answer_set,
             HAND_OVER: self._hand_over,
             CLAIMED: self._claimed,
             LEAVING: self._leaving,

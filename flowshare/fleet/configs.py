@@ -1,4 +1,7 @@
-"""Settings of groups in a fleet: a group's coordinator keeps them; who else is asked passes the question on."""
+"""Settings of groups in a fleet: a group's coordinator keeps them; who else is asked passes the question on.
+
+Those of "the broker" are the fleet's own (`fleet.settings`): told under any worker's node id, set for all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from flowshare.protocol.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from flowshare.server.configs import GROUP
-from flowshare.server.failures import Refused
+from flowshare.server.configs import BROKER, GROUP
+from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.slots.places import group_slot
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
     from flowshare.fleet.peers import Peers
+    from flowshare.fleet.settings import FleetSettings
     from flowshare.server.configs import ConfigApis
     from flowshare.server.connection import Handlers, InProcess
 
@@ -50,9 +54,17 @@ class FleetConfigs:
     """
 
     def __init__(
-        self, local: ConfigApis, *, directory: Directory, peers: Peers, check: Callable[[str], None], clock: Clock
+        self,
+        local: ConfigApis,
+        *,
+        settings: FleetSettings,
+        directory: Directory,
+        peers: Peers,
+        check: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         self._local = local
+        self._settings = settings
         self._directory = directory
         self._peers = peers
         self._check = check
@@ -69,7 +81,13 @@ class FleetConfigs:
     # --- asked by anybody ---------------------------------------------------------------------------------------
 
     async def describe(self, request: DescribeConfigsRequest, connection: InProcess) -> DescribeConfigsResponse:
-        """Settings of a group, or of this worker."""
+        """Settings of a group, or of the fleet: all of them, or without a node id those that were set."""
+        if request.resource_type == BROKER:
+            await self._settings.refresh()
+            entries = self._settings.entries()
+            if not request.resource:
+                entries = tuple(entry for entry in entries if not entry.is_default)
+            return DescribeConfigsResponse(entries=entries)
         if request.resource_type != GROUP:
             return await self._local.describe(request, connection)
         try:
@@ -83,7 +101,9 @@ class FleetConfigs:
     async def alter(
         self, request: IncrementalAlterConfigsRequest, connection: InProcess
     ) -> IncrementalAlterConfigsResponse:
-        """Set and unset settings of a group."""
+        """Set and unset settings of a group, or of the fleet."""
+        if request.resource_type == BROKER:
+            return await self._alter_fleet(request)
         if request.resource_type != GROUP:
             return await self._local.alter(request, connection)
         changes = dict(request.configs)
@@ -93,6 +113,22 @@ class FleetConfigs:
             return IncrementalAlterConfigsResponse(error=error.code, message=str(error))
         if told is None:
             return await self._local.alter(request, connection)
+        return IncrementalAlterConfigsResponse()
+
+    async def _alter_fleet(self, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
+        if request.resource:
+            return IncrementalAlterConfigsResponse(
+                error=ErrorCode.INVALID_REQUEST,
+                message="the settings are those of all workers of the fleet: name no broker, but the default of all "
+                "(flowshare fleet config NAME=VALUE; kafka-configs.sh --entity-type brokers --entity-default)",
+            )
+        try:
+            await self._settings.alter(request.configs, validate_only=request.validate_only)
+        except ServerError as error:
+            return IncrementalAlterConfigsResponse(error=error.code, message=error.message or str(error))
+        except EXPECTED as error:
+            code, message = failure(error)
+            return IncrementalAlterConfigsResponse(error=code, message=message)
         return IncrementalAlterConfigsResponse()
 
     async def configured(self, request: ConfiguredGroupsRequest, connection: InProcess) -> ConfiguredGroupsResponse:

@@ -251,11 +251,11 @@ class SlotKeeper:
         await slot.lead(Owner(node_id=place.node_id, instance=self._instance, host=place.host, port=place.port))
         self.led[number] = slot
         self.claimed += 1
+        self._directory.claimed(number, Claimed(slot.epoch, place))  # what taking it up tells is of this claim
         await self._tenant.take_up(number, slot.scan(b""))
         if number in self._ending:
             return False
         self._served.add(number)
-        self._directory.claimed(number, Claimed(slot.epoch, place))
         self._peers.tell_all(CLAIMED, slot=number, epoch=slot.epoch, node=list(place))
         return True
 

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from flowshare.client.errors import ClientError
+from flowshare.fleet.settings import NAME
 from flowshare.log.base import LogError
 from flowshare.server.coordinator import PREFIX as GROUP
 from flowshare.server.group_configs import PREFIX as SETTINGS
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
 
     from flowshare.fleet.groups import FleetGroups
     from flowshare.fleet.log.kafka_log import KafkaLog
+    from flowshare.fleet.settings import FleetSettings
     from flowshare.server.share_service import ShareService
 
 logger = logging.getLogger(__name__)
 
 
 class FleetTenant:
-    """Groups, settings and share-partitions of a worker."""
+    """Settings, groups and share-partitions of a worker."""
 
-    def __init__(self, *, service: ShareService, groups: FleetGroups, log: KafkaLog, slots: int) -> None:
+    def __init__(
+        self, *, service: ShareService, settings: FleetSettings, groups: FleetGroups, log: KafkaLog, slots: int
+    ) -> None:
         self._service = service
+        self._settings = settings
         self._groups = groups
         self._log = log
         self._slots = slots
@@ -43,13 +48,15 @@ class FleetTenant:
 
         A group whose topics are not known yet would take the partitions from its members until they are.
         """
-        del slot
+        if slot == self._settings.slot:
+            await self._settings.take_up(entries)
+        await self._settings.known()
         ids = {topic_id for key, _ in entries if (topic_id := _topic_of(key)) is not None}
         await self.know({topic_id for topic_id in ids if self._service.topics.by_id(topic_id) is None})
         self._service.take_up(entries)
         await self.know(names=self._subscribed(entries).difference(tuple(self._log.topics())))
         told = {key[2:].decode(errors="replace") for key, _ in entries if key.startswith((GROUP, SETTINGS))}
-        self._groups.took_up(sorted(told))
+        self._groups.took_up(sorted(told - {NAME}))
 
     def _subscribed(self, entries: Sequence[tuple[bytes, bytes]]) -> frozenset[str]:
         """Topics of the groups among these entries, which are coordinated here by now."""

@@ -63,6 +63,12 @@ class Views:
         self._gone: dict[tuple[str, str], tuple[float, Version]] = {}
         """Until when a member is remembered, and from which version of its group on it was gone."""
 
+    def configure(self, server: ServerConfig) -> None:
+        """The defaults and bounds of all groups are others from now on."""
+        self._server = server
+        self._default = GroupConfig.effective({}, server)
+        self._acting = {name: GroupConfig.effective(view.settings, server) for name, view in self._views.items()}
+
     def learn(self, view: GroupFacts) -> bool:
         """Take over a view; whether it is newer than the one before. Settings that make no sense act as the default."""
         known = self._views.get(view.group_id)

@@ -26,6 +26,7 @@ from flowshare.fleet.others import OtherFleets
 from flowshare.fleet.peers import Peers
 from flowshare.fleet.places import FleetPlaces
 from flowshare.fleet.server import FleetServer
+from flowshare.fleet.settings import FleetConfig, FleetSettings
 from flowshare.fleet.slot import Slot
 from flowshare.fleet.slot_group import SlotGroup
 from flowshare.fleet.slot_settings import SlotSettings
@@ -36,6 +37,7 @@ from flowshare.fleet.tenant import FleetTenant
 from flowshare.fleet.views import Views
 from flowshare.log.base import StorageError, StorageHeld
 from flowshare.server.configs import ConfigApis
+from flowshare.server.limits import ListenerLimits
 from flowshare.server.share_service import ShareService
 from flowshare.share.config import ServerConfig
 from flowshare.slots.places import SLOTS_DEFAULT
@@ -66,6 +68,7 @@ class FleetOptions:
     fleet: its name. node_id: drawn at random, 31 bits. instance: the worker's name among the others when it keeps no
     state of its own; with a state directory it has the directory's, so that one that is started again is known again.
     slots: of the fleet. state_dir: holds a directory for each process of this machine, None: keep nothing.
+    config: what acts until the fleet has settings of its own. settings: those, for a fleet that never had any.
     """
 
     fleet: str
@@ -74,6 +77,7 @@ class FleetOptions:
     slots: int = SLOTS_DEFAULT
     state_dir: Path | None = None
     config: ServerConfig = field(default_factory=ServerConfig.embedded)
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
     slot_settings: SlotSettings = field(default_factory=SlotSettings)
 
 
@@ -100,6 +104,7 @@ class FleetWorker:
         self.server: FleetServer
         self.calls: FleetCalls
         self.directory: Directory
+        self.settings: FleetSettings
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -119,6 +124,7 @@ class FleetWorker:
             self._tails.close,
             self._peers.close,
             self._limits.close,
+            self.settings.close,
             self._tenant.close,
             self._service.close_partitions,
             self._service.close_groups,
@@ -127,6 +133,7 @@ class FleetWorker:
             self._closing.push_async_callback(close)
         await self._service.start()
         self._limits.start()
+        self.settings.start()
 
     async def join(self, host: str, port: int) -> None:
         """Join the fleet as the worker that is reached there. Returns when it is known who leads what.
@@ -219,7 +226,9 @@ class FleetWorker:
         led: dict[int, Any] = {}
         storage = FleetStorage(self._log, led, slots)
         duties = self._build_service(storage)
-        self._tenant = FleetTenant(service=self._service, groups=self._groups, log=self._log, slots=slots)
+        self._tenant = FleetTenant(
+            service=self._service, settings=self.settings, groups=self._groups, log=self._log, slots=slots
+        )
         self._build_slots(slots, cached, led)
         self._build_server(storage, duties)
 
@@ -243,9 +252,19 @@ class FleetWorker:
             others=OtherFleets(self._kafka, self._options.fleet, dial=self._dial, clock=clock),
             clock=clock,
         )
+        config = replace(self._options.config, return_grace_ms=self._options.config.return_grace_ms or 3_000)
+        self.settings = FleetSettings(
+            FleetConfig(config, ListenerLimits()),
+            first=self._options.settings,
+            store=storage,
+            directory=directory,
+            peers=self._peers,
+            check=duties.check_coordinator,
+            clock=clock,
+        )
         self._service = ShareService(
             storage=storage,
-            config=replace(self._options.config, return_grace_ms=self._options.config.return_grace_ms or 3_000),
+            config=config,
             clock=clock,
             duties=duties,
             kafka=self._log,
@@ -261,7 +280,12 @@ class FleetWorker:
             ),
         )
         self._groups.service = limits.service = self._service
+        self.settings.on_change(self._configure)
         return duties
+
+    def _configure(self, config: FleetConfig) -> None:
+        self._views.configure(config.server)
+        self._service.configure(config.server)
 
     def _build_slots(self, slots: int, cached: tuple[int, ...], led: dict[int, Any]) -> None:
         self._keeper = SlotKeeper(
@@ -292,6 +316,7 @@ class FleetWorker:
         directory.on_left(service.coordinator.workers_left)
         configs = FleetConfigs(
             ConfigApis(log=storage, server=service.config, configs=service.configs, coordinator=service.coordinator),
+            settings=self.settings,
             directory=directory,
             peers=self._peers,
             check=duties.check_coordinator,
@@ -304,6 +329,7 @@ class FleetWorker:
             groups=self._groups,
             configs=configs,
             limits=self._limits,
+            settings=self.settings,
             keeper=self._keeper,
             know=self._tenant.know,
             look=self._slot_group.look,

@@ -27,6 +27,11 @@ class Budget:
         self.held = 0
         """Bytes received and not answered yet."""
 
+    def configure(self, bytes_max: int) -> None:
+        """So many bytes may be held from now on."""
+        self._bytes_max = bytes_max
+        self._release(0)
+
     def received(self, holder: Holder, count: int) -> bool:
         """Bytes came; whether the holder may be read from further. If not, it is resumed later."""
         self.held += count

@@ -79,8 +79,8 @@ class ConfigApis:
             self._configs.check(request.resource)
             acting = self._configs.acting(request.resource)
             return _entries(acting.values(self._configs.stored(request.resource)))
-        if request.resource_type == BROKER:
-            return _entries(self._server.values())
+        if request.resource_type == BROKER:  # without a node id: what is set for all brokers together, which is nothing
+            return _entries(self._server.values(), read_only=True) if request.resource else []
         self._check_type(request.resource_type)
         topic = self._log.topics().get(request.resource)
         if topic is None:
@@ -123,8 +123,8 @@ class ConfigApis:
             raise Refused(ErrorCode.INVALID_REQUEST, message)
 
 
-def _entries(values: Iterable[ConfigValue]) -> list[ConfigEntry]:
+def _entries(values: Iterable[ConfigValue], *, read_only: bool = False) -> list[ConfigEntry]:
     return [
-        ConfigEntry(name=name, value=value, is_default=is_default, documentation=doc)
+        ConfigEntry(name=name, value=value, is_default=is_default, documentation=doc, read_only=read_only)
         for name, value, is_default, doc in values
     ]

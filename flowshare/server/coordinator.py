@@ -299,6 +299,13 @@ class Coordinator:
                 except LogError as error:
                     logger.warning("state of a deleted topic is left for the next start: %s id=%s", error, topic_id)
 
+    def reconfigure(self, *, return_grace_ms: int) -> None:
+        """The server's own settings have changed, and with them what acts for all groups."""
+        self._returns.grace_ms = return_grace_ms
+        for group_id, group in self.groups.items():
+            group.config = self._config_of(group_id)
+        self._alarm.ring()
+
     def configure(self, group_id: str) -> None:
         """The group's config has changed."""
         group = self.groups.get(group_id)

@@ -69,7 +69,8 @@ class DeadLetters:
         self._storage = storage
         self._clock = clock
         self._stats = stats
-        self._auto_create = auto_create
+        self.auto_create = auto_create
+        """Whether a missing topic is created."""
         self._tasks: dict[Owner, asyncio.Task[None]] = {}
 
     def start(self, owner: Owner) -> None:
@@ -140,7 +141,7 @@ class DeadLetters:
     async def _ensure(self, name: str) -> Topic:
         topic = self._storage.topics().get(name)
         if topic is None:
-            if not self._auto_create:
+            if not self.auto_create:
                 raise UnknownTopic(
                     f"there is no topic {name!r}; create it or set errors.deadletterqueue.auto.create.topics.enable"
                 )

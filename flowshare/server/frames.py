@@ -36,6 +36,11 @@ class Frames:
         self.buffered = 0
         """Bytes fed and not yet taken."""
 
+    def allow(self, bytes_max: int) -> None:
+        """From now on a frame may have that many bytes; what is longer for an API key (`allow_longer`) stays."""
+        self._bytes_max = bytes_max
+        self._longest = max(bytes_max, *self._longer.values()) if self._longer else bytes_max
+
     def allow_longer(self, longer: Mapping[int, int]) -> None:
         """From now on requests with one of these API keys may have that many bytes, if that is more."""
         self._longer = longer

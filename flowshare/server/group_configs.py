@@ -38,11 +38,17 @@ class GroupConfigs:
         """Read what is stored. Raises: LogError."""
         self.take_up(await self._storage.scan(PREFIX))
 
+    def configure(self, server: ServerConfig) -> None:
+        """The server's defaults and bounds are others from now on."""
+        self._server = server
+        self._default = GroupConfig.effective({}, server)
+        self._acting = {group_id: GroupConfig.effective(stored, server) for group_id, stored in self._stored.items()}
+
     def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Know the settings in these entries of the store."""
         for key, value in entries:
             group_id = group_id_of(key, PREFIX)
-            if group_id is None:
+            if not group_id:  # without a name: a fleet's own (`fleet.settings`)
                 continue
             try:
                 stored = {str(name): str(text) for name, text in orjson.loads(value).items()}

@@ -120,6 +120,10 @@ class Listener:
             raise ListenerError("the listener does not listen yet; start it first")
         return self._node
 
+    def rename(self, node_id: int) -> None:
+        """The broker that clients are told of has this id; connections that are open keep the one they know."""
+        self._node = replace(self.node, node_id=node_id)
+
     @property
     def connections(self) -> int:
         """Open sockets."""
@@ -169,6 +173,18 @@ class Listener:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def configure(self, limits: ListenerLimits) -> None:
+        """Other limits hold from now on, for connections that are open, too; none of them is closed for it."""
+        self.limits = limits
+        self.budget.configure(limits.queued_request_bytes_max)
+        for socket in tuple(self._sockets):
+            socket.configure(limits)
+        for one in self._listening:
+            one.listen(limits.backlog)
+        if self._timer is not None and self._listening:
+            self._timer.cancel()
+            self._watch()
 
     # What sockets ask and tell.
 

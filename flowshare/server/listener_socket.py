@@ -22,6 +22,7 @@ from flowshare.server.security.tls import principal_of
 from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
+    from flowshare.server.limits import ListenerLimits
     from flowshare.server.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,7 @@ class ListenerSocket(asyncio.Protocol):
             principal=None if listener.sasl is not None else principal_of(transport.get_extra_info("ssl_object")),
         )
         self._see_login(self._peer)
-        high = self._limits.connection_answer_bytes_max
-        self._transport.set_write_buffer_limits(high=high, low=high // 2)
+        self._limit_unread(self._transport)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -135,6 +135,16 @@ class ListenerSocket(asyncio.Protocol):
     def unread_bytes(self) -> int:
         """Bytes of answers that the client has not read."""
         return self._held + (0 if self._lost else self._unwritten)
+
+    def configure(self, limits: ListenerLimits) -> None:
+        """Other limits hold from now on; what is under way stays."""
+        self._limits = limits
+        self._frames.allow(limits.plain_request_bytes_max)
+        if self._logged_in:
+            self._allow_longer()
+        if self._transport is not None:
+            self._limit_unread(self._transport)
+            self._pump()
 
     def resume(self) -> None:
         """The budget has room again."""
@@ -200,10 +210,17 @@ class ListenerSocket(asyncio.Protocol):
         """Only who is known may send requests that carry records, or all of a group's assignments."""
         if not self._logged_in and peer.principal is not None:
             self._logged_in = True
-            limits = self._limits
-            self._frames.allow_longer(
-                {ApiKey.PRODUCE: limits.request_bytes_max, ApiKey.SYNC_GROUP: limits.sync_request_bytes_max}
-            )
+            self._allow_longer()
+
+    def _allow_longer(self) -> None:
+        limits = self._limits
+        self._frames.allow_longer(
+            {ApiKey.PRODUCE: limits.request_bytes_max, ApiKey.SYNC_GROUP: limits.sync_request_bytes_max}
+        )
+
+    def _limit_unread(self, transport: asyncio.Transport) -> None:
+        high = self._limits.connection_answer_bytes_max
+        transport.set_write_buffer_limits(high=high, low=high // 2)
 
     # Requests.
 

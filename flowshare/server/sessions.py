@@ -32,6 +32,11 @@ class Sessions:
         self._parked = 0
         self._parked_max = PARKED_PER_SESSION * sessions_max
 
+    def configure(self, *, sessions_max: int) -> None:
+        """So many may be open from now on; those that are stay."""
+        self._cores.sessions_max = sessions_max
+        self._parked_max = PARKED_PER_SESSION * sessions_max
+
     def __len__(self) -> int:
         return len(self._cores)
 

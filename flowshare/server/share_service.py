@@ -121,6 +121,20 @@ class ShareService:
         await self.partitions.start()
         await self.coordinator.start()
 
+    def configure(self, config: ServerConfig) -> None:
+        """Other settings of the server act from now on, on groups as their defaults and bounds.
+
+        What is only looked at when a share-partition is loaded stays (share.acquire.durable, snapshots).
+        """
+        self.config = config
+        self.configs.configure(config)
+        self._dead_letters.auto_create = config.dead_letter_auto_create
+        self.sessions.configure(sessions_max=config.share_sessions_max)
+        self._keep_on_close = config.return_grace_ms > 0
+        self.coordinator.reconfigure(return_grace_ms=config.return_grace_ms)
+        for group_id in self.partitions.groups():
+            self.partitions.configure(group_id)
+
     def prepare_close(self) -> None:
         """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""
         self._closing = True

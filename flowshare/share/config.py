@@ -77,6 +77,15 @@ class ServerConfig:
         _check_server(config, table)
         return config
 
+    def changed(self, values: Mapping[str, str], *, table: Mapping[str, Setting]) -> ServerConfig:
+        """The same with these settings. Raises: InvalidConfig (as `parse`)."""
+        for name in values:
+            if name not in table:
+                raise unknown(name, table)
+        config = replace(self, **{table[name].field: table[name].parse(text) for name, text in values.items()})
+        _check_server(config, EMBEDDED_CONFIGS)
+        return config
+
     def values(self) -> tuple[ConfigValue, ...]:
         """All settings by name as they act; `is_default` when flowshare's own server has them by itself."""
         listed: list[ConfigValue] = []

@@ -66,6 +66,18 @@ _RATES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
+GROUP_WIDE: Final = frozenset(
+    f"flowshare_{name}"
+    for name in (
+        *(name for name, _ in (*_LAG.values(), *_RATES.values())),
+        "redeliveries",
+        "retention_left_seconds",
+        "group_members",
+    )
+)
+"""Metrics of groups: every worker tells the same, so they are not to be added up."""
+
+
 class Metrics:
     """Metrics of one host. load: what it found in the groups; a scrape asks nobody."""
 

@@ -103,7 +103,7 @@ class WebServer:
         }
 
     async def _index(self, _request: web.Request) -> web.Response:
-        return _json({"pages": [path for path in self._routes() if path != "/"]})
+        return json_answer({"pages": [path for path in self._routes() if path != "/"]})
 
     async def _live(self, _request: web.Request) -> web.Response:
         return _health(self._host.live())
@@ -119,22 +119,22 @@ class WebServer:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _in_flight(self, request: web.Request) -> web.Response:
-        return _json(self._host.in_flight(stacks="stacks" in request.query))
+        return json_answer(self._host.in_flight(stacks="stacks" in request.query))
 
     async def _lag(self, request: web.Request) -> web.Response:
         if "topics" in request.query:
-            return _json(self._watched.topics(_target_age(request)))
-        return _json(await self._host.lag(all_groups="all" in request.query))
+            return json_answer(self._watched.topics(_target_age(request)))
+        return json_answer(await self._host.lag(all_groups="all" in request.query))
 
     async def _scale(self, request: web.Request) -> web.Response:
-        return _json(self._watched.report(_target_age(request)))
+        return json_answer(self._watched.report(_target_age(request)))
 
     async def _drain(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        if not _from_here(request.remote):
+        if not from_here(request.remote):
             raise web.HTTPForbidden(text="a worker is drained from its own machine or container only")
-        return _json({"drained": await self._host.drain(self._drain_timeout_s)})
+        return json_answer({"drained": await self._host.drain(self._drain_timeout_s)})
 
     @property
     def _watched(self) -> LoadWatch:
@@ -153,7 +153,8 @@ def _target_age(request: web.Request) -> float:
         raise web.HTTPBadRequest(text=f"target_age: {error}") from None
 
 
-def _from_here(remote: str | None) -> bool:
+def from_here(remote: str | None) -> bool:
+    """Whether a peer's address is this machine's."""
     try:
         return ipaddress.ip_address(remote or "").is_loopback
     except ValueError:
@@ -166,10 +167,11 @@ def _import() -> None:
 
 
 def _health(reasons: tuple[str, ...]) -> web.Response:
-    return _json({"ok": not reasons, "reasons": list(reasons)}, status=503 if reasons else 200)
+    return json_answer({"ok": not reasons, "reasons": list(reasons)}, status=503 if reasons else 200)
 
 
-def _json(value: Any, *, status: int = 200) -> web.Response:
+def json_answer(value: Any, *, status: int = 200) -> web.Response:
+    """An answer of JSON."""
     import orjson
     from aiohttp import web
 

@@ -327,7 +327,7 @@ async def test_a_terminal_that_is_closed_drains_all_workers(tmp_path: Path) -> N
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_worker_is_given_the_supervisors_arguments_without_procs() -> None:
-    arguments = ["worker", "shop:app", "--procs", "4", "-c", "8", "--procs=2"]
+async def test_a_worker_is_given_the_supervisors_arguments_without_what_is_the_supervisors() -> None:
+    arguments = ["worker", "shop:app", "--procs", "4", "-c", "8", "--procs=2", "--web-port=1", "--web-bind", "0.0.0.0"]
 
     assert worker_command(arguments)[3:] == ["worker", "shop:app", "-c", "8"]

@@ -43,6 +43,7 @@ class Machine:
         self.dead = False
         self.apart = False
         self.connections: list = []
+        self.settings: dict[str, str] | None = None
         self.cluster = Cluster(
             ["kafka:9092"], clock=fleet.clock, client_id=f"worker-{number}", open_node=self._open_kafka
         )
@@ -57,6 +58,7 @@ class Machine:
             instance=f"worker-{self.number}",
             slots=self.fleet.slots,
             config=self.fleet.config,
+            settings=self.fleet.settings if self.settings is None else self.settings,
         )
         self.worker = FleetWorker(self.cluster, options, clock=self.fleet.clock, dial=self._dial)
         await self.worker.prepare()
@@ -163,13 +165,22 @@ class Fleet:
     """
 
     def __init__(
-        self, clock, *, workers: int = 1, slots: int = 4, name: str = "shop", config=None, beside: Fleet | None = None
+        self,
+        clock,
+        *,
+        workers: int = 1,
+        slots: int = 4,
+        name: str = "shop",
+        config=None,
+        settings=None,
+        beside: Fleet | None = None,
     ) -> None:
-        """beside: another fleet on the same Kafka, which is there longer."""
+        """settings: what the workers' URLs say. beside: another fleet on the same Kafka, which is there longer."""
         self.clock = clock
         self.name = name
         self.slots = slots
         self.config = config or ServerConfig.embedded({})
+        self.settings = settings or {}
         self.beside = beside
         self.kafka = FakeKafka(clock) if beside is None else beside.kafka
         self.machines = [Machine(self, number) for number in range(workers)]

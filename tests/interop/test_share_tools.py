@@ -224,3 +224,22 @@ def test_the_console_share_consumer_can_reject(server, run, group, topic):
     with member(server, group, topic) as consumer:
         assert isinstance(consumer, ShareConsumer)
         assert take(consumer, 1, limit_s=1.5) == []
+
+
+def test_settings_of_all_brokers_are_set_shown_and_taken_back(server, run):
+    entity = ("--entity-type", "brokers", "--entity-default")
+
+    if server.name == "flowshare":  # one server: it is told at its start
+        told = run("kafka-configs", "--alter", *entity, "--add-config", "max.connections=1500", code=1)
+        assert "start it with the new ones" in told.out + told.err
+        return
+    run("kafka-configs", "--alter", *entity, "--add-config", "max.connections=1500,max.connections.per.ip=1200")
+    set_ = run("kafka-configs", "--describe", *entity).out
+    run("kafka-configs", "--alter", *entity, "--delete-config", "max.connections,max.connections.per.ip")
+    unset = run("kafka-configs", "--describe", *entity).out
+    refused = run("kafka-configs", "--alter", *entity, "--add-config", "max.connections=none", code=1)
+
+    assert "max.connections=1500" in set_
+    assert "max.connections.per.ip=1200" in set_
+    assert "max.connections" not in unset
+    assert "max.connections" in refused.out + refused.err

@@ -18,7 +18,7 @@ from flowshare.protocol.messages import (
 
 RESOURCES: Final = {"topic": 2, "broker": 4, "group": 32}
 """Kafka's numbers of what has settings."""
-OWN: Final = {"topic": {1}, "broker": {2, 4}, "group": {8}}
+OWN: Final = {"topic": {1}, "broker": {2, 3, 4}, "group": {8}}
 """The sources that mean "set on this very thing"; all others are defaults to it."""
 SET: Final = 0
 DELETE: Final = 1
@@ -51,6 +51,7 @@ def _describe_answer(answer: Any, request: DescribeConfigsRequest) -> DescribeCo
                 value="" if entry.value is None else entry.value,
                 is_default=int(entry.config_source) not in OWN[request.resource_type],
                 documentation=entry.documentation or "",
+                read_only=entry.read_only,
             )
             for entry in result.configs
         ),

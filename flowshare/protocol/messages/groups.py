@@ -75,13 +75,15 @@ class ConfigEntry:
     value: str
     is_default: bool
     documentation: str = ""
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
     resource_type: str
-    """`group`, `topic`, or `broker`: the server's own settings, its node id as the resource."""
+    """`group`, `topic`, or `broker`: the server's own settings."""
     resource: str
+    """Its name; of a broker the node id, or nothing: what is set for all brokers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ class Source(enum.IntEnum):
     """Where a value comes from (Kafka's ConfigSource)."""
 
     TOPIC = 1
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
     GROUP = 8
@@ -59,7 +60,7 @@ KINDS: Final = {ConfigType.TOPIC: "topic", ConfigType.BROKER: "broker", ConfigTy
 """Their names in plain requests."""
 SET_BY: Final = {
     ConfigType.TOPIC: Source.TOPIC,
-    ConfigType.BROKER: Source.STATIC_BROKER,
+    ConfigType.BROKER: Source.DYNAMIC_DEFAULT_BROKER,
     ConfigType.GROUP: Source.GROUP,
 }
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
@@ -102,12 +103,10 @@ class ConfigsEdge:
         error, message = ErrorCode.NONE, None
         try:
             kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.DESCRIBE_CONFIGS)
-            # The broker without a name stands for what is set for all brokers together, which is nothing.
-            if kind is not ConfigType.BROKER or resource.resource_name:
-                answer = await peer.connection.send(
-                    DescribeConfigsRequest(resource_type=KINDS[kind], resource=resource.resource_name)
-                )
-                entries, error, message = answer.entries, answer.error, answer.message
+            answer = await peer.connection.send(
+                DescribeConfigsRequest(resource_type=KINDS[kind], resource=resource.resource_name)
+            )
+            entries, error, message = answer.entries, answer.error, answer.message
         except Refused as refusal:
             error, message = refusal.code, str(refusal)
         wanted = resource.configuration_keys
@@ -255,7 +254,8 @@ def _changes(configs: Sequence[Any]) -> dict[str, str | None]:
 
 
 def _entry(make: Form, entry: ConfigEntry, kind: int, with_synonyms: bool, with_docs: bool) -> Any:
-    source = int(Source.DEFAULT if entry.is_default else SET_BY[ConfigType(kind)])
+    set_by = Source.STATIC_BROKER if entry.read_only else SET_BY[ConfigType(kind)]
+    source = int(Source.DEFAULT if entry.is_default else set_by)
     synonyms: tuple[Any, ...] = ()
     if with_synonyms:
         synonyms = (make("DescribeConfigsSynonym", name=entry.name, value=entry.value, source=source),)
@@ -263,7 +263,7 @@ def _entry(make: Form, entry: ConfigEntry, kind: int, with_synonyms: bool, with_
         "DescribeConfigsResourceResult",
         name=entry.name,
         value=entry.value,
-        read_only=kind == ConfigType.BROKER,
+        read_only=entry.read_only,
         config_source=source,
         is_sensitive=False,
         synonyms=synonyms,

@@ -1,0 +1,392 @@
+"""A fleet's own settings: defaults and bounds of its share groups, and what its workers' listeners allow.
+
+They are stored as the settings of the group without a name, which no group can be (Kafka's default broker has no name
+either), in the slot of that name; who leads the slot writes them and tells all others.
+
+    the slot is claimed     read; where none were ever set, the broker URL's are written; told
+    altered                 checked, written, told
+    a worker starts         asks who leads the slot, and again every `ASK_S`: a telling may be lost
+
+Invariant: a worker acts by the settings with the highest (epoch of the slot's claim, count) that it heard of, so that a
+late telling undoes nothing; and a slot is served only when they are known, or after `KNOW_S` (then with a warning).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import orjson
+
+from flowshare.client.errors import ClientError
+from flowshare.fleet.directory import NOBODY
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ConfigEntry
+from flowshare.server.failures import Refused
+from flowshare.server.group_configs import PREFIX
+from flowshare.server.limits import KIB, LISTENER_CONFIGS, ListenerLimits
+from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
+from flowshare.share.errors import InvalidConfig
+from flowshare.share.settings import Setting, unknown
+from flowshare.slots.places import group_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flowshare.clock import Clock
+    from flowshare.fleet.directory import Directory
+    from flowshare.fleet.peers import Peers
+
+NAME: Final = ""
+"""The group whose settings they are stored as."""
+KEY: Final = PREFIX + NAME.encode()
+ASK: Final = "fleet_own_settings"
+"""{} -> {"version", "settings"}; settings None: none were ever set."""
+TELL: Final = "fleet_tell_own_settings"
+"""{"version", "settings"} -> {}: they have changed."""
+SET: Final = "fleet_set_own_settings"
+"""{"changes", "validate_only", "first"} -> {"version", "settings"}; first: only where none were ever set."""
+ASK_S: Final = 5.0
+PAUSE_S: Final = 0.1
+CALL_S: Final = 2.0
+SET_S: Final = 10.0
+"""How long who leads the slot is looked for when settings are altered."""
+KNOW_S: Final = 3.0
+
+NOT_OF_FLEETS: Final = frozenset(
+    {
+        "auto.create.topics.enable",
+        "num.partitions",
+        "share.acquire.durable",
+        "group.share.assignors",
+        "group.share.initialize.retry.interval.ms",
+        "share.coordinator.snapshot.update.records.per.snapshot",
+        "share.coordinator.cold.partition.snapshot.interval.ms",
+    }
+)
+"""Settings of servers that a fleet has no choice about: topics are the brokers', writes are the slots'."""
+
+LEAST: Final[Mapping[str, int]] = {
+    "max.connections": 100,
+    "max.connections.per.ip": 100,
+    "socket.request.max.bytes": 64 * KIB,
+    "socket.plain.request.max.bytes": 64 * KIB,
+    "queued.max.request.bytes": 1024 * KIB,
+    "connection.queued.max.request.bytes": 64 * KIB,
+    "connection.queued.max.response.bytes": 64 * KIB,
+    "queued.max.response.bytes": 1024 * KIB,
+    "connections.max.idle.ms": 10_000,
+    "connection.setup.max.ms": 1_000,
+    "request.arrival.max.ms": 1_000,
+    "response.unread.max.ms": 1_000,
+    "group.share.return.grace.ms": 1_000,
+}
+"""A fleet's workers reach each other through their listeners, and so does who would set a limit right again."""
+
+FLEET_CONFIGS: Final[Mapping[str, Setting]] = {
+    name: replace(setting, low=LEAST.get(name, setting.low))
+    for name, setting in {**EMBEDDED_CONFIGS, **LISTENER_CONFIGS}.items()
+    if name not in NOT_OF_FLEETS
+}
+"""Name -> setting that a fleet may have."""
+
+Version = tuple[int, int]
+Body = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class FleetConfig(NamedTuple):
+    """What a worker acts by."""
+
+    server: ServerConfig
+    limits: ListenerLimits
+
+    def changed(self, values: Mapping[str, str]) -> FleetConfig:
+        """The same with these settings. Raises: InvalidConfig (unknown, out of bounds, a contradiction)."""
+        for name in values:
+            if name not in FLEET_CONFIGS:
+                raise unknown(name, FLEET_CONFIGS)
+        limits = {
+            FLEET_CONFIGS[name].field: FLEET_CONFIGS[name].parse(text)
+            for name, text in values.items()
+            if name in LISTENER_CONFIGS
+        }
+        server = {name: text for name, text in values.items() if name not in LISTENER_CONFIGS}
+        return FleetConfig(self.server.changed(server, table=FLEET_CONFIGS), replace(self.limits, **limits))
+
+    def entries(self, set_: Mapping[str, str]) -> tuple[ConfigEntry, ...]:
+        """All settings as they act. set_: those that were set."""
+        return tuple(
+            ConfigEntry(
+                name=name,
+                value=setting.text(getattr(self.limits if name in LISTENER_CONFIGS else self.server, setting.field)),
+                is_default=name not in set_,
+                documentation=setting.doc,
+            )
+            for name, setting in sorted(FLEET_CONFIGS.items())
+        )
+
+
+def check_settings(values: Mapping[str, str]) -> None:
+    """Raises: InvalidConfig."""
+    FleetConfig(ServerConfig.embedded(), ListenerLimits()).changed(values)
+
+
+class Store(Protocol):
+    """Where they are written (`fleet.storage.FleetStorage`)."""
+
+    async def write(self, writes: list[tuple[bytes, bytes | None]], /) -> None:
+        """Raises: NotLed, StorageError."""
+
+
+class FleetSettings:
+    """A worker's knowledge of them, and their keeper where the slot is led.
+
+    default: what acts without any. first: what the broker URL says, for a fleet that never had settings.
+    check: raises Refused when a group is not coordinated here.
+    """
+
+    def __init__(
+        self,
+        default: FleetConfig,
+        *,
+        first: Mapping[str, str],
+        store: Store,
+        directory: Directory,
+        peers: Peers,
+        check: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        """Raises: InvalidConfig (first)."""
+        self._default = default
+        self._first = dict(first)
+        self._store = store
+        self._directory = directory
+        self._peers = peers
+        self._check = check
+        self._clock = clock
+        self._version: Version = (-1, 0)
+        self._stored: dict[str, str] | None = None
+        self._counts = itertools.count(1)
+        self._writing = asyncio.Lock()
+        self._known = asyncio.Event()
+        self._heard: list[Callable[[FleetConfig], object]] = []
+        self._warned: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.slot = group_slot(NAME, directory.slots)
+        self.acting = default.changed(first)
+        """What this worker acts by: until it hears more, what its URL says."""
+
+    def on_change(self, listener: Callable[[FleetConfig], object]) -> None:
+        """Call `listener` with what acts, now and whenever that changes."""
+        self._heard.append(listener)
+        listener(self.acting)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._task = asyncio.create_task(self._ask_on(), name="settings of the fleet")
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def known(self) -> None:
+        """Returns when they are known, or after `KNOW_S`."""
+        if self._known.is_set():
+            return
+        try:
+            await self._clock.wait_for(self._known.wait(), KNOW_S)
+        except TimeoutError:
+            logger.warning("the fleet's settings cannot be learned now; until then its workers act by the defaults")
+            self._known.set()  # one wait is enough: others serve by now
+
+    # --- what is asked --------------------------------------------------------------------------------------------
+
+    def entries(self) -> tuple[ConfigEntry, ...]:
+        """All settings as they act here."""
+        return self.acting.entries(self._stored or {})
+
+    async def refresh(self) -> None:
+        """Hear of what has been set by now, if who leads the slot can be asked."""
+        try:
+            await self._ask()
+        except (OSError, ClientError, Refused) as error:
+            logger.debug("settings of the fleet are not told: %s", error)
+
+    async def alter(self, changes: Mapping[str, str | None], *, validate_only: bool = False) -> None:
+        """Set (None: unset) settings, all or none. Raises: InvalidConfig, Refused, ClientError, LogError."""
+        end_s = self._clock.monotonic() + SET_S
+        while True:
+            try:
+                told = await self._put(changes, validate_only=validate_only, first=False)
+            except Refused as error:
+                if error.code not in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+                    raise
+                problem: Exception = error
+            except OSError as error:
+                problem = error
+            except ClientError as error:
+                if getattr(error, "code", None) not in (
+                    ErrorCode.NOT_COORDINATOR,
+                    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+                ):
+                    raise
+                problem = error
+            else:
+                self._hear(told)
+                return
+            if self._clock.monotonic() + PAUSE_S >= end_s:
+                text = f"who keeps the fleet's settings is not reached: {problem}"
+                raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
+            await self._clock.sleep(PAUSE_S)
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    async def _ask_on(self) -> None:
+        while True:
+            await self.refresh()
+            if self._stored is None and self._first and self._version[0] >= 0:
+                await self._offer()
+            await self._clock.sleep(ASK_S if self._known.is_set() else PAUSE_S)
+
+    async def _offer(self) -> None:
+        """None were ever set: the URL's are."""
+        try:
+            self._hear(await self._put(self._first, validate_only=False, first=True))
+        except (OSError, ClientError, Refused, InvalidConfig) as error:
+            logger.debug("the URL's settings are not set now: %s", error)
+
+    async def _ask(self) -> None:
+        node = self._leader()
+        if node is not None:
+            self._hear(await self._peers.call(node, ASK, limit_s=CALL_S))
+
+    async def _put(self, changes: Mapping[str, str | None], *, validate_only: bool, first: bool) -> Body:
+        node = self._leader()
+        fields: Body = {"changes": dict(changes), "validate_only": validate_only, "first": first}
+        if node is None:
+            return await self.answer_set(fields)
+        return await self._peers.call(node, SET, **fields)
+
+    def _leader(self) -> int | None:
+        """Who leads the slot; None: this worker does, or may. Raises: Refused (nobody)."""
+        node, _ = self._directory.leader(self.slot)
+        place = self._directory.place
+        if place is not None and node == place.node_id:
+            return None
+        if node == NOBODY:
+            raise Refused(ErrorCode.NOT_COORDINATOR, "nobody keeps the fleet's settings at the moment")
+        return node
+
+    # --- hearing ------------------------------------------------------------------------------------------------
+
+    async def told(self, body: Body) -> Body:
+        """Who leads the slot tells."""
+        self._hear(body)
+        return {}
+
+    def _hear(self, told: Body) -> None:
+        epoch, count = told["version"]
+        settings = told["settings"]
+        stored = None if settings is None else {str(name): str(text) for name, text in settings.items()}
+        self._learn((int(epoch), int(count)), stored)
+
+    def _learn(self, version: Version, stored: dict[str, str] | None) -> None:
+        if version <= self._version:
+            return
+        self._version, self._stored = version, stored
+        if stored is not None or not self._first:
+            self._act(stored or {})
+            self._compare(stored or {})
+            self._known.set()
+
+    def _act(self, stored: Mapping[str, str]) -> None:
+        acting = self._effective(stored)
+        if acting != self.acting:
+            self.acting = acting
+            for listener in self._heard:
+                listener(acting)
+
+    def _effective(self, stored: Mapping[str, str]) -> FleetConfig:
+        """What acts: settings of another version's that cannot be followed are left out, with an error in the log."""
+        acting = self._default
+        try:
+            return acting.changed(stored)
+        except InvalidConfig:
+            pass  # one by one
+        for name, text in sorted(stored.items()):
+            try:
+                acting = acting.changed({name: text})
+            except InvalidConfig as error:
+                logger.error("a setting of the fleet is not followed by this worker: %s", error)  # noqa: TRY400
+        return acting
+
+    def _compare(self, stored: Mapping[str, str]) -> None:
+        """Say once that the URL is not heeded."""
+        differ = {name: text for name, text in self._first.items() if stored.get(name) != text}
+        if differ and differ != self._warned:
+            logger.warning(
+                "the fleet has settings of its own, so those in this worker's broker URL are not heeded; "
+                "`flowshare fleet config %s` sets them",
+                " ".join(f"{name}={text}" for name, text in sorted(differ.items())),
+            )
+        self._warned = differ
+
+    # --- as keeper ------------------------------------------------------------------------------------------------
+
+    async def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """The slot was claimed here, with these entries. Raises: NotLed, LogError."""
+        claim = self._directory.claim(self.slot)
+        value = next((value for key, value in entries if key == KEY), None)
+        stored: dict[str, str] | None = None
+        if value is not None:
+            try:
+                stored = {str(name): str(text) for name, text in orjson.loads(value).items()}
+            except (ValueError, AttributeError) as error:
+                logger.error("what is stored of the fleet's settings cannot be read (%s); set them anew", error)  # noqa: TRY400
+                stored = {}
+        elif self._first:
+            stored = self._first
+            await self._store.write([(KEY, orjson.dumps(stored))])
+        self._learn((0 if claim is None else claim.epoch, next(self._counts)), stored)
+        self._tell()
+
+    async def answer(self, _: Body) -> Body:
+        """What is set, where the slot is led. Raises: Refused."""
+        self._check(NAME)
+        return self._told()
+
+    async def answer_set(self, body: Body) -> Body:
+        """Set some, where the slot is led. Raises: Refused, InvalidConfig, LogError."""
+        self._check(NAME)
+        changes = {str(name): None if text is None else str(text) for name, text in body["changes"].items()}
+        async with self._writing:
+            before = self._stored or {}
+            if body["first"] and self._stored is not None:
+                return self._told()
+            wanted = {name: text for name, text in {**before, **changes}.items() if text is not None}
+            # What a later version's workers set is kept, as long as nobody touches it.
+            self._default.changed(
+                {name: text for name, text in wanted.items() if name in FLEET_CONFIGS or name in changes}
+            )
+            for name in changes:
+                if name not in FLEET_CONFIGS and name not in before:
+                    raise unknown(name, FLEET_CONFIGS)
+            if not body["validate_only"]:
+                await self._store.write([(KEY, orjson.dumps(wanted))])
+                self._learn((self._version[0], next(self._counts)), wanted)
+                self._tell()
+            return self._told()
+
+    def _told(self) -> Body:
+        return {"version": self._version, "settings": self._stored}
+
+    def _tell(self) -> None:
+        self._peers.tell_all(TELL, **self._told())

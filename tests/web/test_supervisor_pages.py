@@ -1,0 +1,186 @@
+"""A supervisor's pages: what its workers' pages say, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from flowshare.web.merged import MergedMetrics
+from flowshare.web.server import PagesError
+from flowshare.web.supervisor import SupervisorPages
+
+pytestmark = pytest.mark.asyncio
+
+METRICS = """\
+# HELP flowshare_ready 1 when /ready answers 200.
+# TYPE flowshare_ready gauge
+flowshare_ready 1.0
+# HELP flowshare_records_received_total Deliveries taken from the group.
+# TYPE flowshare_records_received_total counter
+flowshare_records_received_total{{agent="bill",group="shop.bill"}} {received}
+# HELP flowshare_backlog_records Records of the share-partition that are not finished (its lag).
+# TYPE flowshare_backlog_records gauge
+flowshare_backlog_records{{group="shop.bill",partition="0",topic="orders"}} 7.0
+# HELP flowshare_handler_seconds Time a handler took for a record (or a batch).
+# TYPE flowshare_handler_seconds histogram
+flowshare_handler_seconds_bucket{{agent="bill",group="shop.bill",le="0.1"}} {received}
+flowshare_handler_seconds_bucket{{agent="bill",group="shop.bill",le="+Inf"}} {received}
+flowshare_handler_seconds_count{{agent="bill",group="shop.bill"}} {received}
+flowshare_handler_seconds_sum{{agent="bill",group="shop.bill"}} 0.5
+"""
+
+
+class Worker:
+    """A worker's pages, as far as the supervisor asks for them."""
+
+    def __init__(self, received: float, reasons: tuple[str, ...] = ()) -> None:
+        self.received = received
+        self.reasons = reasons
+        self.silent = False
+        self.drained = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.silent:
+            raise web.HTTPInternalServerError
+        match request.path:
+            case "/metrics":
+                return web.Response(text=METRICS.format(received=self.received))
+            case "/ready":
+                status = 503 if self.reasons else 200
+                return web.json_response({"ok": not self.reasons, "reasons": list(self.reasons)}, status=status)
+            case "/inflight":
+                return web.json_response([{"agent": "bill", "offset": self.received, "stacks": request.query_string}])
+            case "/drain":
+                self.drained += 1
+                return web.json_response({"drained": True})
+            case _:
+                return web.json_response({"page": request.path, "query": request.query_string})
+
+
+class Crew:
+    """A supervisor with these workers, and one place without any."""
+
+    def __init__(self) -> None:
+        self.ready: dict[int, str] = {}
+        self.down: dict[int, str] = {}
+        self.running = {1: 4711, 2: 4712}
+        self.size = 2
+
+    def problems(self) -> tuple[str, ...]:
+        return tuple(self.down.values())
+
+
+@asynccontextmanager
+async def crew(*workers: Worker, led=None):
+    """The supervisor's pages, by a function: page -> (status, text)."""
+    supervisor, runners = Crew(), []
+    for number, worker in enumerate(workers, 1):
+        app = web.Application()
+        app.router.add_route("*", "/{page:.*}", worker.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        runners.append(runner)
+        supervisor.ready[number] = "{}:{}".format(*runner.addresses[0][:2])
+    backend = None if led is None else SimpleNamespace(stats=lambda: led)
+    pages = SupervisorPages(supervisor, backend, drain_timeout_s=1.0)
+    address = await pages.start()
+
+    async def get(page: str, method: str = "GET") -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.request(method, f"http://{address}{page}") as answer:
+            return answer.status, await answer.text()
+
+    try:
+        yield get, supervisor
+    finally:
+        await pages.close()
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
+
+
+async def test_metrics_are_sums_and_what_is_the_groups_is_there_once():
+    async with crew(Worker(3), Worker(4), led={"sessions": 5}) as (get, _):
+        lines = (await get("/metrics"))[1].splitlines()
+
+    assert 'flowshare_records_received_total{agent="bill",group="shop.bill"} 7.0' in lines
+    assert 'flowshare_backlog_records{group="shop.bill",partition="0",topic="orders"} 7.0' in lines
+    assert 'flowshare_handler_seconds_bucket{agent="bill",group="shop.bill",le="0.1"} 7.0' in lines
+    assert 'flowshare_worker_records_received_total{agent="bill",group="shop.bill",worker="2"} 4.0' in lines
+    assert not [line for line in lines if line.startswith("flowshare_worker_backlog")]
+    assert "flowshare_ready 1.0" in lines
+    assert 'flowshare_worker_ready{worker="1"} 1.0' in lines
+    assert 'flowshare_workers{state="ready"} 2.0' in lines
+    assert "flowshare_share_sessions 5.0" in lines
+    told = [line for line in lines if line.startswith("# TYPE")]
+    assert len(told) == len(set(told)), "Prometheus refuses a family that stands there twice"
+
+
+async def test_ready_says_who_is_not_and_why():
+    async with crew(Worker(1), Worker(1, ("the broker has not answered for 12 s",))) as (get, supervisor):
+        supervisor.down = {3: "worker 3 cannot start: there is no module 'shop'"}
+        status, text = await get("/ready")
+
+        assert status == 503
+        assert json.loads(text)["reasons"] == [
+            "worker 3 cannot start: there is no module 'shop'",
+            "worker 2: the broker has not answered for 12 s",
+        ]
+        assert (await get("/live"))[0] == 200
+
+
+async def test_a_worker_that_does_not_answer_is_told_of_and_the_others_are_shown():
+    silent = Worker(4)
+    async with crew(Worker(3), silent) as (get, supervisor):
+        silent.silent = True
+        assert json.loads((await get("/ready"))[1])["reasons"] == ["worker 2 does not answer"]
+        metrics = (await get("/metrics"))[1]
+        assert 'flowshare_records_received_total{agent="bill",group="shop.bill"} 3.0' in metrics
+        assert "flowshare_ready 0.0" in metrics
+        supervisor.ready[2] = "127.0.0.1:1"
+        assert json.loads((await get("/ready"))[1])["reasons"] == ["worker 2 does not answer"]
+
+
+async def test_lists_are_those_of_all_workers_and_what_is_the_groups_is_any_ones():
+    async with crew(Worker(3), Worker(4)) as (get, supervisor):
+        rows = json.loads((await get("/inflight?stacks"))[1])
+        assert [(row["worker"], row["offset"], row["stacks"]) for row in rows] == [(1, 3, "stacks"), (2, 4, "stacks")]
+        assert json.loads((await get("/lag?topics"))[1]) == {"page": "/lag", "query": "topics"}
+        assert json.loads((await get("/scale?target_age=5"))[1]) == {"page": "/scale", "query": "target_age=5"}
+        supervisor.ready.pop(2)
+        supervisor.down = {2: "worker 2 ended (exit code 1)"}
+        rows = json.loads((await get("/workers"))[1])
+        assert [(row["worker"], row["state"], row["why"]) for row in rows] == [
+            (1, "ready", None),
+            (2, "down", "worker 2 ended (exit code 1)"),
+        ]
+        supervisor.ready.clear()
+        assert (await get("/lag"))[0] == 503
+
+
+async def test_all_workers_are_drained_by_one_post():
+    workers = Worker(3), Worker(4)
+    async with crew(*workers) as (get, _):
+        assert json.loads((await get("/drain", "POST"))[1]) == {"drained": True}
+        assert [worker.drained for worker in workers] == [1, 1]
+
+
+async def test_a_port_that_is_taken_is_said_with_what_to_do():
+    first = SupervisorPages(Crew(), None, drain_timeout_s=1.0)
+    port = int((await first.start()).rpartition(":")[2])
+    try:
+        with pytest.raises(PagesError, match=f"127.0.0.1:{port}.*--web-port"):
+            await SupervisorPages(Crew(), None, port=port, drain_timeout_s=1.0).start()
+    finally:
+        await first.close()
+
+
+async def test_without_any_worker_there_are_metrics_of_the_supervisor():
+    text = MergedMetrics({}, states={"ready": 0, "down": 2}, ready=False, led={}).text().decode()
+    assert 'flowshare_workers{state="down"} 2.0' in text
+    assert "flowshare_ready 0.0" in text
