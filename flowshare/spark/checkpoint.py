@@ -76,6 +76,12 @@ class Checkpoint:
         batch = _newest(self._root / "offsets")
         return batch >= 0 and _number(self._root / "offsets" / str(batch), member) > 0
 
+    def members(self) -> frozenset[str]:
+        """Member ids of the query's sources, those of others' formats left out."""
+        batch = _newest(self._root / "offsets")
+        found = (_parsed(line).get("member") for line in _lines(self._root / "offsets" / str(batch)))
+        return frozenset(one for one in found if isinstance(one, str))
+
     def take_note(self, member: str, process: str) -> dict[str, Any]:
         """What this member's source noted beside Spark's own logs, which is this process's to change from now on.
 
@@ -173,15 +179,18 @@ def _newest(folder: Path) -> int:
 
 def _number(path: Path, member: str) -> int:
     """The number of this member's offset in an entry of the write-ahead log; 0: there is none."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return 0
-    for line in lines:
+    for line in _lines(path):
         found = _parsed(line)
         if found.get("member") == member:
             return int(found.get("number", 0))
     return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _noted(path: Path) -> dict[str, Any]:

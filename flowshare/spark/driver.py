@@ -316,10 +316,9 @@ class Driver:
         self._accepts.settle(CLOSE_S)
         until = time.monotonic() + CLOSE_S
         while (refused := records_in(self._accepts.ranges())) and time.monotonic() < until:
-            got = member.acquire(refused, self._options.wait)
-            if not got:
-                break
-            self._accepts.swallow(got)
+            # The stop may have cut off an acquire: what that got is held, and nobody knows of it.
+            held = [part for parts in member.held(self._accepts.ranges()) for part in parts]
+            self._accepts.swallow(held or member.acquire(refused, self._options.wait))
             self._accepts.settle(CLOSE_S)
         if refused:
             logger.warning(

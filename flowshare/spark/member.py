@@ -165,8 +165,17 @@ class GroupMember:
     # --- acquiring ----------------------------------------------------------------------------------------------
 
     def acquire(self, records_max: int, wait_s: float) -> list[Range]:
-        """Up to about `records_max` records' ranges, waiting up to `wait_s` for the first; held from now on."""
-        return self._call(self._acquire(records_max, wait_s))
+        """Up to about `records_max` records' ranges, waiting up to `wait_s` for the first; held from now on.
+
+        Who is interrupted (SIGTERM raises in whatever is under way) can call it again at once: what was on its way
+        comes then, or is given back with all that is held.
+        """
+        acquiring = self._begin(self._acquire(records_max, wait_s))
+        try:
+            return acquiring.result()
+        except BaseException:
+            acquiring.cancel()  # a member fetches once at a time
+            raise
 
     def all_held(self) -> list[Range]:
         """All that is held, each with its delivery."""

@@ -149,4 +149,5 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Accept what is committed, give back what is held besides, and leave the group."""
         if self._driver is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending: half of it would be worse than a late end
             self._driver.close()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
+from flowshare.spark.checkpoint import local_checkpoint
 from flowshare.spark.driver import TROUBLES
 from flowshare.spark.gone import SparkGone, brief, gone
 from flowshare.spark.query import checkpoint, start_query
@@ -40,6 +41,9 @@ NOTE_S: Final = 1.0
 TELL_S: Final = 10.0
 STOP_S: Final = 30.0
 """How long a batch that is under way at the end may take."""
+LEFT_S: Final = 12.0
+"""How long sources may take to accept what is committed, and to leave."""
+LEFT_LOOK_S: Final = 0.05
 
 logger = logging.getLogger("flowshare.pipeline")
 
@@ -129,6 +133,7 @@ class PipelineSupervisor:
             await self._tell(admin)
         finally:
             await asyncio.gather(*(asyncio.to_thread(self._end, one) for one in self._running))
+            await asyncio.gather(*(self._see_left(one, admin) for one in self._running))
             await admin.close()
         return all(one.figures.state != "failed" for one in self._running)
 
@@ -218,6 +223,30 @@ class PipelineSupervisor:
             time.sleep(0.05)
         query.stop()
         one.figures.state = "stopped"
+
+    async def _see_left(self, one: _Running, admin: ShareAdmin) -> None:
+        """Wait until the query's sources have left their group, in processes of their own: what they accept at the end
+        needs this one, which may lead the group, and a container ends with its first process."""
+        place = local_checkpoint(checkpoint(one.pipeline))
+        sources = frozenset[str]() if place is None else await asyncio.to_thread(place.members)
+        deadline_s = self._clock.monotonic() + LEFT_S
+        while sources and await self._members(one.figures.group, admin) & sources:
+            if self._clock.monotonic() >= deadline_s:
+                logger.warning(
+                    "pipeline=%s: its source has not left group %s within %g s: what it committed last may not be "
+                    "accepted. This checkpoint leaves it out when it comes again, another one does not",
+                    one.figures.name,
+                    one.figures.group,
+                    LEFT_S,
+                )
+                return
+            await self._clock.sleep(LEFT_LOOK_S)
+
+    async def _members(self, group: str, admin: ShareAdmin) -> frozenset[str]:
+        try:
+            return frozenset(member.member_id for member in (await admin.describe_group(group)).members)
+        except (ClientError, OSError):
+            return frozenset()  # nobody is in a group that is gone, or can do anything in one that is not reached
 
     # --- figures ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import contextmanager
 
 import pytest
 
@@ -59,6 +61,22 @@ class Query:
         (self._folder / log / str(offset.number - 1)).write_text(f"v1\n{{}}\n{line}\n")
 
 
+@contextmanager
+def interrupted_after(seconds):
+    """A signal raises in whatever this thread does then."""
+
+    def end(*_):
+        raise SystemExit
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def offsets(offset):
     return {(one.topic, one.partition, number) for one in offset.ranges for number in range(one.first, one.last + 1)}
 
@@ -80,6 +98,48 @@ def test_a_clean_stop_after_a_crash_accepts_what_was_committed_and_is_the_groups
     fresh = offsets(other.plan())
     other.driver.close()
     assert not fresh & (offsets(committed) | offsets(under_way))
+
+
+def test_a_stop_that_cuts_off_an_acquire_accepts_what_was_committed(broker, unique, tmp_path):
+    """Spark ends the process by a signal, in the middle of whatever it does."""
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    broker.produce(topic, [b"%d" % one for one in range(BATCH)])
+    first = Query(tmp_path / "old", broker, topic, group)
+    first.die(first.plan())
+    second = Query(tmp_path / "old", broker, topic, group)
+    begun = second.run(second.newest())
+    member = second.driver._open(begun)
+    acquire = member.acquire
+
+    def cut_off(records_max, wait_s):
+        member.acquire = acquire
+        assert until(lambda: acquire(records_max, wait_s), bool), "it is free again"
+        with interrupted_after(0.2):
+            acquire(records_max, 30.0)
+        raise SystemExit  # Kafka's brokers answer at once who has records in hand
+
+    member.acquire = cut_off
+    with pytest.raises(SystemExit):
+        second.driver.next(begun)
+    second.driver.close()
+
+    other = Query(tmp_path / "new", broker, topic, group)
+    assert other.driver.next(other.driver.initial) is None
+    other.driver.close()
+
+
+def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_path):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    query = Query(tmp_path, broker, topic, group)
+    member = query.driver._open(query.driver.initial)
+    with pytest.raises(SystemExit), interrupted_after(0.2):
+        member.acquire(BATCH, 30.0)
+    broker.produce(topic, [b"%d" % one for one in range(BATCH)])
+
+    got = until(lambda: member.acquire(BATCH, 1.0), bool)
+
+    assert sum(one.last - one.first + 1 for one in got) == BATCH
+    query.driver.close()
 
 
 @pytest.mark.parametrize("recovery", ["rerun", "drop"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from types import SimpleNamespace
 
 import pytest
 
-from flowshare.spark.supervisor import Figures, PipelineSupervisor, _Running
+from flowshare.client.errors import ServerError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.spark.ranges import Offset
+from flowshare.spark.supervisor import LEFT_S, Figures, PipelineSupervisor, _Running
 
 
 @pytest.fixture
@@ -47,3 +51,72 @@ def test_sources_of_others_report_no_troubles(note, running, said):
     note("run", said)
 
     assert running.figures.records_lost == 0
+
+
+class Group:
+    """The group's members, one list a look."""
+
+    def __init__(self, *looks):
+        self.looks = list(looks)
+        self.count = 0
+
+    async def describe_group(self, _):
+        self.count += 1
+        members = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(members, Exception):
+            raise members
+        return SimpleNamespace(members=[SimpleNamespace(member_id=one) for one in members])
+
+
+class Clock:
+    """Time passes while one sleeps, and the checkpoint is read in a thread."""
+
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    async def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def see_left(group, folder):
+    """How long the supervisor waits for the query whose checkpoint is there."""
+    supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
+    options = SimpleNamespace(checkpoint=str(folder))
+    running = _Running(pipeline=SimpleNamespace(options=options), figures=Figures(name="etl", group="g"))
+
+    supervisor._clock = clock = Clock()
+    asyncio.run(supervisor._see_left(running, group))
+    return clock.now_s
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Of a query whose source is member `mine`."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_text("v1\n{}\n" + json.dumps(Offset(number=4, member="mine").to_json()))
+    return tmp_path
+
+
+def test_the_process_waits_until_its_sources_have_left(checkpoint):
+    group = Group(["mine", "others"], ["mine", "others"], ["others"])
+
+    assert see_left(group, checkpoint) < 1
+    assert group.count == 3
+
+
+def test_a_source_that_never_leaves_is_waited_for_for_a_while_and_told_of(checkpoint, caplog):
+    with caplog.at_level(logging.WARNING, "flowshare.pipeline"):
+        assert see_left(Group(["mine"]), checkpoint) == pytest.approx(LEFT_S, abs=0.1)
+
+    assert "has not left group g" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), ServerError(ErrorCode.GROUP_ID_NOT_FOUND)])
+def test_nobody_is_waited_for_in_a_group_that_cannot_be_asked(checkpoint, error):
+    assert see_left(Group(error), checkpoint) == 0
+
+
+def test_a_query_that_never_ran_is_not_waited_for(tmp_path):
+    assert see_left(Group(["others"]), tmp_path) == 0
