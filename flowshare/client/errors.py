@@ -40,6 +40,7 @@ RETRIABLE: Final = frozenset(
         ErrorCode.SHARE_SESSION_NOT_FOUND,
         ErrorCode.INVALID_SHARE_SESSION_EPOCH,
         ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
     }
 )
 """Codes after which the same request can succeed later (Kafka's RetriableException)."""

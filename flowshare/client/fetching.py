@@ -57,6 +57,7 @@ UNKNOWN: Final = frozenset(
 )
 """Errors that hint at an assignment which is out of date."""
 PAUSE_LEAST_S: Final = 0.05
+TELL_AGAIN_S: Final = 60.0
 
 
 class Move(NamedTuple):
@@ -102,6 +103,8 @@ class Fetcher:
         self._on_moved = on_moved
         self._refusal: ClientError | None = None
         self._strikes = 0
+        self._tell_s = 0.0
+        """When a quota is told of again."""
         self.trouble: str | None = None
         self.lock_timeout_ms = 0
 
@@ -188,6 +191,9 @@ class Fetcher:
         if answer.error is not ErrorCode.NONE:
             self._fetch_refused(answer.error, answer.message, number)
             return []
+        if answer.throttle_ms > 0 and not answer.partitions:
+            self._held_back(answer.throttle_ms, now_s)
+            return []
         if answer.lock_timeout_ms > 0:
             self.lock_timeout_ms = answer.lock_timeout_ms
         deadline_s = now_s + self.lock_timeout_ms / 1000
@@ -202,6 +208,17 @@ class Fetcher:
             if part.error is not ErrorCode.NONE:
                 self._partition_refused(part, answer)
         return fetched
+
+    def _held_back(self, throttle_ms: int, now_s: float) -> None:
+        """Kafka's brokers answer without what they acquired meanwhile, and nobody can give it back (seen on 4.3)."""
+        self.trouble = (
+            f"a quota of the brokers held back a fetch of group {self._membership.group_id} for {throttle_ms / 1000:g} "
+            "s. What was acquired for it comes again when its lock is over, and each time counts as a delivery: raise "
+            "consumer_byte_rate (or request_percentage) of this user or client id"
+        )
+        if now_s >= self._tell_s:
+            self._tell_s = now_s + TELL_AGAIN_S
+            logger.warning("%s", self.trouble)
 
     def _fetch_refused(self, code: ErrorCode, message: str | None, number: int) -> None:
         error = ServerError(code, message, about=f"fetch of group {self._membership.group_id}")

@@ -264,25 +264,29 @@ class ClusterConnection:
     async def _to_leaders(self, request: messages.FetchRequest) -> messages.FetchResponse:
         """One request a leader, at the same time; the answers in the order of the question.
 
-        Partitions whose leader is another one, is not reached or is not known are asked for again, by themselves.
+        Partitions whose leader is another one, is not reached or is not known are asked for again, by themselves; so
+        are those that a quota held back, when its time is over.
         """
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout_s / 2)
         pause_s, asked, found = settings.backoff_min_s, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
-        throttle_ms = 0
         while True:
+            throttle_ms = 0
             answers, problem = await self._ask_leaders(replace(request, partitions=asked))
             for answer in answers:
                 if answer.error is not ErrorCode.NONE:
                     return answer
                 throttle_ms = max(throttle_ms, answer.throttle_ms)
                 found.update({(log.topic, log.partition): log for log in answer.partitions})
-            asked = tuple(part for part in asked if _wrong_leader(found.get((part.topic, part.partition))))
-            if not asked or clock.monotonic() + pause_s >= deadline_s:
+            wrong = {part for part in asked if _wrong_leader(found.get((part.topic, part.partition)))}
+            asked = tuple(one for one in asked if one in wrong or _held_back(found[one.topic, one.partition]))
+            wait_s = pause_s if wrong else throttle_ms / 1000
+            if not asked or clock.monotonic() + wait_s >= deadline_s:
                 break
-            await clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.backoff_max_s)
-            await self.cluster.look_for(sorted({part.topic for part in asked}))
+            await clock.sleep(wait_s)
+            if wrong:
+                pause_s = min(2 * pause_s, settings.backoff_max_s)
+                await self.cluster.look_for(sorted({part.topic for part in wrong}))
         if problem is not None and len(found) < len(request.partitions):
             raise problem
         return messages.FetchResponse(
@@ -392,6 +396,11 @@ def _errors(answer: Any) -> set[ErrorCode]:
 def _wrong_leader(log: messages.FetchedLog | None) -> bool:
     """Whether nobody, or somebody else, answered for a partition."""
     return log is None or log.error in WRONG_LEADER
+
+
+def _held_back(log: messages.FetchedLog) -> bool:
+    """Whether a quota held the answer back."""
+    return log.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
 
 def _state_key(request: messages.ReadShareGroupStateRequest) -> str:

@@ -95,7 +95,7 @@ def decode_fetched(frame: bytes) -> ShareFetchResponse:
     """The answer in a frame without its length; an empty message is none. Raises: DecodeError."""
     reader = Reader(frame, _NODE.size)
     reader.tags()
-    _, error = reader.unpack(_THROTTLE_ERROR)
+    throttle_ms, error = reader.unpack(_THROTTLE_ERROR)
     message = reader.text()
     (lock_timeout_ms,) = reader.unpack(_LOCK)
     parts: list[FetchedPartition] = []
@@ -111,6 +111,7 @@ def decode_fetched(frame: bytes) -> ShareFetchResponse:
         lock_timeout_ms=lock_timeout_ms,
         partitions=tuple(parts),
         node_endpoints=nodes,
+        throttle_ms=throttle_ms,
     )
 
 

@@ -182,7 +182,8 @@ class LogReader:
                 raise LogGone(f"{part.topic}-{part.partition} is not read: {answer.error.name}")
             log = answer.partitions[0]
             self._free_s = self._loop.time() + answer.throttle_ms / 1000
-            if not answer.throttle_ms or log.records or log.error is not ErrorCode.NONE:
+            empty = not log.records and log.error in (ErrorCode.NONE, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+            if not answer.throttle_ms or not empty:
                 break
             if self._free_s > begun_s + THROTTLED_S:
                 raise LogGone(

@@ -43,6 +43,8 @@ class Broker(FakeServer):
         self.node_id = node_id
         self.is_flowshare = False
         self.down = False
+        self.held_back = 0
+        """How many fetches a quota holds back yet."""
 
     async def _MetadataRequest(self, request: Any) -> Any:  # noqa: N802
         leaders = tuple(self.cluster.leaders)
@@ -71,6 +73,15 @@ class Broker(FakeServer):
         return m.ListOffsetsResponse(offset=100 + self.node_id)
 
     async def _FetchRequest(self, request: Any) -> Any:  # noqa: N802
+        if self.held_back:
+            self.held_back -= 1
+            return m.FetchResponse(
+                partitions=tuple(
+                    m.FetchedLog(topic=part.topic, partition=part.partition, error=ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+                    for part in request.partitions
+                ),
+                throttle_ms=3_000,
+            )
         return m.FetchResponse(
             partitions=tuple(
                 m.FetchedLog(topic=part.topic, partition=part.partition, records=b"%d" % self.node_id)

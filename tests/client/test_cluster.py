@@ -187,6 +187,32 @@ async def test_partitions_of_a_leader_that_is_not_reached_are_asked_of_the_next_
     await connection.close()
 
 
+async def test_a_fetch_that_a_quota_holds_back_is_made_again_when_its_time_is_over(clock):
+    fake = FakeCluster(clock, [1, 2])
+    fake.brokers[2].held_back = 2
+    connection = await fake.connect()
+
+    begun = clock.monotonic()
+    answer = await within(clock, 9, connection.send(fetch(0, 1)))
+
+    assert [(log.error, log.records) for log in answer.partitions] == [(ErrorCode.NONE, b"1"), (ErrorCode.NONE, b"2")]
+    assert clock.monotonic() - begun >= 6, "three seconds each time"
+    assert [node for node, _ in fake.seen(m.FetchRequest)].count(1) == 1
+    await connection.close()
+
+
+async def test_a_quota_that_holds_a_fetch_back_for_long_is_told_with_its_time(clock):
+    fake = FakeCluster(clock, [1])
+    fake.brokers[1].held_back = 1_000
+    connection = await fake.connect()
+
+    answer = await within(clock, 12, connection.send(fetch(0)))
+
+    assert [log.error for log in answer.partitions] == [ErrorCode.THROTTLING_QUOTA_EXCEEDED]
+    assert answer.throttle_ms == 3_000
+    await connection.close()
+
+
 async def test_partitions_that_nobody_leads_for_long_are_told_so(clock):
     fake = FakeCluster(clock, [1, 2])
     fake.leaders = [1, NOBODY]

@@ -507,6 +507,25 @@ async def test_a_coordinator_that_loads_is_asked_again_and_the_trouble_is_told(c
     await member.close()
 
 
+async def test_a_quota_that_holds_fetches_back_is_told_with_what_it_costs_once_a_minute(clock, caplog):
+    server = FakeServer()
+    member = await started(server, clock)
+    held_back = m.ShareFetchResponse(throttle_ms=7_000)
+    server.then(m.ShareFetchRequest, held_back, held_back)
+
+    for _ in range(2):
+        fetching = asyncio.ensure_future(member.fetch(records_max=10, max_wait_s=0.1))
+        await clock.advance(1)
+        assert await fetching == []
+        assert "consumer_byte_rate" in member.trouble
+    server.offer(batch())
+    assert await member.fetch(records_max=10)
+
+    assert member.trouble is None
+    assert sum("counts as a delivery" in one.getMessage() for one in caplog.records) == 1
+    await member.close()
+
+
 async def test_a_group_that_refuses_the_member_says_what_to_do(clock):
     server = FakeServer()
     server.then(m.ShareGroupHeartbeatRequest, m.ShareGroupHeartbeatResponse(error=ErrorCode.GROUP_MAX_SIZE_REACHED))

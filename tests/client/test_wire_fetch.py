@@ -40,10 +40,10 @@ def part(index, *, error=0, records=b"abc", aborted=None, cut=None):
     )
 
 
-def answer(topics, *, error=0, session_id=0):
+def answer(topics, *, error=0, session_id=0, throttle_ms=3):
     m = module("fetch", VERSION, "response")
     response = m.FetchResponse(
-        throttle_time=datetime.timedelta(milliseconds=3),
+        throttle_time=datetime.timedelta(milliseconds=throttle_ms),
         error_code=KioError(error),
         session_id=session_id,
         responses=tuple(m.FetchableTopicResponse(topic=name, partitions=parts) for name, parts in topics.items()),
@@ -144,8 +144,15 @@ def test_where_a_log_was_cut_is_read(cut, told):
     assert log.diverging == told
 
 
+def test_an_answer_that_a_quota_holds_back_leaves_all_out_and_says_so():
+    found = read(answer({}, throttle_ms=7_000), FetchRequest(partitions=PARTS))
+
+    assert found.throttle_ms == 7_000
+    assert [log.error for log in found.partitions] == [ErrorCode.THROTTLING_QUOTA_EXCEEDED] * 3
+
+
 def test_what_the_answer_leaves_out_is_an_error():
-    found = read(answer({"orders": (part(3),)}), FetchRequest(partitions=PARTS))
+    found = read(answer({"orders": (part(3),)}, throttle_ms=0), FetchRequest(partitions=PARTS))
 
     assert [log.error for log in found.partitions] == [
         ErrorCode.NONE,

@@ -455,6 +455,12 @@ def test_a_broker_that_answers_late_is_asked_as_long_as_it_takes(served, on_the_
     assert plain(served.part(Range(topic, 0, 1, 13))) == list(range(1, 14))
 
 
+def held_back(answer):
+    """What the client makes of an answer that Kafka's brokers leave all partitions out of."""
+    error = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    return tuple(replace(log, records=b"", error=error) for log in answer.partitions)
+
+
 def test_a_quota_of_the_brokers_is_waited_for_and_does_not_count_as_standing_still(served, monkeypatch):
     monkeypatch.setattr(reading, "STUCK_S", 0.0)
     monkeypatch.setattr(reading, "FETCH_BYTES", 1)
@@ -465,8 +471,7 @@ def test_a_quota_of_the_brokers_is_waited_for_and_does_not_count_as_standing_sti
     async def send(self, request):
         answer = await whole(self, request)
         if isinstance(request, FetchRequest) and next(throttled):
-            empty = tuple(replace(log, records=b"") for log in answer.partitions)
-            return replace(answer, partitions=empty, throttle_ms=7_000)
+            return replace(answer, partitions=held_back(answer), throttle_ms=7_000)
         return answer
 
     async def sleep(delay_s):
@@ -489,9 +494,7 @@ def test_a_quota_that_lets_nothing_through_fails_the_task_with_its_name(served, 
         answer = await whole(self, request)
         if not isinstance(request, FetchRequest):
             return answer
-        return replace(
-            answer, partitions=tuple(replace(log, records=b"") for log in answer.partitions), throttle_ms=7_000
-        )
+        return replace(answer, partitions=held_back(answer), throttle_ms=7_000)
 
     monkeypatch.setattr(ClusterConnection, "send", send)
 

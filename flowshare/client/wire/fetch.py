@@ -65,6 +65,9 @@ def write(number: int, client_id: str, request: FetchRequest, version: int) -> b
     return framed(pieces)
 
 
+THROTTLED: Final = "a quota of the brokers (consumer_byte_rate) holds its records back"
+
+
 def _asked(part: FetchPartition) -> bytes:
     return _PART.pack(part.partition, -1, part.offset, part.last_epoch, -1, part.max_bytes) + _NO_TAGS
 
@@ -83,12 +86,20 @@ def read(frame: bytes, request: FetchRequest) -> FetchResponse:
         return FetchResponse(partitions=logs, throttle_ms=throttle_ms)
     found = {(log.topic, log.partition): log for log in logs}
     return FetchResponse(
-        partitions=tuple(found.get(part[:2]) or _left_out(part.topic, part.partition) for part in request.partitions),
+        partitions=tuple(
+            found.get(part[:2]) or _left_out(part.topic, part.partition, throttled=throttle_ms > 0)
+            for part in request.partitions
+        ),
         throttle_ms=throttle_ms,
     )
 
 
-def _left_out(topic: str, partition: int) -> FetchedLog:
+def _left_out(topic: str, partition: int, *, throttled: bool) -> FetchedLog:
+    """Kafka leaves all partitions out of an answer that a quota holds back (KIP-219)."""
+    if throttled:
+        return FetchedLog(
+            topic=topic, partition=partition, error=ErrorCode.THROTTLING_QUOTA_EXCEEDED, message=THROTTLED
+        )
     return FetchedLog(topic=topic, partition=partition, error=ErrorCode.UNKNOWN_SERVER_ERROR, message=LEFT_OUT)
 
 

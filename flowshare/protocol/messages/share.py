@@ -97,6 +97,8 @@ class ShareFetchResponse:
     partitions: tuple[FetchedPartition, ...] = ()
     node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """Host and port of the leaders named in `current_leader`."""
+    throttle_ms: int = 0
+    """For how long a quota held it back; what was acquired for it is not in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
