@@ -72,6 +72,8 @@ EMPTY_PAUSE_S: Final = 0.05
 THROTTLED_S: Final = 600.0
 """How long a quota may hold up one answer."""
 CALL_S: Final = 60.0
+READER: Final = "spark-reader"
+"""Client id, for quotas."""
 TRIES: Final = 3
 """How often a request is sent whose connection ends before the answer."""
 
@@ -167,7 +169,7 @@ class LogReader:
             if self._connection is None:
                 cluster = Cluster(self._hosts, clock=LoopClock(), security=self._security)
                 await cluster.start()
-                self._connection = cluster.connect("spark-reader")
+                self._connection = cluster.connect(READER)
         return self._connection
 
     async def _fetch(self, part: FetchPartition, committed: bool) -> FetchedLog:
@@ -188,7 +190,7 @@ class LogReader:
             if self._free_s > begun_s + THROTTLED_S:
                 raise LogGone(
                     f"{part.topic}-{part.partition}@{part.offset}: a quota of the brokers let nothing through for "
-                    f"{THROTTLED_S:g} s: raise consumer_byte_rate of this user or client id (spark-reader)"
+                    f"{THROTTLED_S:g} s: raise consumer_byte_rate of this user or client id ({READER})"
                 )
         if log.error is ErrorCode.OFFSET_OUT_OF_RANGE and log.log_start < 0:  # Kafka's brokers do not say
             asked = ListOffsetsRequest(topic=part.topic, partition=part.partition, timestamp_ms=EARLIEST)
@@ -209,7 +211,7 @@ class LogReader:
         connection = await self._connected()
 
         async def connect() -> Connection:
-            return connection.cluster.connect("spark-reader")
+            return connection.cluster.connect(READER)
 
         producer = KafkaProducer(self._hosts, connect, clock=LoopClock(), security=self._security)
         try:

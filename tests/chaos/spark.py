@@ -17,6 +17,7 @@ done, not how fast this machine does it. Exit code 0: no violation, and enough k
 | stop | SIGTERM, which must end it in order |
 | slow | on Kafka: each piece of bytes is late for a while |
 | stall | on Kafka: no byte passes for a while |
+| throttle | on Kafka: a quota holds back what Spark's tasks read, for a while |
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ from pathlib import Path
 from typing import Any
 
 from flowshare.dev.processes import tail
+from flowshare.spark.reading import READER
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.proxy import Wires
 from tests.interop.servers import until
+from tests.interop.toolbox import Toolbox
 from tests.spark.serving import Serving, serving
 
 PLACES = ("embedded", "native", "workers")
@@ -67,6 +70,8 @@ STOP_S = 60.0
 SLOW_S = (0.05, 0.4)
 """How late each piece of bytes is."""
 STALL_S = (1.0, 6.0)
+THROTTLED_RATE = 1_000
+"""Bytes a second; a batch has some ten thousand. Of the tasks only: brokers lose what a throttled ShareFetch got."""
 AGAIN = 5
 """The part of the records, one in so many, that the topic gets when it is made anew."""
 MET_PART = 0.2
@@ -321,9 +326,24 @@ class Run:
         time.sleep(self._dice.uniform(*STALL_S))
         proxy.mend()
 
+    def _throttle(self) -> None:
+        """A quota of the broker's for a while."""
+        assert self._kafka is not None
+        toolbox = Toolbox()
+        entity = ("--bootstrap-server", self._kafka.bootstrap, "--entity-type", "clients", "--entity-name", READER)
+        try:
+            told = toolbox("kafka-configs", "--alter", *entity, "--add-config", f"consumer_byte_rate={THROTTLED_RATE}")
+            assert told.code == 0, told
+            time.sleep(self._dice.uniform(*STALL_S))
+            told = toolbox("kafka-configs", "--alter", *entity, "--delete-config", "consumer_byte_rate")
+            assert told.code == 0, told
+        finally:
+            toolbox.close()
+
     def _fault(self) -> bool:
         """Let something happen; False: the query has nothing left to do."""
-        kinds = ["driver", "jvm", "all", "python", "stop"] + (["broker", "slow", "stall"] if self._kafka else [])
+        kinds = ["driver", "jvm", "all", "python", "stop"]
+        kinds += ["broker", "slow", "stall", "throttle"] if self._kafka else []
         kind = self._dice.choice(kinds)
         if self._dice.random() < 0.75:
             if not self._query.wait_going():
@@ -338,6 +358,9 @@ class Run:
             return True
         if kind in ("slow", "stall"):
             self._slow(kind)
+            return True
+        if kind == "throttle":
+            self._throttle()
             return True
         if kind == "broker":
             assert self._kafka is not None

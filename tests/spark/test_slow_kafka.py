@@ -156,7 +156,7 @@ def test_a_quota_of_bytes_slows_a_source_down_and_takes_nothing(broker, slow_kaf
     write(broker, topic)
     toolbox = Toolbox()
     # Not for all clients: brokers forget, for the time of its locks, what a throttled ShareFetch had acquired.
-    entity = ("--bootstrap-server", found.bootstrap, "--entity-type", "clients", "--entity-name", "spark-reader")
+    entity = ("--bootstrap-server", found.bootstrap, "--entity-type", "clients", "--entity-name", reading.READER)
     try:
         told = toolbox("kafka-configs", "--alter", *entity, "--add-config", f"consumer_byte_rate={RATE}")
         assert told.code == 0, told
