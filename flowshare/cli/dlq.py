@@ -165,6 +165,8 @@ def replay(
     async def call(session: Session) -> _Replay:
         job = _Replay(session, topic, target, dry_run=dry_run, again=again)
         await job.before.load()
+        if not dry_run:
+            await job.before.check()
         if picked:
             await job.pick(picked)
         else:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flowshare.client.admin import ShareAdmin
 
 SUFFIX: Final = ".replayed"
@@ -41,18 +43,25 @@ class Replayed:
         partition, offset = place
         return any(first <= offset <= last for first, last in self._runs.get(partition, ()))
 
+    async def check(self) -> None:
+        """Whether letters can be remembered, before any is sent. Raises: ServerError (the group may not be written)."""
+        await self._commit(self._runs or {0: []})
+
     async def add(self, places: list[tuple[int, int]]) -> None:
         """Remember letters, by partition and offset."""
-        from flowshare.protocol.messages import OffsetToCommit
-
         for partition, offset in places:
             self._runs[partition] = merged([*self._runs.get(partition, ()), (offset, offset)])
+        await self._commit({partition for partition, _ in places})
+
+    async def _commit(self, partitions: Iterable[int]) -> None:
+        from flowshare.protocol.messages import OffsetToCommit
+
         commits = []
-        for partition in sorted({partition for partition, _ in places}):
-            runs = self._runs[partition]
+        for partition in sorted(partitions):
+            runs = self._runs.get(partition, [])
             start = (await self._admin.offsets(self._topic, partition)).log_start
             runs = merged([*([(0, start - 1)] if start else []), *runs])  # what is deleted needs no run of its own
-            behind = runs[0][1] + 1 if runs[0][0] == 0 else 0
+            behind = runs[0][1] + 1 if runs and runs[0][0] == 0 else 0
             text = format_runs([run for run in runs if run[0] >= behind])
             commits.append(OffsetToCommit(self._topic, partition, behind, -1, text))
         await self._admin.commit_offsets(self._topic + SUFFIX, commits)

@@ -228,6 +228,18 @@ def test_one_letter_can_be_replayed_by_the_place_that_is_shown(shell):
     assert "is no place of" in shell("dlq", "replay", "shop.bill.dlq", "--at", "seventeen", code=2)
 
 
+def test_nothing_is_replayed_that_could_not_be_remembered(shell, monkeypatch):
+    async def refused(self, group_id, offsets):
+        raise ServerError(ErrorCode.GROUP_AUTHORIZATION_FAILED, about=f"offsets of {group_id}")
+
+    shell.beside(letters("a", "b", "c"))
+    with monkeypatch.context() as refusing:
+        refusing.setattr(ShareAdmin, "commit_offsets", refused)
+        assert "shop.bill.dlq.replayed" in shell("dlq", "replay", "shop.bill.dlq", code=1)
+
+    assert shell.json("dlq", "replay", "shop.bill.dlq", "--dry-run")["replayed"] == {"orders": 3}
+
+
 def test_a_second_replay_leaves_out_what_the_first_one_sent(shell):
     shell.beside(letters("a", "b", "c"))
 
