@@ -282,7 +282,8 @@ class PipelineSupervisor:
             figures = one.figures
             try:
                 parts = await admin.group_offsets(figures.group)
-                figures.backlog = sum(max(0, part.lag) for part in parts if part.topic in one.pipeline.topics)
+                known = [part.lag for part in parts if part.topic in one.pipeline.topics and part.lag >= 0]
+                figures.backlog = sum(known) if known else -1  # before the group's first fetch nobody knows
             except (ClientError, OSError) as error:
                 logger.debug("backlog of %s: %s", figures.group, error)
             logger.info(

@@ -120,3 +120,19 @@ def test_nobody_is_waited_for_in_a_group_that_cannot_be_asked(checkpoint, error)
 
 def test_a_query_that_never_ran_is_not_waited_for(tmp_path):
     assert see_left(Group(["others"]), tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("lags", "told"), [([], "unknown"), ([-1], "unknown"), ([0, -1], "backlog 0"), ([7, 5], "backlog 12")]
+)
+def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, lags, told):
+    async def group_offsets(_):
+        return [SimpleNamespace(topic="orders", lag=lag) for lag in lags]
+
+    supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
+    pipeline = SimpleNamespace(topics=("orders",))
+    supervisor._running = [_Running(pipeline=pipeline, figures=Figures(name="etl", group="g"))]
+    with caplog.at_level(logging.INFO, "flowshare.pipeline"):
+        asyncio.run(supervisor._tell(SimpleNamespace(group_offsets=group_offsets)))
+
+    assert told in caplog.text
