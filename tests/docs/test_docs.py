@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,3 +132,46 @@ def test_the_state_diagram_is_the_one_of_the_table() -> None:
     from flowshare.share.state import diagram
 
     assert diagram() in (ROOT / "docs/architecture.md").read_text()
+
+
+def calls(text: str) -> list[tuple[str, bool]]:
+    """What calls flowshare in `sh` blocks and indented ones, and (False) what only names a command in a sentence."""
+    whole = [line for block in blocks(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    indented = "\n".join(re.findall(r"^ {4}(\S.*)$", outside, re.MULTILINE)).replace("\\\n", " ")
+    named = re.findall(r"`([^`]+)`", re.sub(r"^ {4}.*$", "", outside, flags=re.MULTILINE))
+    found = {" ".join(line.split()): True for line in [*whole, *indented.splitlines()]}
+    found = {**{" ".join(line.split()): False for line in named}, **found}
+    return [(line, runs) for line, runs in found.items() if line.startswith("flowshare ")]
+
+
+def found_command(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
+    """The command that words name, its context, and the words behind it."""
+    from flowshare.cli import cli
+
+    command, context = cli, click.Context(cli, info_name="flowshare")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    return command, context, words
+
+
+COMMANDS = [(page.name, *call) for page in DOCS for call in calls(page.read_text())]
+
+
+def test_the_pages_name_many_commands() -> None:
+    assert len(COMMANDS) > 60
+    assert sum(runs for _, _, runs in COMMANDS) > 20
+
+
+@pytest.mark.parametrize(("page", "line", "runs"), COMMANDS, ids=[f"{page}: {line}" for page, line, _ in COMMANDS])
+def test_every_command_that_a_page_names_is_there_with_its_options(page: str, line: str, runs: bool) -> None:
+    words = line.removesuffix(" …").replace("…", "X").split(" | ")[0].split(" # ")[0]
+    command, context, left = found_command(shlex.split(words)[1:])
+    if command.name == "demo":
+        return  # it reads its options itself
+    if runs:
+        command.parse_args(context, left)
+    options = {word.split("=")[0] for word in left if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)}
+    assert options <= {"--help", *(name for one in command.params for name in (*one.opts, *one.secondary_opts))}
