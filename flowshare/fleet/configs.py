@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.fleet.directory import NOBODY
+from flowshare.fleet.settings import MOVED
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     ConfigEntry,
@@ -42,7 +43,6 @@ CONFIGURED: Final = "fleet_configured"
 """{} -> {"group_ids"}: groups with settings of their own that are coordinated there."""
 LIMIT_S: Final = 10.0
 PAUSE_S: Final = 0.1
-MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 
 Body = dict[str, Any]
 

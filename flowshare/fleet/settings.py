@@ -56,6 +56,8 @@ CALL_S: Final = 2.0
 SET_S: Final = 10.0
 """How long who leads the slot is looked for when settings are altered."""
 KNOW_S: Final = 3.0
+MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
+"""What a worker says that does not keep them, or not yet."""
 
 NOT_OF_FLEETS: Final = frozenset(
     {
@@ -225,22 +227,12 @@ class FleetSettings:
         end_s = self._clock.monotonic() + SET_S
         while True:
             try:
-                told = await self._put(changes, validate_only=validate_only, first=False)
-            except Refused as error:
-                if error.code not in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
-                    raise
-                problem: Exception = error
-            except OSError as error:
-                problem = error
-            except ClientError as error:
-                if getattr(error, "code", None) not in (
-                    ErrorCode.NOT_COORDINATOR,
-                    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-                ):
+                self._hear(await self._put(changes, validate_only=validate_only, first=False))
+            except (OSError, ClientError, Refused) as error:
+                if not isinstance(error, OSError) and getattr(error, "code", None) not in MOVED:
                     raise
                 problem = error
             else:
-                self._hear(told)
                 return
             if self._clock.monotonic() + PAUSE_S >= end_s:
                 text = f"who keeps the fleet's settings is not reached: {problem}"
