@@ -302,6 +302,8 @@ class FleetSettings:
     def _act(self, stored: Mapping[str, str]) -> None:
         acting = self._effective(stored)
         if acting != self.acting:
+            told = " ".join(f"{name}={text}" for name, text in sorted(stored.items()))
+            logger.info("the fleet has other settings from now on: %s", told or "the defaults")
             self.acting = acting
             for listener in self._heard:
                 listener(acting)

@@ -51,7 +51,9 @@ def sizes(fleet):
     return [machine.worker.settings.acting.server.group_max_size for machine in fleet.living]
 
 
-def test_what_is_set_at_one_worker_acts_at_all_within_a_second():
+def test_what_is_set_at_one_worker_acts_at_all_within_a_second(caplog):
+    caplog.set_level(logging.INFO, "flowshare.fleet.settings")
+
     async def scenario(clock):
         async with Fleet(clock, workers=3) as fleet:
             assert sizes(fleet) == [200] * 3
@@ -69,6 +71,8 @@ def test_what_is_set_at_one_worker_acts_at_all_within_a_second():
                 assert told.keys() == FLEET_CONFIGS.keys()
 
     virtually(scenario)
+    said = [one.getMessage() for one in caplog.records]
+    assert said == ["the fleet has other settings from now on: group.share.max.size=500 max.connections=300"] * 3
 
 
 def test_defaults_and_bounds_act_on_groups_that_are_there_and_on_their_leaders():
