@@ -23,6 +23,7 @@ from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.app import App
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin import ShareAdmin
     from flowshare.clock import Clock
@@ -125,6 +126,18 @@ async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
     await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
     await _warn_of_older_group(agent, admin)
     return limits
+
+
+async def declare(app: App, topic: str, admin: ShareAdmin) -> None:
+    """Make a missing topic as the app's agents declare it, before a first record has the broker make one of its own.
+
+    Raises: UsageError, ServerError.
+    """
+    for agent in app.share_agents.values():
+        for channel in agent.channels:
+            if topic_name(channel) == topic:
+                await _need_topic(agent, admin, channel)
+                return
 
 
 async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any, *, dry_run: bool = False) -> None:

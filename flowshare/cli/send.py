@@ -43,7 +43,7 @@ def send(
 ) -> None:
     """Send VALUE to TOPIC, or with --file, or from standard input.
 
-    A topic that does not exist is created with one partition.
+    A topic that does not exist is created, as an agent of the app declares it, else with one partition.
 
     \b
     flowshare send orders '{"id": 1}' --key c1 --broker embedded:///tmp/shop
@@ -61,11 +61,24 @@ def send(
     read = _values(value, path, lines)
     if app_path:
         read = _warning(read, topic, app_path)
-    run(
-        broker_url(broker, app_path),
-        lambda session: _send(session, topic, read, key, pairs, as_json=as_json),
-        create=True,
-    )
+
+    async def call(session: Session) -> None:
+        known = {found.name for found in await session.admin.list_topics()}
+        if app_path and topic not in known:
+            await _declare(app_path, topic, session)
+        await _send(session, topic, read, key, pairs, as_json=as_json)
+        if topic not in known and topic in (made := {one.name: one for one in await session.admin.list_topics()}):
+            count = made[topic].partitions
+            click.echo(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
+
+    run(broker_url(broker, app_path), call, create=True)
+
+
+async def _declare(app_path: str, topic: str, session: Session) -> None:
+    from flowshare.agents.loading import load_app
+    from flowshare.agents.setup import declare
+
+    await declare(load_app(app_path), topic, session.admin)
 
 
 async def _send(
@@ -81,7 +94,6 @@ async def _send(
     from flowshare.client.producer import Message
 
     begun = session.clock.monotonic()
-    known = {found.name for found in await session.admin.list_topics()}
     key_bytes = key.encode() if key is not None else None
     sent, last = 0, None
     with progress(f"sending to {topic}", None) as step:
@@ -90,8 +102,6 @@ async def _send(
             confirmed = await session.producer.send_many(topic, messages)
             sent, last = sent + len(confirmed), confirmed[-1]
             step(len(confirmed))
-    if topic not in known and sent:
-        click.echo(f"created topic {topic} with 1 partition", err=True)
     if as_json:
         at = None if last is None else {"partition": last.partition, "offset": last.offset}
         emit_json({"topic": topic, "sent": sent, "last": at})

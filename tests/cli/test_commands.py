@@ -426,3 +426,21 @@ def test_what_is_in_flight_on_a_broker_that_knows_no_workers_is_asked_by_address
 
 def test_what_is_in_flight_on_a_path_without_workers_says_so(shell, tmp_path):
     assert "no worker runs on embedded://" in shell("inflight", "--broker", f"embedded://{tmp_path}", code=1)
+
+
+def test_a_first_record_makes_the_topic_as_the_app_declares_it(shell, tmp_path, monkeypatch, capsys):
+    (tmp_path / "declares.py").write_text(
+        "import flowshare as fs\n"
+        "app = fs.App('shop', broker='memory://')\n"
+        "@app.share_agent(app.topic('orders', value_type=str, partitions=5, config={'retention.ms': 7000}))\n"
+        "async def bill(order: str) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    shell("send", "orders", "one", "--app", "declares:app")
+    shell("send", "others", "one", "--app", "declares:app")
+
+    topics = {one["topic"]: one["partitions"] for one in shell.json("topics", "ls")}
+    assert (topics["orders"], topics["others"]) == (5, 1)
+    settings = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).topic_configs("orders"))
+    assert {one.name: one.value for one in settings}["retention.ms"] == "7000"
