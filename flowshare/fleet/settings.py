@@ -24,6 +24,7 @@ import orjson
 
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import NOBODY
+from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry
 from flowshare.server.failures import Refused
@@ -252,7 +253,7 @@ class FleetSettings:
         """None were ever set: the URL's are."""
         try:
             self._hear(await self._put(self._first, validate_only=False, first=True))
-        except (OSError, ClientError, Refused, InvalidConfig) as error:
+        except (OSError, ClientError, LogError, Refused, InvalidConfig) as error:
             logger.debug("the URL's settings are not set now: %s", error)
 
     async def _ask(self) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from flowshare.spark.driver import TROUBLES
-from flowshare.web.server import PagesError
+from flowshare.web.server import Site
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -45,11 +45,9 @@ class PipelinePages:
 
     def __init__(self, supervisor: PipelineSupervisor, *, port: int = 0, bind: str = "127.0.0.1") -> None:
         self._supervisor = supervisor
-        self._port = port
-        self._bind = bind
+        self._site = Site(port=port, bind=bind)
         self._registry = CollectorRegistry()
         self._registry.register(_PipelineCollector(supervisor))
-        self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
         """Listen; returns `host:port`. Raises: PagesError when the port is taken."""
@@ -62,24 +60,11 @@ class PipelinePages:
                 web.get("/pipelines", self._pipelines),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self._bind, self._port).start()
-        except OSError as error:
-            await self.close()
-            raise PagesError(
-                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
-                "choose another --web-port, or leave it out for a free one"
-            ) from error
-        host, port = self._runner.addresses[0][:2]
-        return f"{host}:{port}"
+        return await self._site.open(app)
 
     async def close(self) -> None:
         """Stop listening."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._site.close()
 
     async def _live(self, _: web.Request) -> web.Response:
         return _json({"ok": True, "reasons": []})

@@ -36,6 +36,38 @@ class PagesError(Exception):
     """The health pages cannot be served; the text says what to do."""
 
 
+class Site:
+    """Where pages are listened for; port 0: a free one."""
+
+    def __init__(self, *, port: int, bind: str) -> None:
+        self._port = port
+        self._bind = bind
+        self._runner: web.AppRunner | None = None
+
+    async def open(self, app: web.Application) -> str:
+        """Listen; returns the address. Raises: PagesError when the port is taken."""
+        from aiohttp import web
+
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._bind, self._port).start()
+        except OSError as error:
+            await self.close()
+            raise PagesError(
+                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
+                "choose another --web-port, or leave it out for a free one"
+            ) from error
+        host, port = self._runner.addresses[0][:2]
+        return f"{host}:{port}"
+
+    async def close(self) -> None:
+        """Stop listening and drop what is open; harmless when it does not listen."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+
 class WebServer:
     """Serves one host's health, metrics and lists. `start` and `close` on the service loop.
 
@@ -48,10 +80,8 @@ class WebServer:
         self._host = host
         self._drain_timeout_s = drain_timeout_s
         self._load: LoadWatch | None = None
-        self._port = port
-        self._bind = bind
+        self._site = Site(port=port, bind=bind)
         self._metrics: Metrics | None = None
-        self._runner: web.AppRunner | None = None
         self.address = ""
         """`host:port` once started."""
 
@@ -67,29 +97,19 @@ class WebServer:
         app = web.Application()
         app.add_routes([web.get(path, handler) for path, handler in self._routes().items()])
         app.add_routes([web.post("/drain", self._drain)])
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._bind, self._port)
         try:
-            await site.start()
-        except OSError as error:
+            self.address = await self._site.open(app)
+        except PagesError:
             await self.close()
-            raise PagesError(
-                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
-                "choose another --web-port, or leave it out for a free one"
-            ) from error
+            raise
         self._load.start()
-        host, port = self._runner.addresses[0][:2]
-        self.address = f"{host}:{port}"
         return self.address
 
     async def close(self) -> None:
         """Stop listening and drop what is open."""
         if self._load is not None:
             await self._load.close()
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        await self._site.close()
 
     def _routes(self) -> dict[str, Handler]:
         return {

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.web.server import PagesError, from_here, json_answer
+from flowshare.web.server import Site, from_here, json_answer
 
 if TYPE_CHECKING:
     import aiohttp
@@ -49,10 +49,8 @@ class SupervisorPages:
     ) -> None:
         self._supervisor = supervisor
         self._backend = backend
-        self._port = port
-        self._bind = bind
+        self._site = Site(port=port, bind=bind)
         self._drain_timeout_s = drain_timeout_s
-        self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> str:
@@ -73,25 +71,13 @@ class SupervisorPages:
         }
         self._paths = [path for path in routes if path != "/"]
         app.add_routes([*(web.get(path, handler) for path, handler in routes.items()), web.post("/drain", self._drain)])
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
-        await self._runner.setup()
+        address = await self._site.open(app)
         self._session = aiohttp.ClientSession()
-        try:
-            await web.TCPSite(self._runner, self._bind, self._port).start()
-        except OSError as error:
-            await self.close()
-            raise PagesError(
-                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
-                "choose another --web-port, or leave it out for a free one"
-            ) from error
-        host, port = self._runner.addresses[0][:2]
-        return f"{host}:{port}"
+        return address
 
     async def close(self) -> None:
         """Stop listening; harmless when it does not."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._site.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()

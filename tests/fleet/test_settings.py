@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from flowshare.fleet.settings import FLEET_CONFIGS, KEY, KNOW_S, FleetConfig
+from flowshare.log.base import StorageError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.limits import ListenerLimits
@@ -312,3 +314,22 @@ def test_every_setting_has_a_default_within_its_bounds_and_can_be_set_to_it():
         assert config.changed({entry.name: entry.value}) == config
     with pytest.raises(InvalidConfig, match="unknown setting"):
         config.changed({"no.such": "1"})
+
+
+def test_urls_settings_that_cannot_be_written_now_are_offered_again():
+    async def scenario(clock):
+        async with Fleet(clock, workers=1) as fleet:
+            settings, failures = fleet.machines[0].worker.settings, [StorageError("the state topic is away")] * 2
+            write = settings._store.write
+
+            async def failing(writes):
+                if failures:
+                    raise failures.pop()
+                await write(writes)
+
+            settings._store = SimpleNamespace(write=failing)
+            settings._first = {SIZE: "600"}
+            await clock.sleep(20)
+            assert sizes(fleet) == [600]
+
+    virtually(scenario)
