@@ -19,7 +19,8 @@ class BackendError(Exception):
 class Capabilities:
     """What differs between backends, checked when an app starts.
 
-    durable: what was confirmed is there after a restart. delayed_release: a release can carry a delay.
+    durable: what was confirmed is there after a restart. durable_acquires: an acquire is written before its records
+    leave, so that no delivery is forgotten. delayed_release: a release can carry a delay.
     unrun_release: a record that was never run can go back without costing an attempt. server_dead_letters: what the
     delivery limit archives can be dead-lettered by the server. ranges_only: acquiring without record bytes.
     group_configs: groups have settings. fast_acknowledge: acknowledgements need not wait for a fetch.
@@ -32,6 +33,7 @@ class Capabilities:
     """
 
     durable: bool
+    durable_acquires: bool = True
     delayed_release: bool = True
     unrun_release: bool = True
     server_dead_letters: bool = True

@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 from flowshare.backend.base import Capabilities
 
 EMBEDDED: Final = Capabilities(durable=True)
-MEMORY: Final = Capabilities(durable=False)
+MEMORY: Final = Capabilities(durable=False, durable_acquires=False)
 WORKERS: Final = Capabilities(durable=True, cheap_acknowledge=False)
 NATIVE: Final = Capabilities(
     durable=True,
+    durable_acquires=False,
     delayed_release=False,
     unrun_release=False,
     server_dead_letters=False,
@@ -44,6 +45,11 @@ class Row(NamedTuple):
 
 TABLE: Final = (
     Row("durable", "what was confirmed is there after a restart", "as the topic is replicated"),
+    Row(
+        "durable_acquires",
+        "a delivery counts though the server that made it is killed",
+        "no: after a broker's death its records come again with the count that they had before",
+    ),
     Row(
         "delayed_release",
         "a release carries its delay to the server",

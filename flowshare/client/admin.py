@@ -18,7 +18,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
 
@@ -86,6 +86,12 @@ class ShareAdmin:
         """All topics, by name."""
         answer = await self._ask(messages.MetadataRequest(topics=None))
         return sorted(answer.topics, key=lambda topic: topic.name)
+
+    async def describe_topics(self, names: Iterable[str]) -> list[messages.TopicMetadata]:
+        """Those of these topics that exist and may be seen, in one request."""
+        asked = tuple(names)
+        answer = await self._ask(messages.MetadataRequest(topics=asked)) if asked else None
+        return [topic for topic in answer.topics if topic.error is ErrorCode.NONE] if answer else []
 
     async def describe_topic(self, name: str) -> messages.TopicMetadata:
         """One topic. Raises: ServerError (UNKNOWN_TOPIC_OR_PARTITION)."""

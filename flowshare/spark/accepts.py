@@ -11,12 +11,16 @@ checkpoint's next offset, so that it gets into no second batch whatever happens 
 | on its way, in `done` | `settle`, refused: its lock was lost | refused |
 | on its way, in `done` | `settle`, the group is not reached | owed |
 | refused, in `done` | it is delivered again: `swallow` | owed |
-| refused, by an earlier process | it is delivered for the first time: the group was reset | forgotten, and fresh |
+| refused, by an earlier process | it is delivered for the first time: the group was made anew | forgotten, and fresh |
 | any of these | the start offset passes it | forgotten |
 | any of these | its topic was made anew: `meet` | forgotten |
 
 A checkpoint's ranges (`restore`) are believed where the topic is the one that they were written of, and the group's
 start offset did not go back since.
+
+A first delivery is one only if whoever counts has not forgotten any: Kafka's brokers count acquires in memory, and the
+next leader begins with what was written last. So it says something under the leader only from whom the range was got
+(`leaders`), and under another one the range is taken for delivered before: it is in the output.
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flowshare.client.errors import ClientError
 from flowshare.spark.ranges import Done, Offset, Place, Range, records_in
 
 if TYPE_CHECKING:
@@ -45,6 +51,8 @@ class Accepts:
         """Of `done`, what an earlier process of the query committed."""
         self._topics: dict[str, str] = {}
         """Ids of the topics in `done`."""
+        self._leaders: dict[Place, str] = {}
+        """Of each partition in `done` the leader that its oldest range came from."""
         self._owed: list[Range] = []
         self._sent: tuple[list[Range], concurrent.futures.Future[list[Range]]] | None = None
 
@@ -57,12 +65,20 @@ class Accepts:
         """`done`: committed, and not known as accepted."""
         return tuple(self._done.ranges())
 
-    def owe(self, ranges: Iterable[Range], topics: Mapping[str, str]) -> None:
-        """A batch with these ranges of topics with these ids is committed."""
-        for one in ranges:
-            if self._topics.setdefault(one.topic, topics.get(one.topic, "")) == topics.get(one.topic, ""):
+    def leaders(self, newest: Mapping[Place, str]) -> dict[Place, str]:
+        """Who counts deliveries, for the next offset; newest: of what it has acquired."""
+        return {**newest, **{place: self._leaders[place] for place in self._done.places()}}
+
+    def owe(self, batch: Offset) -> None:
+        """A batch is committed."""
+        before = self._done.places()
+        for one in batch.ranges:
+            topic_id = batch.topics.get(one.topic, "")
+            if self._topics.setdefault(one.topic, topic_id) == topic_id:
                 self._owed.append(one)
                 self._done.add(one)
+                if one.place not in before:
+                    self._leaders[one.place] = batch.leaders.get(one.place, "")
 
     def restore(self, known: Offset, starts: Mapping[Place, int]) -> None:
         """An earlier process committed a batch with the ranges of `known`; starts: the group's start offsets now."""
@@ -74,7 +90,7 @@ class Accepts:
         if len(believed) < len(known.ranges):
             what = "topics were made anew" if len(same) < len(known.ranges) else "offsets were reset"
             logger.warning("group %s: its %s since this query ran last: it reads them again", self._group, what)
-        self.owe(believed, known.topics)
+        self.owe(replace(known, ranges=tuple(believed)))
         for one in believed:
             self._earlier.add(one)
         self.prune(starts)
@@ -109,16 +125,30 @@ class Accepts:
     def swallow(self, got: Iterable[Range]) -> list[Range]:
         """Of what was delivered: owe what comes again of committed batches, and return the rest."""
         fresh: list[Range] = []
+        first: list[Range] = []
         for one in got:
             again, outside = self._done.split(one)
             fresh += outside
             for part in again:
-                if part.delivery == 1 and self._earlier.split(part)[0]:
-                    self._read_again(part)
-                    fresh.append(part)
-                else:
-                    self._owed.append(part)
+                (first if part.delivery == 1 and self._earlier.split(part)[0] else self._owed).append(part)
+        same = self._same_leaders() if first else set[Place]()
+        for part in first:
+            if part.place in same:
+                self._read_again(part)
+                fresh.append(part)
+            else:
+                logger.info("group %s: %s-%d@%d to %d were in a batch and are left out", self._group, *part[:4])
+                self._owed.append(part)
         return fresh
+
+    def _same_leaders(self) -> set[Place]:
+        """Partitions whose leader is the one that counted the deliveries of what is done."""
+        try:
+            now = self._member.leaders_now()
+        except (ClientError, OSError) as error:
+            logger.warning("group %s: who leads its partitions is not known: %s", self._group, error)
+            return set()
+        return {place for place, leader in self._leaders.items() if leader and now.get(place) == leader}
 
     def _read_again(self, one: Range) -> None:
         logger.warning(

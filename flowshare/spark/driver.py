@@ -26,7 +26,7 @@ Invariants of the stream:
 |---|---|
 | the topic was made anew | its id is another |
 | the group's offsets went back | a start offset lies before one that the checkpoint has |
-| the group was deleted, or reset to where it began | what the checkpoint has as committed comes for the *first* time |
+| the group was deleted, or reset to where it began | what is committed comes for the *first* time, by its old leader |
 
 In each of them `done` and the last batch do not count, and what comes is read.
 
@@ -165,6 +165,7 @@ class Driver:
                 done=self._accepts.ranges(),
                 topics=member.topics,
                 starts={**self._starts, **(self._passed.starts if self._passed else {})},
+                leaders=self._accepts.leaders({one.place: member.leader(one.place) for one in fresh}),
                 passed=tuple(self._passed.ranges()) if self._passed else (),
             )
 
@@ -261,7 +262,7 @@ class Driver:
                         offset.number,
                     )
             elif offset.number in self._mine:
-                self._accepts.owe(offset.ranges, offset.topics)
+                self._accepts.owe(offset)
             else:
                 self._accepts.restore(offset, self._starts)
                 self._accepts.settle()

@@ -60,6 +60,8 @@ RENEW_S: Final = 0.5
 """How often, at least, is looked whether locks are due; their duration is not known before the first."""
 RELEASE_S: Final = 2.0
 """How long a member that leaves tries to give back a batch."""
+LEADERS_S: Final = 10.0
+"""How often is looked who leads the partitions, where their leaders count deliveries in memory."""
 LOOK_S: Final = 1.0
 """How often a member looks whether it is still the one of its id, while it does anything."""
 
@@ -97,6 +99,8 @@ class GroupMember:
         self._places: dict[Place, TopicPartition] = {}
         """Every partition that was ever assigned: what is held of one that is another member's by now is still ours."""
         self._topics: dict[str, str] = {}
+        self._leaders: dict[Place, str] = {}
+        self._leaders_s = 0.0
         self._looked_s = 0.0
         self._fenced = False
         self.locks_lost = 0
@@ -129,6 +133,13 @@ class GroupMember:
         """Where the log is read, `host:port` of brokers: those of the Kafka cluster, or of the embedded path."""
         kafka = self._backend.kafka
         return () if kafka is None else kafka.hosts
+
+    def leader(self, place: Place) -> str:
+        """Who counts the deliveries of a partition, as `flowshare.spark.standing` names it: looked up before what was
+        acquired last, and never a later one than acquired it. Empty: not known."""
+        if self._backend.capabilities.durable_acquires:
+            return self._backend.kind
+        return self._leaders.get(place, "")
 
     @property
     def lock_s(self) -> float:
@@ -208,6 +219,12 @@ class GroupMember:
     def starts(self) -> dict[Place, int]:
         """Share-partition start offsets: what lies before them is finished."""
         return self._call(standing.starts(self._admin, self._options.group))
+
+    def leaders_now(self) -> dict[Place, str]:
+        """Who counts the deliveries of partitions of which something was acquired."""
+        if self._backend.capabilities.durable_acquires:
+            return dict.fromkeys(self._places, self._backend.kind)
+        return self._call(standing.leaders_now(self._admin, self._options.group))
 
     def log_starts(self, places: Iterable[Place]) -> dict[Place, int]:
         """Where the logs of partitions begin now."""
@@ -311,6 +328,7 @@ class GroupMember:
 
     async def _acquire(self, records_max: int, wait_s: float) -> list[Range]:
         await self._look()
+        await self._look_up_leaders()
         ranges_only = self._backend.capabilities.ranges_only
         found: list[Range] = []
         while (room := records_max - records_in(found)) > 0:
@@ -420,6 +438,18 @@ class GroupMember:
             self._fenced = True
             raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
         self._looked_s = now_s
+
+    async def _look_up_leaders(self) -> None:
+        """See who leads what is assigned, where that matters: when more is assigned, and now and then."""
+        assigned = {(tp.topic, tp.partition) for tp in self._member.assignment}
+        now_s = self._clock.monotonic()
+        if self._backend.capabilities.durable_acquires or (
+            now_s < self._leaders_s + LEADERS_S and assigned <= self._leaders.keys()
+        ):
+            return
+        self._leaders = dict.fromkeys(assigned, "")
+        self._leaders.update(await standing.leaders(self._admin, {topic for topic, _ in assigned}))
+        self._leaders_s = now_s
 
     async def _ends(self) -> dict[Place, int]:
         return await standing.ends(self._admin, await topics_of(self._options, self._admin))

@@ -142,6 +142,10 @@ class Done:
             outside.append(one._replace(first=at))
         return inside, outside
 
+    def places(self) -> set[Place]:
+        """Partitions of which something is kept."""
+        return set(self._runs)
+
     def ranges(self) -> Iterator[Range]:
         """All of it, ascending."""
         for (topic, partition), runs in sorted(self._runs.items()):
@@ -162,7 +166,8 @@ class Offset:
     number: counts acquisitions from 1; 0 stands for none. member: id of the query's member, so that a query that
     starts again is the same one to the group. topics: ids, so that a topic that was made anew is not taken for the
     old one. starts: start offsets that the group had; one that went back says that the group was reset or made anew.
-    passed: where Kafka's brokers lead, see `flowshare.spark.passed`.
+    leaders: who counted the deliveries of `ranges` and `done`, see `flowshare.spark.standing`. passed: where Kafka's
+    brokers lead, see `flowshare.spark.passed`.
     """
 
     number: int = 0
@@ -171,6 +176,7 @@ class Offset:
     done: tuple[Range, ...] = ()
     topics: Mapping[str, str] = field(default_factory=dict[str, str])
     starts: Mapping[Place, int] = field(default_factory=dict[Place, int])
+    leaders: Mapping[Place, str] = field(default_factory=dict[Place, str])
     passed: tuple[Range, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -184,6 +190,8 @@ class Offset:
         }
         if self.starts:
             found["starts"] = [[*place, start] for place, start in sorted(self.starts.items())]
+        if self.leaders:
+            found["leaders"] = [[*place, leader] for place, leader in sorted(self.leaders.items())]
         if self.passed:
             found["passed"] = [list(one[:4]) for one in self.passed]
         return found
@@ -198,5 +206,6 @@ class Offset:
             done=tuple(Range(*one) for one in found["done"]),
             topics=found["topics"],
             starts={(topic, partition): start for topic, partition, start in found.get("starts", ())},
+            leaders={(topic, partition): leader for topic, partition, leader in found.get("leaders", ())},
             passed=tuple(Range(*one) for one in found.get("passed", ())),
         )

@@ -1,4 +1,10 @@
-"""How far a group is: what it has finished, and what it has not, at all or below the ends that were noted once."""
+"""How far a group is: what it has finished, and what it has not, at all or below the ends that were noted once; and who
+counts its deliveries.
+
+A leader is named by how far its counts can be trusted: where an acquire is written before its records leave, by the
+backend, whose workers know each other's counts; at Kafka's brokers, which keep acquires in memory, by the partition's
+leader epoch, which rises whenever another broker, or the same one started anew, begins to count.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +24,26 @@ async def starts(admin: ShareAdmin, group: str) -> dict[Place, int]:
     """Share-partition start offsets: what lies before them is finished."""
     parts = await admin.group_offsets(group)
     return {(part.topic, part.partition): part.start_offset for part in parts if part.start_offset >= 0}
+
+
+async def leaders(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, str]:
+    """Brokers that lead the partitions of topics, as one of the cluster knows it: perhaps an earlier than leads now."""
+    found: dict[Place, str] = {}
+    for topic in await admin.describe_topics(topics):
+        for partition, epoch in enumerate(topic.leader_epochs):
+            if epoch >= 0:
+                found[topic.name, partition] = _broker(epoch)
+    return found
+
+
+async def leaders_now(admin: ShareAdmin, group: str) -> dict[Place, str]:
+    """Brokers that loaded the group's share-partitions last: of what one of them delivered, that one or a later one."""
+    parts = await admin.group_offsets(group)
+    return {(part.topic, part.partition): _broker(part.leader_epoch) for part in parts}
+
+
+def _broker(epoch: int) -> str:
+    return f"broker {epoch}"
 
 
 async def log_starts(admin: ShareAdmin, places: Iterable[Place]) -> dict[Place, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,16 @@ from flowshare.spark.accepts import Accepts
 from flowshare.spark.ranges import Offset, Range
 
 TOPICS = {"t": "id-of-t"}
+PLACE = ("t", 0)
+LEADER = "broker 5"
 
 
 def of(first: int, last: int) -> Range:
-    return Range("t", 0, first, last)
+    return Range(*PLACE, first, last)
+
+
+def batch(*ranges: Range, leader: str = LEADER, **fields) -> Offset:
+    return Offset(**{"ranges": ranges, "topics": TOPICS, "leaders": {PLACE: leader}, **fields})
 
 
 class Member:
@@ -26,6 +33,10 @@ class Member:
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[Range], Future]] = []
+        self.leader = LEADER
+
+    def leaders_now(self):
+        return {PLACE: self.leader}
 
     def begin_accept(self, ranges):
         self.asked.append((list(ranges), Future()))
@@ -46,7 +57,7 @@ def accepts(member):
 
 
 def test_a_committed_batch_is_done_until_its_accept_has_come_back(member, accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
     accepts.begin()
 
     assert accepts.ranges() == (of(0, 9),)
@@ -57,7 +68,7 @@ def test_a_committed_batch_is_done_until_its_accept_has_come_back(member, accept
 
 
 def test_what_is_refused_stays_done_and_is_sent_again_only_when_it_comes_again(member, accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
     accepts.begin()
     member.answer([of(4, 5)])
     accepts.settle()
@@ -73,7 +84,7 @@ def test_what_is_refused_stays_done_and_is_sent_again_only_when_it_comes_again(m
 
 
 def test_an_accept_that_did_not_reach_the_group_is_owed_again(member, accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
     accepts.begin()
     member.asked[-1][1].set_exception(NotConnected("away"))
 
@@ -81,13 +92,13 @@ def test_an_accept_that_did_not_reach_the_group_is_owed_again(member, accepts):
         accepts.settle()
     assert accepts.ranges() == (of(0, 9),)
 
-    accepts.owe([of(20, 29)], TOPICS)
+    accepts.owe(batch(of(20, 29)))
     accepts.begin()
     assert member.asked[-1][0] == [of(0, 9), of(20, 29)]
 
 
 def test_what_comes_again_while_it_is_owed_is_sent_once(member, accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
 
     assert accepts.swallow([of(5, 9)._replace(delivery=2), of(10, 12)]) == [of(10, 12)]
     accepts.begin()
@@ -96,9 +107,9 @@ def test_what_comes_again_while_it_is_owed_is_sent_once(member, accepts):
 
 
 def test_one_accept_at_a_time_is_on_its_way(member, accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
     accepts.begin()
-    accepts.owe([of(10, 19)], TOPICS)
+    accepts.owe(batch(of(10, 19)))
     first = member.asked[0][1]
     first.set_result([])
 
@@ -108,7 +119,7 @@ def test_one_accept_at_a_time_is_on_its_way(member, accepts):
 
 
 def test_what_the_start_offset_has_passed_is_neither_done_nor_sent(member, accepts):
-    accepts.owe([of(0, 9), of(20, 29)], TOPICS)
+    accepts.owe(batch(of(0, 9), of(20, 29)))
     accepts.prune({("t", 0): 5})
     accepts.begin()
 
@@ -117,50 +128,84 @@ def test_what_the_start_offset_has_passed_is_neither_done_nor_sent(member, accep
 
 
 def test_what_an_earlier_process_committed_is_left_out_when_it_comes_again(accepts):
-    accepts.restore(Offset(ranges=(of(0, 9),), topics=TOPICS), {})
+    accepts.restore(batch(of(0, 9)), {})
 
     assert accepts.swallow([of(5, 12)._replace(delivery=2)]) == [of(10, 12)._replace(delivery=2)]
     assert accepts.ranges() == (of(0, 9),)
 
 
 def test_what_an_earlier_process_committed_is_read_when_it_comes_for_the_first_time(accepts):
-    accepts.restore(Offset(ranges=(of(0, 9),), topics=TOPICS), {})
+    accepts.restore(batch(of(0, 9)), {})
 
     assert accepts.swallow([of(5, 12)]) == [of(10, 12), of(5, 9)]
     assert accepts.ranges() == (of(0, 4),)
 
 
+def test_a_first_delivery_by_another_leader_may_be_a_later_one(member, accepts):
+    """Kafka's brokers forget deliveries with the broker that counted them."""
+    accepts.restore(batch(of(0, 9)), {})
+    member.leader = "broker 6"
+
+    assert accepts.swallow([of(5, 12)]) == [of(10, 12)]
+    assert accepts.ranges() == (of(0, 9),)
+
+
+@pytest.mark.parametrize("why", ["it was not known when the batch was acquired", "nobody tells it now"])
+def test_a_first_delivery_by_a_leader_that_is_not_known_may_be_a_later_one(member, accepts, why, monkeypatch):
+    accepts.restore(batch(of(0, 9), **({"leaders": {}} if "batch" in why else {})), {})
+
+    def away():
+        raise NotConnected("away")
+
+    monkeypatch.setattr(member, "leaders_now", away if "now" in why else dict)
+    assert accepts.swallow([of(5, 12)]) == [of(10, 12)]
+
+
+def test_what_is_done_keeps_the_leader_that_it_came_from_until_it_is_accepted(member, accepts):
+    accepts.owe(batch(of(0, 9)))
+    accepts.begin()
+    accepts.owe(batch(of(10, 19), leader="broker 6"))
+
+    assert accepts.leaders({PLACE: "broker 6", ("t", 1): "broker 1"}) == {PLACE: LEADER, ("t", 1): "broker 1"}
+    member.answer()
+    accepts.begin()
+    member.answer()
+    accepts.settle()
+    accepts.owe(batch(of(20, 29), leader="broker 6"))
+    assert accepts.leaders({}) == {PLACE: "broker 6"}
+
+
 def test_what_this_process_committed_is_left_out_whatever_the_server_counts(accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
 
     assert accepts.swallow([of(0, 9)]) == []
 
 
 def test_what_a_checkpoint_says_does_not_count_where_the_start_offset_went_back(accepts):
-    known = Offset(ranges=(of(40, 49), Range("t", 1, 5, 6)), topics=TOPICS, starts={("t", 0): 30, ("t", 1): 5})
-    accepts.restore(known, {("t", 0): 0, ("t", 1): 5})
+    known = batch(of(40, 49), Range("t", 1, 5, 6), starts={PLACE: 30, ("t", 1): 5})
+    accepts.restore(known, {PLACE: 0, ("t", 1): 5})
 
     assert accepts.ranges() == (Range("t", 1, 5, 6),)
 
 
 def test_what_a_checkpoint_says_does_not_count_for_a_topic_that_was_made_anew(accepts):
-    accepts.restore(Offset(ranges=(of(0, 9),), topics={"t": "another id"}), {})
+    accepts.restore(batch(of(0, 9), topics={"t": "another id"}), {})
 
     assert accepts.ranges() == ()
     assert not accepts.pending
 
 
 def test_a_topic_that_is_made_anew_while_the_query_runs_is_read_from_its_beginning(accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
 
     assert accepts.meet({"t": "another id"}) == ["t"]
     assert accepts.swallow([of(0, 4)]) == [of(0, 4)]
-    accepts.owe([of(0, 9)], TOPICS)  # a batch of the topic that is gone was under way
+    accepts.owe(batch(of(0, 9)))  # a batch of the topic that is gone was under way
     assert accepts.ranges() == ()
 
 
 def test_a_stop_that_does_not_wait_any_longer_leaves_the_accept_on_its_way(member, accepts):
-    accepts.owe([of(0, 9)], TOPICS)
+    accepts.owe(batch(of(0, 9)))
 
     with pytest.raises(TimeoutError):
         accepts.settle(0.0)
@@ -173,7 +218,8 @@ def test_a_stop_that_does_not_wait_any_longer_leaves_the_accept_on_its_way(membe
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_offset_is_in_two_batches_whatever_is_refused_lost_and_delivered_again(seed):
-    """A group of 200 offsets, one member, batches of what is not swallowed; restarts from the last offset written."""
+    """A group of 200 offsets, one member, batches of what is not swallowed; restarts from the last offset written;
+    brokers that die and forget who holds what, and how often it was delivered."""
     chance = random.Random(seed)
     free, held, finished, batches = set(range(200)), set(), set(), []
     deliveries = [0] * 200
@@ -192,8 +238,14 @@ def test_no_offset_is_in_two_batches_whatever_is_refused_lost_and_delivered_agai
             return future
 
     group = Group()
-    accepts, written = Accepts(group, group="g"), ((), ())
+    accepts, written, epoch = Accepts(group, group="g"), batch(), 0
     for _ in range(2000):
+        known = f"broker {epoch}"  # looked up before the acquire
+        if chance.random() < 0.1:
+            epoch += 1
+            group.leader = f"broker {epoch}"
+            held, free = set(), free | held
+            deliveries = [0] * 200
         lapsed = {number for number in held if chance.random() < 0.05}
         held, free = held - lapsed, free | lapsed
         got = sorted(free)[: chance.randrange(1, 20)]
@@ -208,12 +260,15 @@ def test_no_offset_is_in_two_batches_whatever_is_refused_lost_and_delivered_agai
             else:
                 accepts.settle()
         if fresh:
-            written = (tuple(fresh), accepts.ranges())
+            leaders = accepts.leaders({PLACE: known})
+            written = batch(*fresh, done=accepts.ranges(), leaders=leaders)
             batches.append([one.first for one in fresh])
             if chance.random() < 0.2:  # a restart: the batch runs again, what was on its way or owed is forgotten
                 accepts = Accepts(group, group="g")
-                accepts.restore(Offset(ranges=written[1], topics=TOPICS), {})
-            accepts.owe(written[0], TOPICS)
+                accepts.restore(replace(written, ranges=written.done), {})
+                accepts.restore(written, {})
+            else:
+                accepts.owe(written)
         if len(finished) == 200:
             break
 

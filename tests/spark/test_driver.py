@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from flowshare.client.partitioner import partition_for
 from flowshare.spark.checkpoint import DamagedNote, local_checkpoint
 from flowshare.spark.driver import Driver
 from flowshare.spark.options import SourceOptions
 from flowshare.spark.ranges import Offset, Range
 from flowshare.spark.suspects import Suspects
 from tests.interop.servers import until
+from tests.spark.serving import serving
 
 pytestmark = pytest.mark.slow
 BATCH = 100
@@ -126,6 +128,40 @@ def test_a_stop_that_cuts_off_an_acquire_accepts_what_was_committed(broker, uniq
     other = Query(tmp_path / "new", broker, topic, group)
     assert other.driver.next(other.driver.initial) is None
     other.driver.close()
+
+
+def test_what_a_killed_broker_forgot_to_have_delivered_is_in_no_second_batch(mortal_pair, unique, tmp_path):
+    """Kafka's brokers count acquires in memory: the next leader delivers for the first time what a batch had."""
+    group, doomed = unique("etl"), 2
+    with serving(f"kafka://{mortal_pair.addresses[0]}?share=native") as broker:
+        topic = broker.topic(unique("orders"), partitions=2)
+        partition = broker.call(broker.admin.describe_topic(topic)).leaders.index(doomed)
+        key = next(key for key in map(b"%d".__mod__, range(100)) if partition_for(key, 2) == partition)
+        for _ in range(3):
+            broker.produce(topic, [b"%d" % one for one in range(BATCH)], [key] * BATCH)
+        first = Query(tmp_path, broker, topic, group)
+        committed = first.plan()
+        first.commit(committed)
+        mortal_pair.processes[doomed - 1].end(0)
+        first.die(committed)
+        until(lambda: broker.call(broker.admin.describe_topic(topic)).leaders, lambda leaders: doomed not in leaders)
+
+        second = Query(tmp_path, broker, topic, group)
+        member = second.driver._open(committed)
+        acquire, got = member.acquire, []
+
+        def noted(records_max, wait_s):
+            found = acquire(records_max, wait_s)
+            got.extend(found)
+            return found
+
+        member.acquire = noted
+        fresh = offsets(second.plan(committed))
+        second.driver.close()
+
+    forgotten = {place for one in got if one.delivery == 1 for place in offsets(Offset(ranges=(one,)))}
+    assert forgotten & offsets(committed), "it was to be delivered for the first time once more"
+    assert not fresh & offsets(committed)
 
 
 def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_path):
