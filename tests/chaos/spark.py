@@ -119,6 +119,8 @@ class Query:
             "CHAOS_BATCH": str(max(100, plan.records // (plan.kills * BATCHES_A_KILL))),
         }
         self._groups: list[int] = []
+        self._logged = 0
+        """Bytes in the log before the newest process."""
         self.process: subprocess.Popen[bytes]
 
     @property
@@ -136,6 +138,7 @@ class Query:
         conf = [part for text in CONF for part in ("--conf", text)]
         command = [sys.executable, "-m", "flowshare.cli", "pipeline", "tests.chaos.spark_app:app", self._plan.sink]
         with self._log.open("ab") as log:
+            self._logged = log.tell()
             self.process = subprocess.Popen(
                 [*command, "--master", "local[2,4]", *conf, *more],
                 env={**self._environment, "CHAOS_OUT": str(self._folder)},
@@ -169,6 +172,15 @@ class Query:
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{tail(self._log)}"
             time.sleep(0.01)
         return True
+
+    def wait_handling(self) -> None:
+        """Until the newest process says that it handled records, or that none are left: what an earlier one left behind
+        may commit batches meanwhile. Raises: AssertionError."""
+        until = time.monotonic() + GOING_S
+        while not re.search(rb"running: [1-9]|backlog 0\b", self._log.read_bytes()[self._logged :]):
+            assert time.monotonic() < until, f"it handled nothing for {GOING_S:g} s:\n{tail(self._log)}"
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{tail(self._log)}"
+            time.sleep(0.1)
 
     def kill(self, victim: str) -> None:
         """kill -9 of the `driver`, its `jvm` or `all` processes; a driver without a JVM must end by itself."""
@@ -298,7 +310,7 @@ class Run:
             return int(broker.backlog(f"chaos-{self._topic}.{self.plan.sink}"))
 
     def _new_checkpoint(self) -> None:
-        self._query.wait_going()
+        self._query.wait_handling()
         self._query.stop()
         self._query.begin_anew()
         self._query.start()
