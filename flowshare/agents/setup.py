@@ -253,17 +253,18 @@ async def _set_group(
 async def _warn_of_other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> None:
     """A group has its settings once, and who starts last decides for all: tell when others that run chose others."""
     try:
-        entries = {entry.name: entry for entry in await admin.group_configs(agent.group)}
-        others = {
-            name: "the default" if entries[name].is_default else entries[name].value
-            for name, value in wanted.items()
-            if name in entries and not _is_set(entries[name], value)
-        }
-        members = len((await admin.describe_group(agent.group)).members) if others else 0
+        # Members first: a worker that starts beside this one sets them before it joins.
+        members = len((await admin.describe_group(agent.group)).members)
+        entries = {entry.name: entry for entry in await admin.group_configs(agent.group)} if members else {}
     except ClientError as error:  # no such group yet, or no right to see it
         logger.debug("the settings of group %s could not be looked at: %s", agent.group, error)
         return
-    if members:
+    others = {
+        name: "the default" if entries[name].is_default else entries[name].value
+        for name, value in wanted.items()
+        if name in entries and not _is_set(entries[name], value)
+    }
+    if others:
         texts = (f"{name}={wanted[name] or 'the default'} (was {was})" for name, was in sorted(others.items()))
         logger.warning(
             "agent=%s group=%s has %d members, and its settings were others than this worker's; from now on they are "

@@ -39,6 +39,9 @@ class Admin:
     async def group_configs(self, group_id: str) -> list[ConfigEntry]:
         raise ServerError(self.code, about="settings")
 
+    async def describe_group(self, group_id: str) -> Any:
+        raise ServerError(self.code, about="group")
+
     async def alter_group_configs(
         self, group_id: str, configs: Mapping[str, str | None], *, dry_run: bool = False
     ) -> None:
@@ -114,5 +117,29 @@ async def test_a_worker_with_other_settings_than_those_that_run_warns(caplog):
 async def test_settings_of_a_group_that_nobody_works_on_may_change(caplog):
     await starting(Beside(0, share_auto_offset_reset="latest"), ManualClock())
     await starting(Beside(1, share_auto_offset_reset="earliest"), ManualClock())
+
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("behind", range(4))
+async def test_a_worker_that_starts_beside_another_one_with_its_settings_does_not_warn(caplog, behind):
+    class Starting(Beside):
+        """After so many questions the other one, which does the same, has set them and joined."""
+
+        questions = 0
+
+        async def group_configs(self, group_id: str) -> list[ConfigEntry]:
+            return self._told(await super().group_configs(group_id))
+
+        async def describe_group(self, group_id: str) -> Any:
+            return self._told(await super().describe_group(group_id))
+
+        def _told(self, found: Any) -> Any:
+            if self.questions == behind:
+                self.settings, self.members = {"share.auto.offset.reset": "earliest"}, ["the other"]
+            self.questions += 1
+            return found
+
+    await starting(Starting(0, share_auto_offset_reset="latest"), ManualClock())
 
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
