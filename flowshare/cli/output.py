@@ -94,13 +94,18 @@ def _rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozense
 
 
 def fitting(rows: Sequence[Row], columns: Mapping[str, str], spare: Sequence[str], width: int) -> dict[str, str]:
-    """The columns that fit into a width, as far as leaving out spare ones helps."""
+    """The columns that fit into a width, as far as leaving out spare ones helps; headings get a line a word if need be.
+
+    Rich would break headings by itself, and cut the last column off while it does.
+    """
     kept = dict(columns)
     silent = [key for key in spare if all(cell(row.get(key)) in _SILENT for row in rows)]
     for key in [*silent, *spare]:
         if _width(rows, kept) <= width:
             break
         kept.pop(key, None)
+    if sum(max(_needs(rows, key, heading), len(heading)) + 3 for key, heading in kept.items()) > width:
+        return {key: "\n".join(heading.split()) for key, heading in kept.items()}
     return kept
 
 

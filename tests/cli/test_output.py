@@ -79,13 +79,15 @@ def test_positions_that_are_not_known_are_words_for_people_and_null_for_programs
     assert spoken(known({"backlog": 0, "start_offset": 5})) == {"backlog": 0, "start_offset": 5}
 
 
-def shown_in(width, rows, columns, spare):
+def shown_in(width, rows, columns, spare, right=()):
     from io import StringIO
 
+    from rich import box
     from rich.console import Console
 
     out = StringIO()
-    Console(file=out, width=width).print(rich_table(rows, fitting(rows, columns, spare, width)))
+    kept = fitting(rows, columns, spare, width)
+    Console(file=out, width=width).print(rich_table(rows, kept, right, box=box.SIMPLE_HEAD))
     return out.getvalue()
 
 
@@ -112,3 +114,23 @@ def test_lag_fits_a_terminal_of_80_columns_without_what_says_nothing():
         assert value in text
     assert "retention" not in text
     assert set(fitting([row], view.columns, SPARE, 200)) == set(view.columns)
+
+
+@pytest.mark.parametrize("width", range(70, 101))
+def test_no_column_is_cut_off_whatever_the_width_of_the_terminal(width):
+    columns = {
+        "topic": "topic",
+        "start_offset": "start offset",
+        "in_flight": "in flight",
+        "redeliveries": "redeliveries",
+    }
+    columns |= {"partition": "partition", "backlog": "backlog"}
+    row = {"topic": "greetings", "start_offset": 1, "in_flight": 23, "redeliveries": 4567, "partition": 8, "backlog": 9}
+
+    text = shown_in(width, [row], columns, (), right=tuple(columns)[1:])
+
+    assert max(map(len, text.splitlines())) <= width
+    for heading in " ".join(columns.values()).split():
+        assert heading in text
+    for value in row.values():
+        assert str(value) in text
