@@ -8,7 +8,7 @@ survives is the implementation's setting).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,7 +46,11 @@ class CorruptRecords(LogError):
 
 
 class InvalidRecord(LogError):
-    """A record is not what the topic takes: a compacted topic takes none without key."""
+    """A record is not what the topic takes (a compacted one takes none without key), or not what its batch says."""
+
+
+class InvalidTimestamp(LogError):
+    """A record's timestamp is further from now than the topic allows."""
 
 
 class RecordsTooLarge(LogError):
@@ -186,13 +190,25 @@ class Log(Protocol):
         """Set (or with None unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
         ...
 
-    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+    async def append(
+        self,
+        topic: str,
+        partition: int,
+        records: bytes,
+        *,
+        admit: Admission | None = None,
+        source: Hashable | None = None,
+    ) -> Appended:
         """Check, place and confirm record batches.
+
+        source: who sent them over a socket, so that their headers are believed only once the records were read
+        (`log.inspection`); None: they were made in this process.
 
         A batch with a producer id comes alone and is held to its epoch and sequence; one that is there already is
         answered with the place it has. `admit` is asked once, when nothing else stands against the append.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, ProducerRefused, StorageError.
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, InvalidTimestamp, ProducerRefused,
+            StorageError.
         """
         ...
 

@@ -10,7 +10,7 @@ background until writes work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,6 +31,7 @@ from flowshare.log.base import (
 from flowshare.log.commits import Commits
 from flowshare.log.compactor import Compactor
 from flowshare.log.cutting import cut_blocking, kept_from_blocking
+from flowshare.log.inspection import Inspector, Rules
 from flowshare.log.opening import let_go, open_blocking
 from flowshare.log.owner import Owner, OwnerLock
 from flowshare.log.partition import Partition, offset_at_blocking
@@ -69,6 +70,7 @@ class EmbeddedStorage:
         self._registry = TopicRegistry()
         self._partitions: dict[str, list[Partition]] = {}
         self._listeners: list[AppendListener] = []
+        self._inspector = Inspector()
         self._budget = TailBudget(tail_bytes)
         self._ahead = ReadAhead(tail_bytes)
         self._admin = asyncio.Lock()
@@ -205,13 +207,27 @@ class EmbeddedStorage:
 
     # --- records --------------------------------------------------------------------------------------------
 
-    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+    async def append(
+        self,
+        topic: str,
+        partition: int,
+        records: bytes,
+        *,
+        admit: Admission | None = None,
+        source: Hashable | None = None,
+    ) -> Appended:
         """Check, place and confirm record batches; see `Log.append`.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, ProducerRefused, StorageError.
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, InvalidTimestamp, ProducerRefused,
+            StorageError.
         """
         self._partition(topic, partition)
-        headers = check_produced(records, self._registry.settings(topic))
+        settings = self._registry.settings(topic)
+        own = source is None and settings.compaction is None
+        headers = check_produced(records, settings, checksums=own)
+        if not own:
+            rules = Rules.of(settings, self._clock.now_ms(), believed=source is None)
+            headers = await self._inspector.inspect(source, (topic, partition), records, headers, rules)
         batch = produced(headers)
         decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
         return await self._appender.place((topic, partition), records, headers, decide)
@@ -336,6 +352,7 @@ class EmbeddedStorage:
         self._commits.stop()
         await self._retention.close()
         await self._compaction.close()
+        await self._inspector.close()
 
         def finish() -> None:
             self._commits.close_blocking()

@@ -7,7 +7,7 @@ writes: it is awaited before each one and what it raises is what the caller gets
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Final
 
 from flowshare.clock import Clock
@@ -20,6 +20,7 @@ from flowshare.log.base import (
     Topic,
     UnknownTopic,
 )
+from flowshare.log.inspection import Inspector, Rules
 from flowshare.log.memory_partition import MemoryPartition, Stored
 from flowshare.log.producing import Decide, aborted_among, decide_batch, decide_marker, decided, produced
 from flowshare.log.retention import SweepTask
@@ -46,6 +47,7 @@ class MemoryStorage:
         self._partitions: dict[str, list[MemoryPartition]] = {}
         self._state: dict[bytes, bytes] = {}
         self._listeners: list[AppendListener] = []
+        self._inspector = Inspector()
         self._turn = asyncio.Lock()
         self._retention = SweepTask(clock, self._sweep, "old records could not be deleted")
         self._compaction = SweepTask(clock, self._compact, "compaction was cut short")
@@ -95,13 +97,27 @@ class MemoryStorage:
             self._put(topic)
         return topic
 
-    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+    async def append(
+        self,
+        topic: str,
+        partition: int,
+        records: bytes,
+        *,
+        admit: Admission | None = None,
+        source: Hashable | None = None,
+    ) -> Appended:
         """Check, place and keep record batches; see `Log.append`.
 
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, ProducerRefused, StorageError.
+        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, InvalidTimestamp, ProducerRefused,
+            StorageError.
         """
         self._partition(topic, partition)
-        headers = check_produced(records, self._registry.settings(topic))
+        settings = self._registry.settings(topic)
+        own = source is None and settings.compaction is None
+        headers = check_produced(records, settings, checksums=own)
+        if not own:
+            rules = Rules.of(settings, self._clock.now_ms(), believed=source is None)
+            headers = await self._inspector.inspect(source, (topic, partition), records, headers, rules)
         batch = produced(headers)
         decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
         return await self._place(topic, partition, records, headers, decide)
@@ -226,6 +242,7 @@ class MemoryStorage:
 
     async def close(self) -> None:
         """Stop retention and compaction."""
+        await self._inspector.close()
         await self._retention.close()
         await self._compaction.close()
 

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from flowshare.log.base import (
     CorruptRecords,
-    InvalidRecord,
     LogOffsets,
     OffsetOutOfRange,
     RecordsTooLarge,
@@ -15,32 +14,23 @@ from flowshare.log.base import (
 )
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchHeader, DecodeError, check, decode_all
-from flowshare.protocol.decoding import read_all
 
 P = TypeVar("P")
 
 
-def check_produced(records: bytes, settings: TopicSettings) -> tuple[BatchHeader, ...]:
-    """Headers of the batches that a producer sent. Raises: CorruptRecords, RecordsTooLarge, InvalidRecord."""
+def check_produced(records: bytes, settings: TopicSettings, *, checksums: bool) -> tuple[BatchHeader, ...]:
+    """Headers of the batches that a producer sent; `checksums`: as far as their checksums.
+
+    Raises: CorruptRecords, RecordsTooLarge.
+    """
     try:
-        headers = check(records)
+        headers = check(records, checksums=checksums)
     except DecodeError as error:
         raise CorruptRecords(str(error)) from error
     size = max(header.size for header in headers)
     if size > settings.max_message_bytes:
         raise RecordsTooLarge(f"a batch of {size} bytes; the topic takes {settings.max_message_bytes}")
-    if settings.compaction is not None:
-        _check_keys(records)
     return headers
-
-
-def _check_keys(records: bytes) -> None:
-    try:
-        found = read_all(records)
-    except DecodeError as error:
-        raise CorruptRecords(str(error)) from error
-    if any(record.key is None for record in found):
-        raise InvalidRecord("a compacted topic takes no record without a key")
 
 
 def check_offset(offset: int, offsets: LogOffsets) -> None:

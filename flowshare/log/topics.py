@@ -89,6 +89,16 @@ TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
             str(_LONG_MAX), "A compacted topic's records are compacted when one is older than that.", _integer(1)
         ),
         "max.message.bytes": TopicConfigDef("1048588", "Largest batch taken, in bytes.", _integer(0, 2**31 - 1)),
+        "message.timestamp.after.max.ms": TopicConfigDef(
+            "3600000",
+            "How far a record's timestamp may lie ahead of the log's clock, in milliseconds (CreateTime only).",
+            _integer(0),
+        ),
+        "message.timestamp.before.max.ms": TopicConfigDef(
+            str(_LONG_MAX),
+            "How far a record's timestamp may lie behind the log's clock, in milliseconds (CreateTime only).",
+            _integer(0),
+        ),
         "message.timestamp.type": TopicConfigDef(
             "CreateTime",
             "Whose clock stamps records: the producer's or the log's.",
@@ -125,6 +135,8 @@ class TopicSettings:
 
     max_message_bytes: int
     append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
     retention_ms: int
     retention_bytes: int
     compaction: CompactionSettings | None = None
@@ -148,6 +160,8 @@ class TopicSettings:
         return cls(
             max_message_bytes=int(value("max.message.bytes")),
             append_time=value("message.timestamp.type") == "LogAppendTime",
+            timestamp_before_max_ms=int(value("message.timestamp.before.max.ms")),
+            timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
             retention_ms=int(value("retention.ms")) if deletes else -1,
             retention_bytes=int(value("retention.bytes")) if deletes else -1,
             compaction=compaction,

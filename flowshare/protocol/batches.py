@@ -51,8 +51,10 @@ _attributes = struct.Struct(">h")
 _crc = struct.Struct(">I")
 
 
-def check(records: bytes) -> tuple[BatchHeader, ...]:
+def check(records: bytes, *, checksums: bool = True) -> tuple[BatchHeader, ...]:
     """Check what a producer sent: whole batches, right checksums, no hole in the offsets, no control batch.
+
+    checksums: else they are for others to look at.
 
     Raises: DecodeError
     """
@@ -60,7 +62,8 @@ def check(records: bytes) -> tuple[BatchHeader, ...]:
     if not headers:
         raise DecodeError("there is no record batch in the request")
     for header in headers:
-        check_crc(records, header)
+        if checksums:
+            check_crc(records, header)
         if header.is_control:
             raise DecodeError("control batches are written by the server only")
         if header.record_count == 0 or header.record_count != header.last_offset - header.base_offset + 1:
@@ -81,7 +84,7 @@ def place(records: bytes, base_offset: int, *, now_ms: int | None = None) -> byt
 
 
 def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, now_ms: int | None = None) -> bytes:
-    """`place` for bytes that were checked already; `headers` are theirs."""
+    """`place` for bytes that were checked already; `headers` are theirs, or say another newest timestamp to be set."""
     placed = bytearray(records)
     for header in headers:
         at = header.position
@@ -90,7 +93,12 @@ def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, 
         if now_ms is not None:
             _attributes.pack_into(placed, at + ATTRIBUTES_AT, header.attributes | APPEND_TIME_MASK)
             _offset.pack_into(placed, at + MAX_TIMESTAMP_AT, now_ms)
-            _crc.pack_into(placed, at + CRC_AT, crc32c(memoryview(placed)[at + ATTRIBUTES_AT : at + header.size]))
+        elif header.max_timestamp != _offset.unpack_from(placed, at + MAX_TIMESTAMP_AT)[0]:
+            _offset.pack_into(placed, at + MAX_TIMESTAMP_AT, header.max_timestamp)
+        else:
+            base_offset += header.last_offset - header.base_offset + 1
+            continue
+        _crc.pack_into(placed, at + CRC_AT, crc32c(memoryview(placed)[at + ATTRIBUTES_AT : at + header.size]))
         base_offset += header.last_offset - header.base_offset + 1
     return bytes(placed)
 

@@ -150,7 +150,7 @@ def _reader() -> tuple[type, tuple[type[Exception], ...]]:
     from aiokafka.errors import CorruptRecordException
     from aiokafka.record.default_records import DefaultRecordBatch
 
-    return DefaultRecordBatch, (CorruptRecordException, ValueError, OverflowError, MemoryError, SystemError)
+    return DefaultRecordBatch, (CorruptRecordException, ValueError, OverflowError, SystemError)
 
 
 def load_reader() -> None:
@@ -297,6 +297,11 @@ def plain(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memor
     Raises: DecodeError
     """
     check_crc(padded, header)
+    return unpacked(padded, header, size_max)
+
+
+def unpacked(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memoryview:
+    """As `plain`, without a look at the checksum. Raises: DecodeError"""
     check_header(header)
     view = memoryview(padded)[header.position : header.position + header.size]
     if header.attributes & CODEC_MASK:
@@ -306,6 +311,24 @@ def plain(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memor
         HEADER.pack_into(head, 0, *fields)
         return decompress(header.codec, view[HEADER_BYTES:], head=bytes(head), tail=len(PADDING), size_max=size_max)
     return view
+
+
+class RawReader:
+    """The records of what `plain` gave, some at a time; nothing is known yet of their offsets."""
+
+    __slots__ = ("_errors", "_records")
+
+    def __init__(self, view: memoryview) -> None:
+        reader, self._errors = _reader()
+        # The reader may be asked for its iterator once only; a slice of it would ask each time.
+        self._records = itertools.chain(cast("Iterable[RawRecord]", reader(view)))
+
+    def take(self, count: int) -> list[RawRecord]:
+        """The next ones: `count`, or fewer if they are the last; then it is used up. Raises: DecodeError."""
+        try:
+            return list(itertools.islice(self._records, count))
+        except self._errors as error:
+            raise DecodeError(str(error)) from error
 
 
 def read_plain(view: memoryview, header: BatchHeader) -> list[RawRecord]:

@@ -12,6 +12,7 @@ from flowshare.groups.errors import GroupError
 from flowshare.log.base import (
     CorruptRecords,
     InvalidRecord,
+    InvalidTimestamp,
     InvalidTopic,
     InvalidTopicConfig,
     LogError,
@@ -37,6 +38,7 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
     CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
     InvalidRecord: ErrorCode.INVALID_RECORD,
+    InvalidTimestamp: ErrorCode.INVALID_TIMESTAMP,
     RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
     StorageError: ErrorCode.KAFKA_STORAGE_ERROR,
     StorageDamaged: ErrorCode.KAFKA_STORAGE_ERROR,

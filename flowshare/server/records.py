@@ -18,6 +18,7 @@ from flowshare.protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
+from flowshare.server.coordinator import IN_PROCESS
 from flowshare.server.failures import failure
 from flowshare.server.log_reading import LogWatch, Reading
 from flowshare.server.parking import Ended, Waiter, WaitLimit
@@ -57,11 +58,14 @@ class RecordApis:
             DeleteRecordsRequest: self.delete_records,
         }
 
-    async def produce(self, request: ProduceRequest, _: InProcess) -> ProduceResponse:
+    async def produce(self, request: ProduceRequest, connection: InProcess) -> ProduceResponse:
         """Append record batches; answered when they are confirmed."""
         try:
             admit = self._admission(request)
-            appended = await self._log.append(request.topic, request.partition, request.records, admit=admit)
+            source = None if connection.host == IN_PROCESS else connection
+            appended = await self._log.append(
+                request.topic, request.partition, request.records, admit=admit, source=source
+            )
         except LogError as error:
             code, message = failure(error)
             return ProduceResponse(error=code, message=message)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from flowshare.fleet.log.asking import Asking, check, joined
@@ -135,11 +135,22 @@ class KafkaLog:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    async def append(self, topic: str, partition: int, records: bytes, *, admit: Admission | None = None) -> Appended:
+    async def append(
+        self,
+        topic: str,
+        partition: int,
+        records: bytes,
+        *,
+        admit: Admission | None = None,
+        source: Hashable | None = None,
+    ) -> Appended:
         """Give record batches to the partition's leader; what it did not confirm may be there all the same.
+
+        source: whoever sent them, the leader looks into all of them.
 
         Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, StorageError, LogError.
         """
+        del source
         try:
             headers = check_batches(records)
         except DecodeError as error:
