@@ -82,13 +82,13 @@ class BatchPool(TaskBasedPool):
 
     def _due_s(self) -> float | None:
         """Seconds until a batch is to be handled: 0 or less when full or ripe, None when there is nothing."""
-        while self.queue and not self.queue[0].records:
+        while self.queue and not self.queue[0].open():
             self.queue.popleft()
         if not self.queue:
             return None
         count = 0
         for chunk in self.queue:
-            count += len(chunk.records)
+            count += chunk.waiting
             if count >= self._batch.size:
                 return 0.0
         return self.queue[0].arrived + self._batch.within_s - self.clock.monotonic()
@@ -100,7 +100,8 @@ class BatchPool(TaskBasedPool):
             try:
                 taken.append((chunk, chunk.records.pop()))
             except IndexError:
-                self.queue.popleft()
+                if not chunk.open():
+                    self.queue.popleft()
         return taken
 
     async def work(self, slot: Slot) -> None:

@@ -1,20 +1,19 @@
 """A chunk: what one fetch brought from one partition, shared between the feeder and the pool.
 
 Its records are read when a pool takes it in (`open`), on the handlers' loop if it has one: records that one processor
-makes and another one uses cost both of them. They are popped off `records` one by one (a list's pop is atomic), by
-whoever handles them next or by the feeder that gives unbegun ones back. Finished offsets gather in `accepted`, other
-outcomes in `others`; the pool hands both to the feeder once per loop iteration. Everything below the line in
-`__init__` belongs to the feeder alone.
+makes and another one uses cost both of them; the rest of what becomes large when those are begun. They are popped off
+`records` one by one (a list's pop is atomic), by whoever handles them next or by the feeder that gives unbegun ones
+back. Finished offsets gather in `accepted`, other outcomes in `others`; the pool hands both to the feeder once per loop
+iteration. Everything below the line in `__init__` belongs to the feeder alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 from flowshare.protocol.headers import DecodeError
-from flowshare.protocol.promise import Promised
 
 if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome
@@ -23,16 +22,40 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import TopicPartition
 
 
-class Unread(NamedTuple):
-    """Records that nobody has read yet. failed: called with the chunk when they cannot be read, on any thread."""
+class Later(Protocol):
+    """Records that are read when it is their turn."""
 
-    promised: Promised
-    failed: Callable[[Chunk], None]
+    @property
+    def first(self) -> int:
+        """Offset of the next one; behind `last` when none are left."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """Offset of the last one."""
+        ...
+
+    @property
+    def delivery_count(self) -> int:
+        """How often all of them were delivered."""
+        ...
 
     @property
     def waiting(self) -> int:
-        """How many they are."""
-        return self.promised.last - self.promised.first + 1
+        """How many are left."""
+        ...
+
+    def read(self) -> list[RawRecord]:
+        """The next of them. Raises: DecodeError, MemoryError, and `first` stays."""
+        ...
+
+
+class Unread(NamedTuple):
+    """Records that nobody has read yet. failed: called with the chunk and the first offset that cannot be read, on any
+    thread; none from there on is handled."""
+
+    later: Later
+    failed: Callable[[Chunk, int], None]
 
 
 class Chunk:
@@ -54,6 +77,7 @@ class Chunk:
         "lost",
         "others",
         "partition",
+        "plain_bytes",
         "records",
         "remaining",
         "runs",
@@ -76,12 +100,13 @@ class Chunk:
         arrived: float,
         origins: Mapping[int, Origin] | None = None,
         unread: Unread | None = None,
+        plain_bytes: int = 0,
         decode_key: Decoder | None = None,
     ) -> None:
         """decode, decode_key: of values and keys; None: they are bytes.
 
         origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s. unread:
-        instead of records.
+        instead of records. plain_bytes: of the batches that `records` were read from, without compression.
         """
         first = next(iter(origins.values())) if origins else None
         self.agent = agent
@@ -97,6 +122,7 @@ class Chunk:
         self.records.reverse()
         self.accepted: list[int] = []
         self.others: list[tuple[DecodedRecord, Outcome]] = []
+        self.plain_bytes = plain_bytes
         self.deadline = deadline
         """When the lock lapses, in the clock's monotonic seconds; moved by renewals."""
         self.arrived = arrived
@@ -110,31 +136,46 @@ class Chunk:
         self._unread: list[Unread] = []
         if unread is not None:
             self._unread.append(unread)
-            self._count = unread.promised.delivery_count
-            self.runs = [(unread.promised.first, unread.promised.last)]
-            self.remaining = unread.waiting
+            self._count = unread.later.delivery_count
+            self.runs = [(unread.later.first, unread.later.last)]
+            self.remaining = unread.later.waiting
         self._counts = _other_counts(records, self._count)
         self.attempts: dict[int, int] = {}
         """Attempt by offset, kept for an observer only."""
 
-    def open(self) -> None:
-        """Read the records, unless somebody has begun to. Any thread."""
+    def open(self) -> bool:
+        """Read the next records where none are left to be begun; whether there are any. Any thread, but not two."""
+        if self.records:
+            return True
+        unread = self.take_unread()
+        if unread is None:
+            return False
         try:
-            unread = self._unread.pop()
-        except IndexError:
-            return
-        try:
-            records = unread.promised.read()
-        except DecodeError:
-            unread.failed(self)
-            return
+            records = unread.later.read()
+        except (DecodeError, MemoryError):
+            unread.failed(self, unread.later.first)
+            return False
         records.reverse()
         self.records = records
+        if unread.later.waiting:
+            self._unread.append(unread)
+        return True
+
+    def take_unread(self) -> Unread | None:
+        """What nobody has read, for whoever asks first; None: there is nothing, or somebody reads it. Any thread."""
+        try:
+            return self._unread.pop()
+        except IndexError:
+            return None
+
+    def put_unread(self, unread: Unread) -> None:
+        """Put back what was taken."""
+        self._unread.append(unread)
 
     @property
     def waiting(self) -> int:
         """Records that no handler has begun. Any thread."""
-        return len(self.records) + sum(unread.waiting for unread in tuple(self._unread))
+        return len(self.records) + sum(unread.later.waiting for unread in tuple(self._unread))
 
     def attempt(self, offset: int) -> int:
         """How often this record was delivered, this time included."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.acks import GATHER_S, AckSender
 from flowshare.agents.asking import Asker, number_of
-from flowshare.agents.chunk import Chunk
+from flowshare.agents.chunk import Chunk, runs
 from flowshare.agents.crowd import Crowd
 from flowshare.agents.diagnose import StallWatch
 from flowshare.agents.held import Holdings
@@ -32,7 +32,8 @@ from flowshare.agents.standstill import Standstill
 from flowshare.agents.telling import Telling
 from flowshare.agents.waiting import WaitingRecords
 from flowshare.client.errors import ClientError, Closed
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord
+from flowshare.share.types import AcquiredRange
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -119,7 +120,7 @@ class Feeder:
             stats=stats,
             service_loop=service_loop,
             observed=observer is not None,
-            unreadable=lambda chunk, part: self._soon(lambda: self._read_again(chunk, part)),
+            unreadable=lambda chunk, first, part: self._soon(lambda: self._read_again(chunk, first, part)),
         )
         self._room = Room(self._prefetch, self._held, self._acks, self._reader, self._delays)
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
@@ -345,6 +346,7 @@ class Feeder:
         """Decode what came and hand it on."""
         now = self._clock.monotonic()
         chunks: list[Chunk] = []
+        left = ANSWER_BYTES_MAX - self._held.plain_bytes
         for part in fetched:
             count = number_of([part])
             self._stats.received += count
@@ -353,19 +355,31 @@ class Feeder:
                 continue
             if self._bucket is not None:
                 self._bucket.take(count)
-            chunks += self._reader.chunks(part, now)
+            found = self._reader.chunks(part, now, left)
+            left -= sum(chunk.plain_bytes for chunk in found)
+            chunks += found
             if self._delays is not None and self._delays.parked:
                 self._delays.passed(part.tp, part.acquired[-1].last)
         self._stall.something_fetched()
         if chunks:
             self._hand_on(chunks, now)
 
-    def _read_again(self, chunk: Chunk, part: Fetched) -> None:
-        """The handlers' loop could not read a chunk: read it here, which tells good records from bad ones."""
+    def _read_again(self, chunk: Chunk, first: int, part: Fetched) -> None:
+        """The pool could not read a chunk from an offset on: read it here, which tells good records from bad ones; one
+        batch at least, so that it goes on."""
         held = self._held.holds(chunk)
-        self._held.decided(chunk, chunk.unfinished())
-        now = self._clock.monotonic()
-        if held and (chunks := self._reader.chunks(part, now, at_once=True)):
+        offsets = [offset for offset in chunk.unfinished() if offset >= first]
+        self._held.decided(chunk, offsets)
+        rest = part._replace(
+            acquired=tuple(
+                AcquiredRange(max(low, one.first), min(high, one.last), one.delivery_count)
+                for low, high in runs(offsets)
+                for one in part.acquired
+                if one.first <= high and one.last >= low
+            )
+        )
+        now, left = self._clock.monotonic(), max(1, ANSWER_BYTES_MAX - self._held.plain_bytes)
+        if held and (chunks := self._reader.chunks(rest, now, left, at_once=True)):
             self._hand_on(chunks, now)
 
     def _hand_on(self, chunks: list[Chunk], now: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flowshare.agents.acks import RELEASE, AckSender
-from flowshare.agents.chunk import Chunk, runs
+from flowshare.agents.chunk import Chunk, Unread, runs
 
 if TYPE_CHECKING:
     from flowshare.agents.pair import Member
@@ -46,6 +46,11 @@ class Holdings:
         """Records that no handler has begun. Any thread."""
         return sum(chunk.waiting for chunk in list(self.live))
 
+    @property
+    def plain_bytes(self) -> int:
+        """What the record batches that chunks were read from take without compression."""
+        return sum(chunk.plain_bytes for chunk in self.live)
+
     def add(self, chunk: Chunk) -> None:
         """Hold one more chunk."""
         self.live[chunk] = None
@@ -82,14 +87,20 @@ class Holdings:
     def give_back(self) -> None:
         """Records that no handler has begun go back, without costing an attempt."""
         for chunk in list(self.live):
+            unread = chunk.take_unread()
             waiting = _steal(chunk)
+            kept: list[RawRecord] = []
             if self.keep_from:
                 kept = [record for record in waiting if chunk.attempt(record.offset) >= self.keep_from]
                 waiting = [record for record in waiting if chunk.attempt(record.offset) < self.keep_from]
-                if kept:
-                    chunk.records.extend(reversed(kept))
-                    self._feed([chunk])
             offsets = [record.offset for record in waiting]
+            if unread is not None and self.keep_from and unread.later.delivery_count >= self.keep_from:
+                chunk.put_unread(unread)
+                self._put_back(chunk, kept)
+            else:
+                offsets += _offsets(unread)
+                if kept:
+                    self._put_back(chunk, kept)
             if not offsets:
                 continue
             self.decided(chunk, offsets)
@@ -101,7 +112,8 @@ class Holdings:
         """Ranges that no handler has begun, for the closing of the session, which gives them back."""
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
         for chunk in list(self.live):
-            offsets = [record.offset for record in _steal(chunk)]
+            unread = chunk.take_unread()
+            offsets = [record.offset for record in _steal(chunk)] + _offsets(unread)
             if offsets and self._holds(chunk.tp, chunk.generation):
                 unrun.setdefault(chunk.tp, []).extend(runs(offsets))
         return unrun
@@ -122,14 +134,22 @@ class Holdings:
             ", ".join(f"{first}..{last}" for first, last in runs(sorted(lost))[:5]),
         )
         chunk.lost |= lost
+        unread = chunk.take_unread()
         waiting = _steal(chunk)
         dropped = [record.offset for record in waiting if record.offset in lost]
         kept = [record for record in waiting if record.offset not in lost]
+        unread_lost = lost.intersection(_offsets(unread))
+        if unread is not None and not unread_lost:
+            chunk.put_unread(unread)
+        elif unread is not None:
+            # What is left of it is read like new, without what is lost.
+            dropped += sorted(unread_lost)
         self._stats.lock_lost += len(dropped)
         self.decided(chunk, dropped)
-        if kept:
-            chunk.records.extend(reversed(kept))
-            self._feed([chunk])
+        if unread is not None and unread_lost and len(unread_lost) < unread.later.waiting:
+            unread.failed(chunk, unread.later.first)
+        if kept or chunk.waiting:
+            self._put_back(chunk, kept)
 
     def holds(self, chunk: Chunk | Fetched) -> bool:
         """Whether what was acquired with this can still be this member's."""
@@ -149,6 +169,10 @@ class Holdings:
             if not self.holds(chunk):
                 self.lose(chunk, chunk.unfinished())
 
+    def _put_back(self, chunk: Chunk, records: list[RawRecord]) -> None:
+        chunk.records.extend(reversed(records))
+        self._feed([chunk])
+
     def _less(self, chunk: Chunk, count: int) -> None:
         chunk.remaining -= count
         self.outstanding -= count
@@ -164,10 +188,14 @@ def _always(tp: TopicPartition, generation: int) -> bool:
     return True
 
 
+def _offsets(unread: Unread | None) -> list[int]:
+    return [] if unread is None else list(range(unread.later.first, unread.later.last + 1))
+
+
 def _steal(chunk: Chunk) -> list[RawRecord]:
-    """Take what no handler has begun, in offset order; the pool may pop at the same time, in another thread."""
+    """Take what was read and no handler has begun, in offset order; the pool may pop at the same time, in another
+    thread."""
     taken: list[RawRecord] = []
-    chunk.open()
     try:
         while True:
             taken.append(chunk.records.pop())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowshare.agents.garbage import collector_paused
-from flowshare.protocol.decoding import LastBatch, RawDecoded, decode_raw
+from flowshare.protocol.decoding import ANSWER_BYTES_MAX, LastBatch, RawDecoded, decode_raw
 from flowshare.share.types import AcquiredRange
 
 
@@ -21,7 +21,9 @@ class Intake:
     def __init__(self) -> None:
         self._last = LastBatch()
 
-    def decode(self, records: bytes, acquired: Sequence[AcquiredRange]) -> RawDecoded:
-        """As `protocol.decoding.decode_raw`. Raises: DecodeError."""
+    def decode(
+        self, records: bytes, acquired: Sequence[AcquiredRange], bytes_max: int = ANSWER_BYTES_MAX
+    ) -> RawDecoded:
+        """As `protocol.decoding.decode_raw`. Raises: DecodeError, MemoryError."""
         with collector_paused():
-            return decode_raw(records, acquired, last=self._last)
+            return decode_raw(records, acquired, bytes_max=bytes_max, last=self._last)

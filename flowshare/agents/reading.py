@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.acks import GAP, REJECT, RELEASE
-from flowshare.agents.chunk import Chunk, Unread
+from flowshare.agents.chunk import Chunk, Later, Unread
 from flowshare.agents.intake import Intake
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.protocol.batches import DecodeError
@@ -30,6 +30,21 @@ logger = logging.getLogger("flowshare.agents")
 UNREADABLE_DELAY_MS: Final = 1_000
 
 
+class _NotNow(NamedTuple):
+    """Acquired records that would have been too much in memory with those before them."""
+
+    first: int
+    last: int
+    delivery_count: int
+
+    @property
+    def waiting(self) -> int:
+        return self.last - self.first + 1
+
+    def read(self) -> list[RawRecord]:
+        raise DecodeError("these records are read when it is their turn")
+
+
 class Reader:
     """Reads for one agent; on the service loop."""
 
@@ -43,11 +58,12 @@ class Reader:
         stats: AgentStats,
         service_loop: asyncio.AbstractEventLoop,
         observed: bool,
-        unreadable: Callable[[Chunk, Fetched], None],
+        unreadable: Callable[[Chunk, int, Fetched], None],
     ) -> None:
         """waiting: reads the retry topic, where there is one. observed: attempts are kept for an observer.
 
-        unreadable: called, on any thread, with a chunk whose records could not be read, and where they came from.
+        unreadable: called, on any thread, with a chunk, the offset from which on its records were not read, and where
+        they came from.
         """
         self._agent = agent
         self._acks = acks
@@ -61,20 +77,33 @@ class Reader:
         self.batch_records = 0
         """Offsets of the longest record batch in the last answer; 0 before the first."""
 
-    def chunks(self, part: Fetched, now: float, *, at_once: bool = False) -> list[Chunk]:
-        """The records of one partition that are to be handled now; `at_once`: read here and not by who handles them."""
+    def chunks(self, part: Fetched, now: float, bytes_max: int, *, at_once: bool = False) -> list[Chunk]:
+        """The records of one partition that are to be handled now; `at_once`: read here and not by who handles them.
+
+        bytes_max: no record batch is read here when so many bytes without compression were; it is when the pool gets
+        to it.
+        """
         if not at_once and (promised := self._promise(part)) is not None:
             self.batch_records = promised.batch_records
-            return [self._chunk(part, now, (), Unread(promised, lambda chunk: self._unreadable(chunk, part)))]
-        decoded = self._decode(part)
-        if decoded is None or not decoded.runs:
+            return [self._chunk(part, now, (), self._unread(part, promised))]
+        decoded = self._decode(part, bytes_max)
+        if decoded is None:
             return []
+        later = [self._chunk(part, now, (), self._unread(part, _NotNow(*one))) for one in decoded.later]
+        return [*self._read(part, decoded, now), *later] if decoded.runs else later
+
+    def _unread(self, part: Fetched, later: Later) -> Unread:
+        return Unread(later, lambda chunk, first: self._unreadable(chunk, first, part))
+
+    def _read(self, part: Fetched, decoded: RawDecoded, now: float) -> list[Chunk]:
+        """Chunks of what was read."""
         if self._waiting is not None and part.topic == self._waiting.topic:
             chunks = self._waiting.chunks(part, decoded.runs, now)
             for chunk in chunks:
                 self._redelivered(chunk)
             return chunks
         chunk = self._chunk(part, now, decoded.runs)
+        chunk.plain_bytes = decoded.size
         if self._observed:
             chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
         if any(count > 1 for _, _, count in part.acquired):
@@ -107,15 +136,17 @@ class Reader:
             return None  # reading at once says what is wrong with them
         return promised if promised is not None and promised.delivery_count == 1 else None
 
-    def _decode(self, part: Fetched) -> RawDecoded | None:
+    def _decode(self, part: Fetched, bytes_max: int) -> RawDecoded | None:
         """The records; offsets without one are acknowledged here."""
         key = (part.tp, part.generation)
         try:
-            decoded = self._intake.decode(part.records, part.acquired)
-        except DecodeError as error:
-            # Not one batch of it can be told apart: the answer is more likely at fault than the log, so ask again.
+            decoded = self._intake.decode(part.records, part.acquired, bytes_max)
+        except (DecodeError, MemoryError) as error:
+            # Not one batch of it can be told apart: the answer is more likely at fault than the log, so ask again. Or
+            # there is no memory for it here and now, which says nothing of the records.
             said = "agent=%s topic=%s partition=%d: an answer cannot be read, its records are given back: %s"
-            logger.error(said, self._agent.name, part.topic, part.partition, error)  # noqa: TRY400 - no trace is of use
+            why = str(error) or "out of memory"
+            logger.error(said, self._agent.name, part.topic, part.partition, why)  # noqa: TRY400 - no trace is of use
             for first, last, _ in part.acquired:
                 self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
             return None

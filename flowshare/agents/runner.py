@@ -56,7 +56,8 @@ class TaskPool(TaskBasedPool):
             try:
                 record = chunk.records.pop()
             except IndexError:
-                queue.popleft()
+                if not chunk.open():
+                    queue.popleft()
                 continue
             slot.started = started
             slot.held = held = (chunk, record)

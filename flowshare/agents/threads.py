@@ -46,7 +46,7 @@ class ThreadPool(Pool):
             chunk.open()
         with self._ready:
             self.queue.extend(chunks)
-            self._ready.notify(sum(len(chunk.records) for chunk in self.queue))
+            self._ready.notify(sum(chunk.waiting for chunk in self.queue))
 
     async def cancel(self) -> None:
         """Threads cannot be cancelled: what they run keeps its locks until they end, or the process does."""
@@ -101,7 +101,8 @@ class ThreadPool(Pool):
                     try:
                         slot.held = held = (chunk, chunk.records.pop())
                     except IndexError:
-                        self.queue.popleft()
+                        if not chunk.open():
+                            self.queue.popleft()
                         continue
                     return held
                 self._ready.wait()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, cast
@@ -22,6 +23,7 @@ from flowshare.protocol.headers import (
     CODEC_MASK,
     HEADER,
     HEADER_BYTES,
+    OFFSET_MAX,
     BatchHeader,
     DecodeError,
     check_crc,
@@ -32,8 +34,15 @@ from flowshare.share.types import AcquiredRange
 
 PADDING: Final = bytes(64)
 SIZE_MAX: Final = 64 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 128 << 20
+"""Bytes without compression after which no further batch of an answer is read: what follows is for later."""
+WHOLE_RECORDS_MAX: Final = 1 << 20
+"""Of a batch of more records only those that were asked for are kept."""
+STEP_RECORDS: Final = 1 << 16
 KEPT_BYTES_MAX: Final = 4 << 20
 Headers = tuple[tuple[str, bytes | None], ...]
+Wanted = tuple[int, int]
+"""First and last offset that somebody wants."""
 
 
 class DecodedRecord(NamedTuple):
@@ -94,14 +103,16 @@ class Decoded:
 class RawDecoded:
     """As `Decoded`, with the records as the reader made them, in runs of one delivery count each.
 
-    batch_records: offsets of the longest batch.
+    batch_records: offsets of the longest batch. later: acquired, and not read, because there would be too much at once.
     """
 
     runs: list[tuple[list[RawRecord], int]] = field(default_factory=list[tuple[list[RawRecord], int]])
     gaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     corrupt: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     missing: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    later: list[AcquiredRange] = field(default_factory=list[AcquiredRange])
     batch_records: int = 0
+    size: int = 0
 
     @property
     def records(self) -> list[RawRecord]:
@@ -110,10 +121,26 @@ class RawDecoded:
 
 
 class Batch(NamedTuple):
-    """Records of one batch and their offsets, rising."""
+    """Records of one batch and their offsets, rising; size: bytes without compression."""
 
     records: list[RawRecord]
     offsets: list[int]
+    size: int
+
+
+class _Enough(Exception):
+    """No further batch is to be read now."""
+
+
+@contextmanager
+def _enough(size: int, bytes_max: int) -> Generator[None]:
+    """Read one more batch, unless enough was read or there is no memory for it. Raises: _Enough."""
+    if size >= bytes_max:
+        raise _Enough
+    try:
+        yield
+    except MemoryError as error:
+        raise (_Enough if size else error) from error
 
 
 class LastBatch:
@@ -124,17 +151,17 @@ class LastBatch:
     def __init__(self) -> None:
         self._first = -1
         self._raw: bytes = b""
-        self._batch = Batch([], [])
+        self._batch = Batch([], [], 0)
 
-    def read(self, padded: bytes, header: BatchHeader, size_max: int, *, final: bool) -> Batch:
-        """The batch, read now or before; the same bytes are the same batch. Raises: DecodeError."""
+    def read(self, padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted, *, final: bool) -> Batch:
+        """The batch, read now or before; the same bytes are the same batch. Raises: DecodeError, MemoryError."""
         known = header.base_offset == self._first
-        if not known and not final:
-            return read_batch(padded, header, size_max)
+        if (not known and not final) or header.record_count > WHOLE_RECORDS_MAX:
+            return _read_batch(padded, header, size_max, wanted)
         raw = padded[header.position : header.position + header.size]
         if known and raw == self._raw:
             return self._batch
-        batch = read_batch(padded, header, size_max)
+        batch = _read_batch(padded, header, size_max, wanted)
         if final and header.size <= KEPT_BYTES_MAX:
             self._first, self._raw, self._batch = header.base_offset, raw, batch
         return batch
@@ -162,11 +189,12 @@ def decode(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int =
     """The records inside the acquired ranges, which must not overlap.
 
     `size_max` is the limit for one batch when decompressed. CRCs are checked; a batch that fails is reported as
-    corrupt and the others are read on.
+    corrupt and the others are read on. What would be too much at once counts as missing.
 
-    Raises: DecodeError when the bytes are no sequence of batches at all.
+    Raises: DecodeError when the bytes are no sequence of batches at all; MemoryError.
     """
     raw = decode_raw(records, acquired, size_max=size_max)
+    raw.missing += [(one.first, one.last) for one in raw.later]
     found: list[DecodedRecord] = []
     for raws, delivery_count in raw.runs:
         found += whole(raws, delivery_count)
@@ -174,11 +202,17 @@ def decode(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int =
 
 
 def decode_raw(
-    records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX, last: LastBatch | None = None
+    records: bytes,
+    acquired: Sequence[AcquiredRange],
+    *,
+    size_max: int = SIZE_MAX,
+    bytes_max: int = ANSWER_BYTES_MAX,
+    last: LastBatch | None = None,
 ) -> RawDecoded:
     """As `decode`, and three times as fast: for callers that look at a few fields of each record only.
 
-    last: of the answer before, for who reads one answer after the other.
+    bytes_max: no batch is begun when so many bytes without compression were read; also where memory ends behind the
+    first one, the rest is for later. last: of the answer before, for who reads one answer after the other.
     """
     last = last or LastBatch()
     decoded = RawDecoded()
@@ -190,10 +224,11 @@ def decode_raw(
     if batches:
         decoded.batch_records = max(header.last_offset - header.base_offset for header in batches) + 1
         _add_runs(decoded.gaps, ranges, ranges[0].first, batches[0].base_offset - 1)
-    padded = records + PADDING
+    padded, wanted = records + PADDING, (ranges[0].first, ranges[-1].last)
 
     def read(header: BatchHeader, final: bool) -> Batch:
-        return last.read(padded, header, size_max, final=final)
+        with _enough(decoded.size, bytes_max):
+            return last.read(padded, header, size_max, wanted, final=final)
 
     begin, settled = 0, -1
     for index, header in enumerate(batches):
@@ -205,6 +240,8 @@ def decode_raw(
         settled = ranges[-1].last if final else batches[index + 1].base_offset - 1
         if final or ranges[begin].first <= settled:
             settled = _decode_batch(decoded, read, header, ranges[begin:], settled, final)
+            if decoded.later:
+                return decoded
     _add_runs(decoded.missing, ranges, settled + 1, ranges[-1].last)
     return decoded
 
@@ -217,14 +254,6 @@ def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecor
     padded, found = records + PADDING, list[DecodedRecord]()
     for header in frames(records, partial_tail=True):
         found += whole(read_batch(padded, header, size_max).records, 0)
-    return found
-
-
-def read_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[RawRecord]:
-    """As `decode_all`, the records as the reader made them."""
-    padded, found = records + PADDING, list[RawRecord]()
-    for header in frames(records, partial_tail=True):
-        found += read_batch(padded, header, size_max).records
     return found
 
 
@@ -256,7 +285,10 @@ def _decode_batch(
     extent_last: int,
     final: bool,
 ) -> int:
-    """Share out the offsets from this batch's base up to `extent_last`; returns the last one that is settled."""
+    """Share out the offsets from this batch's base up to `extent_last`; returns the last one that is settled.
+
+    Raises: MemoryError.
+    """
     try:
         batch = read(header, final)
     except DecodeError as error:
@@ -264,6 +296,10 @@ def _decode_batch(
         for first, last in _pieces(ranges, header.base_offset, extent_last):
             decoded.corrupt.append((first, last, str(error)))
         return extent_last
+    except _Enough:
+        decoded.later = [one._replace(first=max(one.first, header.base_offset)) for one in ranges]
+        return extent_last
+    decoded.size += batch.size
     if final:
         extent_last = min(extent_last, header.last_offset)
     for acquired in ranges:
@@ -332,11 +368,13 @@ class RawReader:
 
 
 def read_plain(view: memoryview, header: BatchHeader) -> list[RawRecord]:
-    """The records of what `plain` gave, control records too. Raises: DecodeError."""
-    return _read_plain(view, header).records
+    """The records of what `plain` gave, control records too. Raises: DecodeError, MemoryError."""
+    return _read_plain(view, header, (0, OFFSET_MAX)).records
 
 
-def _read_plain(view: memoryview, header: BatchHeader) -> Batch:
+def _read_plain(view: memoryview, header: BatchHeader, wanted: Wanted) -> Batch:
+    if header.record_count > WHOLE_RECORDS_MAX:
+        return _read_part(view, header, wanted)
     reader, errors = _reader()
     try:
         records = list(cast("Iterable[RawRecord]", reader(view)))
@@ -344,13 +382,35 @@ def _read_plain(view: memoryview, header: BatchHeader) -> Batch:
         raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
     offsets = list(map(_offset, records))
     _check_offsets(header, offsets)
-    return Batch(records, offsets)
+    return Batch(records, offsets, len(view))
+
+
+def _read_part(view: memoryview, header: BatchHeader, wanted: Wanted) -> Batch:
+    """What is wanted of a batch that should not lie in memory with all its records."""
+    reader, records, before = RawReader(view), list[RawRecord](), header.base_offset - 1
+    full = True
+    while full:
+        step = reader.take(STEP_RECORDS)
+        full = len(step) == STEP_RECORDS
+        offsets = [before, *map(_offset, step)]
+        if any(a >= b for a, b in itertools.pairwise(offsets)) or offsets[-1] > header.last_offset:
+            raise DecodeError(f"offsets inside the batch at {header.base_offset} are out of order or out of bounds")
+        before = offsets[-1]
+        records += [record for record in step if wanted[0] <= record.offset <= wanted[1]]
+    return Batch(records, list(map(_offset, records)), len(view))
 
 
 def read_batch(padded: bytes, header: BatchHeader, size_max: int) -> Batch:
-    """A batch's records, none of a control batch; `padded` has `PADDING` behind its batches. Raises: DecodeError."""
+    """A batch's records, none of a control batch; `padded` has `PADDING` behind its batches.
+
+    Raises: DecodeError, MemoryError.
+    """
+    return _read_batch(padded, header, size_max, (0, OFFSET_MAX))
+
+
+def _read_batch(padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted) -> Batch:
     view = plain(padded, header, size_max)
-    return Batch([], []) if header.is_control else _read_plain(view, header)
+    return Batch([], [], len(view)) if header.is_control else _read_plain(view, header, wanted)
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:

@@ -1,30 +1,66 @@
-"""Record batches whose records are read later, maybe by another thread.
+"""Record batches whose records are read later, maybe by another thread, and some at a time.
 
 Only where the headers say that the batches hold what was acquired and nothing else: then there is nothing to find out
-(no gaps, nothing torn, no control batch), and whoever handles the records can read them.
+(no gaps, nothing torn, no control batch), and whoever handles the records can read them. A batch of a few kilobytes may
+become 64 MB, and an answer holds hundreds: so no more are read at a time than `READ_BYTES`, or one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
 
-from flowshare.protocol.decoding import PADDING, SIZE_MAX, RawRecord, read_batch
-from flowshare.protocol.headers import frames
+from flowshare.protocol.decoding import PADDING, SIZE_MAX, RawRecord, read_plain, unpacked
+from flowshare.protocol.headers import BatchHeader, DecodeError, check_crc, frames
 from flowshare.share.types import AcquiredRange
 
+READ_BYTES: Final = 16 << 20
+"""Once so many bytes without compression were read, the next batch waits until they are used."""
 
-class Promised(NamedTuple):
-    """Records that are not read yet: offsets `first` to `last`, all of them. `read` raises DecodeError.
+
+class Promised:
+    """Records that are not read yet: offsets `first` to `last`, all of them; none are left when `first` is behind.
 
     batch_records: offsets of the longest batch.
     """
 
-    first: int
-    last: int
-    delivery_count: int
-    batch_records: int
-    read: Callable[[], list[RawRecord]]
+    __slots__ = ("_batches", "_records", "_size_max", "batch_records", "delivery_count", "first", "last")
+
+    def __init__(self, records: bytes, batches: Sequence[BatchHeader], delivery_count: int, size_max: int) -> None:
+        """Use `promise`."""
+        self.first = batches[0].base_offset
+        self.last = batches[-1].last_offset
+        self.delivery_count = delivery_count
+        self.batch_records = max(header.record_count for header in batches)
+        self._records = records
+        self._batches = deque(batches)
+        self._size_max = size_max
+
+    @property
+    def waiting(self) -> int:
+        """How many records are not read."""
+        return self.last - self.first + 1
+
+    def read(self) -> list[RawRecord]:
+        """The next records. Raises: DecodeError, MemoryError; then `first` is the first that could not be read."""
+        found: list[RawRecord] = []
+        size = 0
+        while self._batches and size < READ_BYTES:
+            header = self._batches[0]
+            one = self._records[header.position : header.position + header.size] + PADDING
+            try:
+                check_crc(self._records, header)
+                view = unpacked(one, header._replace(position=0), self._size_max)
+                found += read_plain(view, header)
+            except (DecodeError, MemoryError):
+                if found:
+                    break  # these are good; the next call says it
+                raise
+            size += len(view)
+            self._batches.popleft()
+            self.first = header.last_offset + 1
+        return found
 
 
 def promise(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> Promised | None:
@@ -47,12 +83,4 @@ def promise(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int 
         if run.first != at or run.delivery_count != ranges[0].delivery_count:
             return None
         at = run.last + 1
-    if at != end:
-        return None
-
-    def read() -> list[RawRecord]:
-        padded = records + PADDING
-        return [record for header in batches for record in read_batch(padded, header, size_max).records]
-
-    longest = max(header.record_count for header in batches)
-    return Promised(first, end - 1, ranges[0].delivery_count, longest, read)
+    return None if at != end else Promised(records, batches, ranges[0].delivery_count, size_max)

@@ -6,10 +6,12 @@ record must not copy megabytes, and what is acquired is whole batches' bytes any
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import ReadResult
 from flowshare.log.rules import check_offset
+from flowshare.share.acquire import BATCH_MAX
 from flowshare.share.errors import UnknownTopicId
 from flowshare.share.types import LogBatch
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from flowshare.log.base import Log, LogOffsets
     from flowshare.share.types import AcquiredRange
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES_MIN: Final = 64 << 10
 """Least that is asked of the log at once, so that a first guess about sizes is never too small to matter."""
@@ -33,6 +37,7 @@ class PartitionLog:
     def __init__(self, log: Log, *, topic: str, topic_id: uuid.UUID, partition: int) -> None:
         self._log = log
         self._offset_bytes = 128.0
+        self._said = False
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
@@ -61,7 +66,22 @@ class PartitionLog:
         batches = result.batches
         if batches:
             self._offset_bytes = result.size / (batches[-1].last - batches[0].first + 1)
+            self._look_for_large(batches)
         return result
+
+    def _look_for_large(self, batches: Sequence[LogBatch]) -> None:
+        large = None if self._said else next((one for one in batches if one.last - one.first >= BATCH_MAX), None)
+        if large is None:
+            return
+        self._said = True
+        logger.warning(
+            "topic=%s partition=%d: the batch at offset %d says that it has %d records: it is handed out in parts, and "
+            "offsets that turn out to hold nothing are passed over",
+            self.topic,
+            self.partition,
+            large.first,
+            large.last - large.first + 1,
+        )
 
     def _outline(self, offset: int, records_max: int, *, committed: bool) -> ReadResult | None:
         """What is in the log from `offset` on, by the bounds alone; None when they do not tell."""

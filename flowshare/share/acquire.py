@@ -27,6 +27,10 @@ HOLE_MAX: Final = 1 << 20
 """Offsets that may be missing in the log between two acquires; past more, an acquire waits until the window is empty,
 because the window holds bytes for them."""
 
+BATCH_MAX: Final = 200_000
+"""Offsets of the largest log batch that an acquire takes whole past its limits. What a larger one says of itself is not
+followed: it is handed out in parts, as far as the limits go."""
+
 
 class Acquisition(NamedTuple):
     """What an acquire gave: `ranges` ascending for the member, `update` to be stored (None: nothing changed)."""
@@ -248,9 +252,9 @@ class _Walk:
         self.taken += until - first + 1
 
     def batch_end(self, offset: int) -> int:
-        """Return the last offset of the log batch that holds `offset`, or `offset` if none does."""
+        """Return the last offset of the log batch that holds `offset`, or `offset` if none does or it is too large."""
         batch = next(batch for batch in self.batches if batch.last >= offset)
-        return batch.last if batch.first <= offset else offset
+        return batch.last if batch.first <= offset and batch.last - batch.first < BATCH_MAX else offset
 
     def splits(self, first: int, last: int) -> list[int]:
         """Return where ranges start: at log batches only, each with at least `batch_size` offsets but the last."""

@@ -12,7 +12,9 @@ import flowshare as fs
 from flowshare.agents.chunk import Chunk, Unread
 from flowshare.agents.host import Host, HostSettings
 from flowshare.client.member import Fetched, ShareMember
+from flowshare.protocol import decoding
 from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.messages import TopicPartition
 from flowshare.protocol.promise import promise
 from flowshare.share.types import AcquiredRange
@@ -20,7 +22,7 @@ from flowshare.share.types import AcquiredRange
 TP = TopicPartition(uuid.UUID(int=1), 0)
 
 
-def unread(count: int, *, damaged: bool = False, failed: Callable[[Chunk], None] = lambda _: None) -> Chunk:
+def unread(count: int, *, damaged: bool = False, failed: Callable[[Chunk, int], None] = lambda *_: None) -> Chunk:
     builder = BatchBuilder()
     for number in range(count):
         builder.add(None, b"%d" % number, timestamp_ms=1)
@@ -45,13 +47,13 @@ def test_a_chunk_counts_its_records_before_and_after_they_are_read():
 
 
 def test_a_chunk_that_cannot_be_read_says_so_once_and_offers_nothing():
-    told: list[Chunk] = []
-    chunk = unread(5, damaged=True, failed=told.append)
+    told: list[tuple[Chunk, int]] = []
+    chunk = unread(5, damaged=True, failed=lambda *at: told.append(at))
 
     chunk.open()
     chunk.open()
 
-    assert told == [chunk]
+    assert told == [(chunk, 0)]
     assert (chunk.records, chunk.waiting, chunk.unfinished()) == ([], 0, [0, 1, 2, 3, 4])
 
 
@@ -101,3 +103,186 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
     assert sorted(seen) == [b"fine", b"good"]
     assert (stats["accepted"], stats["rejected"], stats["undecodable"]) == (2, 1, 1)
     assert "the stored bytes cannot be read, rejected: checksum" in caplog.text
+
+
+# What would be too much in memory at once
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record batch is as much as is read at a time."""
+    monkeypatch.setattr("flowshare.protocol.promise.READ_BYTES", 1)
+    monkeypatch.setattr("flowshare.agents.feeder.ANSWER_BYTES_MAX", 1)
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_chunk_reads_one_large_batch_after_the_other_when_the_one_before_is_begun():
+    records = b"".join(place(one_batch(2), 2 * number) for number in range(3))
+    chunk = Chunk(
+        "agent",
+        "in",
+        TP,
+        (),
+        decode=None,
+        deadline=30.0,
+        generation=0,
+        arrived=0.0,
+        unread=Unread(promise(records, [AcquiredRange(0, 5, 1)]), lambda *_: None),
+    )
+    seen: list[int] = []
+    while chunk.open():
+        assert len(chunk.records) <= 2
+        seen.append(chunk.records.pop().offset)
+        assert chunk.waiting == 5 - seen[-1]
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def one_batch(count: int) -> bytes:
+    builder = BatchBuilder(compression="zstd")
+    for number in range(count):
+        builder.add(None, b"%d" % number, timestamp_ms=1)
+    return builder.build()
+
+
+def test_no_batch_of_an_answer_is_begun_when_enough_was_read():
+    records = b"".join(place(one_batch(2), 2 * number) for number in range(3))
+    acquired = [AcquiredRange(0, 2, 1), AcquiredRange(3, 7, 2)]
+
+    decoded = decode_raw(records, acquired, bytes_max=1)
+    assert [raw.offset for raw in decoded.records] == [0, 1]
+    assert decoded.later == [AcquiredRange(2, 2, 1), AcquiredRange(3, 7, 2)]
+
+    decoded = decode_raw(records, decoded.later, bytes_max=10_000)
+    assert [raw.offset for raw in decoded.records] == [2, 3, 4, 5]
+    assert (decoded.later, decoded.missing) == ([], [(6, 7)])
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_no_memory_is_no_damage(good: int, monkeypatch: pytest.MonkeyPatch):
+    reads, real = 0, decoding.unpacked
+
+    def unpacked(*args):
+        nonlocal reads
+        reads += 1
+        if reads > good:
+            raise MemoryError
+        return real(*args)
+
+    monkeypatch.setattr(decoding, "unpacked", unpacked)
+    records = b"".join(place(one_batch(2), 2 * number) for number in range(3))
+    if not good:
+        with pytest.raises(MemoryError):
+            decode_raw(records, [AcquiredRange(0, 5, 1)])
+        return
+    decoded = decode_raw(records, [AcquiredRange(0, 5, 1)])
+    assert ([raw.offset for raw in decoded.records], decoded.corrupt) == ([0, 1], [])
+    assert decoded.later == [AcquiredRange(2, 5, 1)]
+
+
+def test_of_a_batch_with_too_many_records_only_those_that_are_wanted_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decoding, "WHOLE_RECORDS_MAX", 100)
+    monkeypatch.setattr(decoding, "STEP_RECORDS", 7)
+    records = place(one_batch(500), 1_000)
+    decoded = decode_raw(records, [AcquiredRange(1_100, 1_149, 1), AcquiredRange(1_200, 1_200, 2)])
+    assert [raw.offset for raw in decoded.records] == [*range(1_100, 1_150), 1_200]
+    assert (decoded.gaps, decoded.corrupt, decoded.missing) == ([], [], [])
+
+
+KINDS = ("async", "thread", "batch")
+
+
+def declare(app: fs.App, kind: str, handle: Callable[[list[bytes]], None]) -> None:
+    """An agent of this kind that calls `handle` with what it is given."""
+    topic, options = app.topic("in", value_type=bytes), {"start": "earliest", "concurrency": 2}
+    if kind == "async":
+
+        @app.share_agent(topic, name="agent", **options)
+        async def agent(value: bytes) -> None:
+            handle([value])
+
+    elif kind == "thread":
+
+        @app.share_agent(topic, name="agent", **options)
+        def agent(value: bytes) -> None:
+            handle([value])
+
+    else:
+
+        @app.share_agent(topic, name="agent", start="earliest", batch=fs.Batch(3, within=0.01))
+        async def agent(rows: fs.Records[bytes]) -> None:
+            handle(rows.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("again", [False, True], ids=["first delivery", "delivered again"])
+@pytest.mark.usefixtures("little_room")
+def test_large_batches_are_handled_one_after_the_other_each_record_once(kind: str, again: bool) -> None:
+    app = fs.App("large", broker="memory://")
+    seen: list[bytes] = []
+    failed: set[bytes] = set()
+
+    def handle(values: list[bytes]) -> None:
+        if again and not failed.issuperset(values):
+            failed.update(values)
+            raise fs.Retry(0.0)
+        seen.extend(values)
+
+    declare(app, kind, handle)
+
+    async def main() -> dict[str, float]:
+        host = Host(app, settings=HostSettings(threads=True))
+        await host.start()
+        try:
+            host.runtimes["agent"].pause()
+            for number in range(12):
+                await app.topic("in", value_type=bytes).send(value=b"%d" % number)
+            host.runtimes["agent"].resume()
+            async with asyncio.timeout(10):
+                while (stats := host.runtimes["agent"].stats())["accepted"] < 12:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            return stats
+        finally:
+            await host.drain(5)
+            await host.stop()
+
+    stats = asyncio.run(main())
+    assert sorted(seen, key=int) == [b"%d" % number for number in range(12)]
+    assert stats["rejected"] == 0
+
+
+@pytest.mark.usefixtures("little_room")
+def test_what_was_not_read_yet_goes_back_unrun_when_an_agent_pauses() -> None:
+    app = fs.App("large", broker="memory://")
+    seen: list[bytes] = []
+    gate = asyncio.Event()
+
+    @app.share_agent(app.topic("in", value_type=bytes), name="agent", start="earliest", concurrency=1)
+    async def agent(value: bytes) -> None:
+        seen.append(value)
+        await gate.wait()
+
+    async def main() -> None:
+        host = Host(app, settings=HostSettings(threads=False))
+        await host.start()
+        try:
+            runtime = host.runtimes["agent"]
+            runtime.pause()
+            for number in range(6):
+                await app.topic("in", value_type=bytes).send(value=b"%d" % number)
+            runtime.resume()
+            async with asyncio.timeout(10):
+                while not seen:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                runtime.pause()
+                while runtime.stats()["outstanding"] > 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                gate.set()
+                runtime.resume()
+                while runtime.stats()["accepted"] < 6:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        finally:
+            await host.drain(5)
+            await host.stop()
+
+    asyncio.run(main())
+    assert sorted(seen) == [b"%d" % number for number in range(6)], "each one once"

@@ -289,6 +289,21 @@ def test_the_window_limit_may_be_overshot_by_one_log_batch():
     assert not target.can_acquire()
 
 
+@pytest.mark.parametrize("window_max", [100, None])
+def test_a_log_batch_that_says_more_than_anybody_should_hold_is_taken_in_parts_that_fit(window_max):
+    target = partition(record_locks_max=100, window_max=window_max)
+
+    taken = acquire(target, (0, 2**31 - 2), most=60)
+    assert taken == [(0, 59, 1)]
+    assert acquire(target, (0, 2**31 - 2), most=1_000) == [(60, 99, 1)]
+    assert acquire(target, (0, 2**31 - 2), most=1_000) == []
+    assert target.end_offset == 100
+
+    settle(target, 0, 99, ACCEPT)
+    assert acquire(target, (0, 2**31 - 2), most=1_000, record_limit=True) == [(100, 199, 1)]
+    assert target.end_offset == 200
+
+
 # Throttling
 
 
