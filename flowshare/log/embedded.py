@@ -31,7 +31,7 @@ from flowshare.log.base import (
 from flowshare.log.commits import Commits
 from flowshare.log.compactor import Compactor
 from flowshare.log.cutting import cut_blocking, kept_from_blocking
-from flowshare.log.inspection import Inspector, Rules
+from flowshare.log.inspection import Inspector, Rules, check_own
 from flowshare.log.opening import let_go, open_blocking
 from flowshare.log.owner import Owner, OwnerLock
 from flowshare.log.partition import Partition, offset_at_blocking
@@ -71,6 +71,7 @@ class EmbeddedStorage:
         self._partitions: dict[str, list[Partition]] = {}
         self._listeners: list[AppendListener] = []
         self._inspector = Inspector()
+        self._seeker = ThreadPoolExecutor(1, thread_name_prefix="flowshare-seeker")
         self._budget = TailBudget(tail_bytes)
         self._ahead = ReadAhead(tail_bytes)
         self._admin = asyncio.Lock()
@@ -225,8 +226,10 @@ class EmbeddedStorage:
         settings = self._registry.settings(topic)
         own = source is None and settings.compaction is None
         headers = check_produced(records, settings, checksums=own)
-        if not own:
-            rules = Rules.of(settings, self._clock.now_ms(), believed=source is None)
+        rules = Rules.of(settings, self._clock.now_ms())
+        if own:
+            check_own(headers, rules)
+        else:
             headers = await self._inspector.inspect(source, (topic, partition), records, headers, rules)
         batch = produced(headers)
         decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
@@ -277,8 +280,11 @@ class EmbeddedStorage:
         """
         log = self._partition(topic, partition)
         timestamp_ms = min(max(timestamp_ms, -TIMESTAMP_MAX), TIMESTAMP_MAX)
-        args = (self._store, log, timestamp_ms, log.log_start, log.end)
-        return await self.blocking(lambda: offset_at_blocking(*args))
+        args = (self._store, log, timestamp_ms, log.log_start, log.end, self._check_open)
+        self._check_open()
+        # Apart from the readers: batches are decompressed for it, and whoever asks for times keeps only others waiting
+        # who do.
+        return await self._loop.run_in_executor(self._seeker, lambda: offset_at_blocking(*args))
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Move the log start up to `before` (−1: the end).
@@ -355,6 +361,7 @@ class EmbeddedStorage:
         await self._inspector.close()
 
         def finish() -> None:
+            self._seeker.shutdown()
             self._commits.close_blocking()
             self._store.close()
             self._lock.release()
@@ -400,6 +407,10 @@ class EmbeddedStorage:
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Call in a reader thread. Raises: StorageError, what `call` raises."""
+        self._check_open()
+        return await self._loop.run_in_executor(self._pool, call)
+
+    def _check_open(self) -> None:
+        """Any thread. Raises: StorageError."""
         if self._closed:
             raise StorageError("the storage is closed")
-        return await self._loop.run_in_executor(self._pool, call)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
@@ -69,10 +69,10 @@ class Rules(NamedTuple):
     latest_ms: int
 
     @classmethod
-    def of(cls, settings: TopicSettings, now_ms: int, *, believed: bool) -> Rules:
-        """Those of a topic at this time; believed: timestamps of this process may be any."""
+    def of(cls, settings: TopicSettings, now_ms: int) -> Rules:
+        """Those of a topic at this time."""
         keyed = settings.compaction is not None
-        if settings.append_time or believed:
+        if settings.append_time:
             return cls(keyed, -TIMESTAMP_MAX, TIMESTAMP_MAX)
         return cls(keyed, now_ms - settings.timestamp_before_max_ms, now_ms + settings.timestamp_after_max_ms)
 
@@ -91,6 +91,12 @@ class _Kind(enum.IntEnum):
 
 OPEN_MAX: Final = {_Kind.PLAIN: 8, _Kind.SMALL: 1, _Kind.LARGE: 1}
 """How many batches of a kind are open at a time."""
+
+
+def check_own(headers: Iterable[BatchHeader], rules: Rules) -> None:
+    """What this process made is right, but its application may have chosen the times. Raises: InvalidTimestamp."""
+    for header in headers:
+        _newest([header.max_timestamp], rules)
 
 
 def check_claims(header: BatchHeader, rules: Rules) -> None:

@@ -20,7 +20,7 @@ from flowshare.log.base import (
     Topic,
     UnknownTopic,
 )
-from flowshare.log.inspection import Inspector, Rules
+from flowshare.log.inspection import Inspector, Rules, check_own
 from flowshare.log.memory_partition import MemoryPartition, Stored
 from flowshare.log.producing import Decide, aborted_among, decide_batch, decide_marker, decided, produced
 from flowshare.log.retention import SweepTask
@@ -115,8 +115,10 @@ class MemoryStorage:
         settings = self._registry.settings(topic)
         own = source is None and settings.compaction is None
         headers = check_produced(records, settings, checksums=own)
-        if not own:
-            rules = Rules.of(settings, self._clock.now_ms(), believed=source is None)
+        rules = Rules.of(settings, self._clock.now_ms())
+        if own:
+            check_own(headers, rules)
+        else:
             headers = await self._inspector.inspect(source, (topic, partition), records, headers, rules)
         batch = produced(headers)
         decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)

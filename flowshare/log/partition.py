@@ -7,7 +7,7 @@ change nothing. What a partition says of itself may change while they read: the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -169,15 +169,19 @@ def read_blocking(store: Store, log: Partition, offset: int, end: int, max_bytes
 
 
 def offset_at_blocking(
-    store: Store, log: Partition, timestamp_ms: int, log_start: int, end: int
+    store: Store, log: Partition, timestamp_ms: int, log_start: int, end: int, go_on: Callable[[], object]
 ) -> tuple[int, int] | None:
-    """First (offset, timestamp) with timestamp ≥ `timestamp_ms` in the log. Raises: CorruptRecords, StorageDamaged."""
+    """First (offset, timestamp) with timestamp ≥ `timestamp_ms` in the log; go_on: called before each batch, may raise.
+
+    Raises: CorruptRecords, StorageDamaged, StorageError.
+    """
     prefix = keys.times(log.topic_id, log.number)
     entry = store.last_before(prefix, keys.time_at(prefix, timestamp_ms, 0))
     from_offset = keys.time_of(entry[0])[1] if entry is not None else 0
     for header, records in walk(store, log, from_offset):
         if header.base_offset >= end:
             return None
+        go_on()
         if header.max_timestamp >= timestamp_ms and header.last_offset >= log_start:
             found = first_at(records, timestamp_ms, log_start)
             if found is not None:

@@ -47,7 +47,7 @@ class SweepTask:
             await self._clock.sleep(INTERVAL_S)
             try:
                 await self._sweep()
-            except LogError:
+            except (LogError, MemoryError):
                 logger.exception("%s; next try in %g s", self._failed, INTERVAL_S)
 
 

@@ -10,16 +10,20 @@ from flowshare.log.base import (
     LogOffsets,
     OffsetOutOfRange,
     RecordsTooLarge,
+    StorageError,
     UnknownTopic,
 )
+from flowshare.log.inspection import STEP_RECORDS
 from flowshare.log.topics import TopicSettings
-from flowshare.protocol.batches import BatchHeader, DecodeError, check, decode_all
+from flowshare.protocol.batches import BatchHeader, DecodeError, check
+from flowshare.protocol.decoding import PADDING, RawReader, plain
+from flowshare.protocol.headers import frames
 
 P = TypeVar("P")
 
 
 def check_produced(records: bytes, settings: TopicSettings, *, checksums: bool) -> tuple[BatchHeader, ...]:
-    """Headers of the batches that a producer sent; `checksums`: as far as their checksums.
+    """Headers of the batches that a producer sent; `checksums`: look at those, too.
 
     Raises: CorruptRecords, RecordsTooLarge.
     """
@@ -58,15 +62,25 @@ def nth_partition(partitions: Sequence[P] | None, topic: str, partition: int) ->
 
 
 def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, int] | None:
-    """First (offset, timestamp) of a batch from the log start on with timestamp ≥ `timestamp_ms`.
+    """First (offset, timestamp) of a batch from the log start on with timestamp ≥ `timestamp_ms`. A batch may be large:
+    few of its records are in memory at a time.
 
-    Raises: CorruptRecords
+    Raises: CorruptRecords, StorageError (no memory).
     """
     try:
-        decoded = decode_all(records)
+        header = next(frames(records))
+        if header.is_control:
+            return None
+        reader = RawReader(plain(records + PADDING, header))
+        full = True
+        while full:
+            step = reader.take(STEP_RECORDS)
+            full = len(step) == STEP_RECORDS
+            for record in step:
+                if record.offset >= log_start and record.timestamp >= timestamp_ms:
+                    return record.offset, record.timestamp
     except DecodeError as error:
         raise CorruptRecords(str(error)) from error
-    for record in decoded:
-        if record.offset >= log_start and record.timestamp_ms >= timestamp_ms:
-            return record.offset, record.timestamp_ms
+    except MemoryError as error:
+        raise StorageError("there is no memory to look for a time in a record batch: ask again") from error
     return None

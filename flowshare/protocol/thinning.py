@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from flowshare.protocol.codecs import compress
-from flowshare.protocol.decoding import PADDING, RawRecord, plain, read_plain
+from flowshare.protocol.decoding import PADDING, WHOLE_RECORDS_MAX, RawRecord, plain, read_plain
 from flowshare.protocol.headers import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -38,6 +38,8 @@ class OpenedBatch:
 
     def __init__(self, batch: bytes, header: BatchHeader) -> None:
         """`header` is that of `batch`. Raises: DecodeError."""
+        if header.record_count > WHOLE_RECORDS_MAX:
+            raise DecodeError(f"the batch at offset {header.base_offset} has {header.record_count} records: too many")
         self.header = header
         self._plain = plain(batch + PADDING, header)
         self.records: list[RawRecord] = read_plain(self._plain, header)

@@ -165,7 +165,9 @@ class DeadLetters:
                 break
             decoded = decode(read.records, [AcquiredRange(offset, chunk.last, chunk.delivery_count)])
             found.update((record.offset, record) for record in decoded.records)
-            offset = read.batches[-1].last + 1
+            # Large batches are read one by one: what was too much at once is missing.
+            behind = (first for first, _ in decoded.missing if first > offset)
+            offset = min(next(behind, read.batches[-1].last + 1), read.batches[-1].last + 1)
         return found
 
     def _fitting(self, owner: Owner, given: _Given, original: DecodedRecord | None, size_max: int) -> Letter:

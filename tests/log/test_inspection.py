@@ -292,11 +292,13 @@ def test_a_storage_believes_its_own_process_and_nobody_else():
         with pytest.raises(InvalidTimestamp):
             await storage.append("t", 0, batch(timestamp_ms=2**60), source="somebody")
         assert storage.offsets("t", 0).high_watermark == 0
-        await storage.append("t", 0, batch(timestamp_ms=2**60))
+        await storage.append("t", 0, saying(2, patch(batch(1), 0, ">q", 0)))
+        with pytest.raises(InvalidTimestamp, match="after"):
+            await storage.append("t", 0, batch(timestamp_ms=2**60))
         await storage.append("t", 0, patch(batch(2), NEWEST_AT, ">q", NOW_MS + 5), source="somebody")
-        read = await storage.read("t", 0, 1, max_bytes=1)
+        read = await storage.read("t", 0, 2, max_bytes=1)
         assert batch_headers(read.records)[0].max_timestamp == NOW_MS + 1
-        assert [record.offset for record in decode_all(read.records)] == [1, 2]
+        assert [record.offset for record in decode_all(read.records)] == [2, 3]
         await storage.close()
 
     asyncio.run(body())
