@@ -8,10 +8,16 @@ import pytest
 
 from flowshare.log.base import OffsetOutOfRange
 from flowshare.log.embedded import EmbeddedStorage
+from flowshare.protocol.batches import decode
+from flowshare.protocol.messages import TopicPartition
 from flowshare.server.log_view import PartitionLog
+from flowshare.share.config import ServerConfig
 from flowshare.share.types import LogBatch
 from tests.log.contract import FixedClock, batch
 from tests.log.producer_contract import in_transaction
+from tests.protocol.test_batches import patch
+from tests.server import world as servers
+from tests.server.world import ranges, reject
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,3 +73,27 @@ async def test_a_log_with_aborted_records_is_read_for_its_ranges(tmp_path):
         assert read.batches == (LogBatch(0, 2), LogBatch(3, 4), LogBatch(5, 5), LogBatch(6, 7))
         assert read.aborted == (LogBatch(3, 4),)
         assert (await outline(log, 6, committed=True)).batches == (LogBatch(6, 7),)
+
+
+async def test_a_batch_that_lies_about_its_records_costs_no_memory_and_is_got_past(caplog) -> None:
+    said = 1_100_000
+    async with servers.world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        lying = patch(patch(servers.batch(1), 57, ">i", said), 23, ">i", said - 1)
+        await w.produce(lying)  # as a log may have it from before such batches were refused
+        await w.produce(1)
+        await w.restart()
+        m, seen = w.member("m1"), 0
+        while seen < said:
+            answer = await m.fetch(at, max_records=2**31 - 1) if not seen else await m.fetch(max_records=2**31 - 1)
+            first, last, _ = ranges(answer)[0]
+            assert first == seen
+            assert last - first < ServerConfig.embedded().partition_max_window
+            if last < said:
+                damaged = decode(answer.partitions[0].records, answer.partitions[0].acquired)
+                assert [(one[0], one[1]) for one in damaged.corrupt] == [(first, last)]
+            await m.acknowledge({at: [reject(first, min(last, said - 1))]})
+            seen = min(last, said - 1) + 1
+        assert sum("is handed out in parts" in text for text in caplog.messages) == 1
+        if last < said:
+            assert ranges(await m.fetch())[0][:2] == (said, said)
