@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DESCRIBE: Final = "fleet_describe_configs"
 """{"group_id"} -> {"entries": [[name, value, is default, documentation], …]}."""
 ALTER: Final = "fleet_alter_configs"
-"""{"group_id", "configs", "validate_only"} -> {}."""
+"""{"group_id", "configs", "validate_only", "by"} -> {}. by: principal and host of who asked the other worker."""
 CONFIGURED: Final = "fleet_configured"
 """{} -> {"group_ids"}: groups with settings of their own that are coordinated there."""
 LIMIT_S: Final = 10.0
@@ -108,7 +108,9 @@ class FleetConfigs:
             return await self._local.alter(request, connection)
         changes = dict(request.configs)
         try:
-            told = await self._ask(request.resource, ALTER, configs=changes, validate_only=request.validate_only)
+            told = await self._ask(
+                request.resource, ALTER, configs=changes, validate_only=request.validate_only, by=request.by
+            )
         except ServerError as error:
             return IncrementalAlterConfigsResponse(error=error.code, message=str(error))
         if told is None:
@@ -191,6 +193,7 @@ class FleetConfigs:
             resource=group_id,
             configs={str(name): None if text is None else str(text) for name, text in body["configs"].items()},
             validate_only=bool(body["validate_only"]),
+            by=_asker(body["by"]),
         )
         answer = await self._local.alter(request, connection)
         return {} if answer.error is ErrorCode.NONE else {"error": int(answer.error), "message": answer.message}
@@ -199,6 +202,14 @@ class FleetConfigs:
         """Those that are coordinated here."""
         del body
         return {"group_ids": list((await self._local.configured(ConfiguredGroupsRequest(), connection)).group_ids)}
+
+
+def _asker(told: Any) -> tuple[str, str] | None:
+    """Raises: ValueError, TypeError (it is none)."""
+    if told is None:
+        return None
+    principal, host = told
+    return str(principal), str(host)
 
 
 def _entries(told: Body) -> tuple[ConfigEntry, ...]:

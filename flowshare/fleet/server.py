@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.places import FleetPlaces
     from flowshare.log.base import Storage
     from flowshare.server.connection import InProcess
-    from flowshare.server.edge.base import Api
+    from flowshare.server.edge.base import Api, Authorizer
     from flowshare.server.security.sasl import Sasl
     from flowshare.server.share_service import ShareService
     from flowshare.server.topic_index import TopicIndex
@@ -106,6 +106,10 @@ class FleetServer:
     def topics(self) -> TopicIndex:
         """The topics that are known here."""
         return self._service.topics
+
+    def authorize(self, authorizer: Authorizer) -> None:
+        """Who may do what at this worker's sockets, see `ShareService.authorize`."""
+        self._service.authorize(authorizer)
 
     def connect(self, *, client_id: str, host: str) -> InProcess:
         """A new connection. `host` stands in the descriptions of its members."""

@@ -99,7 +99,9 @@ class ConfigApis:
         if request.resource_type == GROUP:
             if not 0 < len(request.resource.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
-            await self._configs.alter(request.resource, request.configs, validate_only=request.validate_only)
+            await self._configs.alter(
+                request.resource, request.configs, validate_only=request.validate_only, by=request.by
+            )
             if not request.validate_only:
                 self._coordinator.configure(request.resource)
             return

@@ -3,6 +3,12 @@
 A record's state is ARCHIVING, durably, until its dead letter is confirmed; so a crash in between writes it again, not
 never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it; a
 disk that refuses is waited for.
+
+Who may make the server copy: the principal that last changed one of a group's dead-letter settings at a socket is kept
+with them, and at each writing has to be allowed to READ the source. While it is not, the dead letter has its headers
+only, no key, no value, none of the record's own headers: a subscription that grows, or a right that was taken away,
+gives nothing away. Settings that the server's own process made need no right. The dead-letter topic cannot consent in
+the source's place (KIP-1191's `errors.deadletterqueue.group.enable`): it belongs to who would read there.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from flowshare.log.base import (
 )
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
+from flowshare.server.edge.base import AllowAll, Operation, ResourceType
 from flowshare.share.errors import ShareError
 from flowshare.share.types import AcquiredRange
 
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
     from flowshare.protocol.batches import DecodedRecord
+    from flowshare.server.edge.base import Authorizer
     from flowshare.server.owner import Owner
     from flowshare.server.stats import Stats
     from flowshare.share.partition import Archiving
@@ -71,6 +79,8 @@ class DeadLetters:
         self._stats = stats
         self.auto_create = auto_create
         """Whether a missing topic is created."""
+        self.authorizer: Authorizer = AllowAll()
+        """Of the server's sockets."""
         self._tasks: dict[Owner, asyncio.Task[None]] = {}
 
     def start(self, owner: Owner) -> None:
@@ -123,7 +133,7 @@ class DeadLetters:
         if not name:
             raise InvalidTopic(f"group {owner.key.group_id} names no dead-letter topic any more")
         topic = await self._ensure(name)
-        originals = await self._originals(owner, chunk) if owner.config.dead_letter_copy_record else {}
+        originals = await self._originals(owner, chunk) if self._may_copy(owner, chunk) else {}
         taken = min(BATCH_BYTES, TopicSettings.of(topic.configs).max_message_bytes)
         left = list(_given(chunk))
         while left:
@@ -137,6 +147,21 @@ class DeadLetters:
                 if taken < BATCH_BYTES_LEAST:
                     raise
                 taken //= 2
+
+    def _may_copy(self, owner: Owner, chunk: Archiving) -> bool:
+        config, topic = owner.config, owner.log.topic
+        if not config.dead_letter_copy_record or config.dead_letter_by is None:
+            return config.dead_letter_copy_record
+        principal, host = config.dead_letter_by
+        if self.authorizer.allowed(principal, host, Operation.READ, ResourceType.TOPIC, topic):
+            return True
+        logger.warning(
+            "dead letters carry no records: %s named their topic and may not read the source; let who may set "
+            "errors.deadletterqueue.topic.name again %s",
+            principal,
+            _where(owner, chunk),
+        )
+        return False
 
     async def _ensure(self, name: str) -> Topic:
         topic = self._storage.topics().get(name)

@@ -10,7 +10,7 @@ import orjson
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.damage import group_id_of
 from flowshare.server.failures import Refused
-from flowshare.share.config import GROUP_CONFIGS, GroupConfig
+from flowshare.share.config import DEAD_LETTER_BY, GROUP_CONFIGS, GroupConfig, with_namer
 from flowshare.share.settings import unknown
 
 if TYPE_CHECKING:
@@ -79,22 +79,33 @@ class GroupConfigs:
         """What was set for a group."""
         return self._stored.get(group_id, {})
 
-    async def alter(self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool) -> None:
+    async def alter(
+        self,
+        group_id: str,
+        changes: Mapping[str, str | None],
+        *,
+        validate_only: bool,
+        by: tuple[str, str] | None = None,
+    ) -> None:
         """Set (None: unset) settings of a group, all or none.
 
+        by: principal and host of who asks, kept beside what says where dead letters go (`server.dead_letters`); None:
+        the server's own process.
         Raises: InvalidConfig, Refused, StateCorrupt (what is stored cannot be read), LogError
         """
         self._damage.check(group_id)
         for name in changes:
             if name not in GROUP_CONFIGS:
                 raise unknown(name, GROUP_CONFIGS)
-        merged = {**self.stored(group_id), **changes}
+        stored = self.stored(group_id)
+        merged = {**{name: text for name, text in stored.items() if name != DEAD_LETTER_BY}, **changes}
         wanted = {name: text for name, text in merged.items() if text is not None}
         GroupConfig.parse(wanted, self._server)
         if validate_only:
             return
         if group_id not in self._stored and len(self._stored) >= CONFIGURED_MAX:
             raise Refused(ErrorCode.POLICY_VIOLATION, f"{CONFIGURED_MAX} groups have settings; remove some first")
+        wanted = with_namer(wanted, changes, stored.get(DEAD_LETTER_BY), by)
         value = orjson.dumps(wanted) if wanted else None
         await self._storage.write([(PREFIX + group_id.encode(), value)])
         self._keep(group_id, wanted)

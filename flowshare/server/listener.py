@@ -55,6 +55,10 @@ class Connecting(Protocol):
         """A new connection within the process."""
         ...
 
+    def authorize(self, authorizer: Authorizer) -> None:
+        """Who may do what at the sockets."""
+        ...
+
 
 class Listener:
     """Serves a `Server` to sockets. `start` and `close` on the server's loop; the server is the caller's to close."""
@@ -82,6 +86,8 @@ class Listener:
         self.sasl = sasl
         self._given_authorizer = authorizer
         self.authorizer: Authorizer = authorizer or AllowAll()
+        if authorizer is not None:
+            server.authorize(authorizer)
         self.budget = Budget(self.limits.queued_request_bytes_max)
         self._apis = apis
         self.unread: set[ListenerSocket] = set()

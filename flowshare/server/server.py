@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.server.connection import InProcess
+    from flowshare.server.edge.base import Authorizer
     from flowshare.server.topic_index import TopicIndex
     from flowshare.share.config import ServerConfig
 
@@ -82,6 +83,10 @@ class Server:
     def prepare_close(self) -> None:
         """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""
         self.share.prepare_close()
+
+    def authorize(self, authorizer: Authorizer) -> None:
+        """Who may do what at this server's sockets, see `ShareService.authorize`."""
+        self.share.authorize(authorizer)
 
     def connect(self, *, client_id: str, host: str = IN_PROCESS) -> InProcess:
         """A new connection. `host` stands in the descriptions of its members."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flowshare.log.base import Storage
     from flowshare.server.connection import Handlers
     from flowshare.server.duties import Duties
+    from flowshare.server.edge.base import Authorizer
     from flowshare.server.later import Family
     from flowshare.server.leaders import Leaders
     from flowshare.server.log_guard import CuttableLog
@@ -134,6 +135,10 @@ class ShareService:
         self.coordinator.reconfigure(return_grace_ms=config.return_grace_ms)
         for group_id in self.partitions.groups():
             self.partitions.configure(group_id)
+
+    def authorize(self, authorizer: Authorizer) -> None:
+        """Who may do what at this server's sockets: what the server does later for who asked there needs it, too."""
+        self._dead_letters.authorizer = authorizer
 
     def prepare_close(self) -> None:
         """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""

@@ -6,9 +6,9 @@ bounds later is moved to the nearest bound when it is used (`GroupConfig.effecti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
 from flowshare.share.errors import InvalidConfig
@@ -16,6 +16,9 @@ from flowshare.share.settings import Setting, duration_ms, read_number, text_of,
 from flowshare.share.types import Limits, Priority
 
 __all__ = [
+    "DEAD_LETTER_BY",
+    "DEAD_LETTER_CONFIGS",
+    "DEAD_LETTER_TOPIC",
     "EMBEDDED_CONFIGS",
     "GROUP_CONFIGS",
     "SERVER_CONFIGS",
@@ -23,7 +26,16 @@ __all__ = [
     "GroupConfig",
     "ServerConfig",
     "group_settings",
+    "with_namer",
 ]
+
+DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
+DEAD_LETTER_CONFIGS: Final = frozenset(
+    {DEAD_LETTER_TOPIC, "errors.deadletterqueue.copy.record.enable", "share.dead.letter.on"}
+)
+"""Settings that decide which records are copied where: who changes one is answerable for all of them."""
+DEAD_LETTER_BY: Final = "errors.deadletterqueue.named.by"
+"""Beside a group's stored settings: host and principal of who is answerable for its dead letters. It cannot be set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +174,8 @@ class GroupConfig:
     dead_letter_topic: str = ""
     dead_letter_copy_record: bool = False
     dead_letter_on: str = "all"
+    dead_letter_by: tuple[str, str] | None = None
+    """Principal and host of who named the dead-letter topic; None: the server's own process."""
     paused: bool = False
     max_in_flight: int | None = None
     """None: no limit."""
@@ -198,7 +212,8 @@ class GroupConfig:
                 values[setting.field] = _clamped(setting, stored.get(name, setting.default))
             except InvalidConfig:
                 values[setting.field] = setting.parse(setting.default)
-        config = cls(group_max_size=server.group_max_size, **values)
+        by = _named_by(stored.get(DEAD_LETTER_BY))
+        config = cls(group_max_size=server.group_max_size, dead_letter_by=by, **values)
         if _dead_letter_problem(config.dead_letter_topic, server):
             config = replace(config, dead_letter_topic="")
         if config.session_timeout_ms <= config.heartbeat_interval_ms:
@@ -237,6 +252,23 @@ class GroupConfig:
         return tuple(listed)
 
 
+def with_namer(
+    settings: Mapping[str, str], changes: Container[str], known: str | None, by: tuple[str, str] | None
+) -> dict[str, str]:
+    """A group's settings as they are stored: with who is answerable for its dead letters, when it has any.
+
+    That is who last changed one of `DEAD_LETTER_CONFIGS`, `by` (None: the server's own process); when `changes` has
+    none of them, it stays who it was, `known`.
+    """
+    stored = dict(settings)
+    text = known
+    if any(name in changes for name in DEAD_LETTER_CONFIGS):
+        text = None if by is None else f"{by[1]} {by[0]}"
+    if text is not None and stored.get(DEAD_LETTER_TOPIC):
+        stored[DEAD_LETTER_BY] = text
+    return stored
+
+
 def group_settings(server: ServerConfig) -> dict[str, Setting]:
     """`GROUP_CONFIGS` with the defaults and bounds of one server."""
     table = dict(GROUP_CONFIGS)
@@ -267,6 +299,14 @@ def _clamped(setting: Setting, text: str) -> Any:
     assert setting.low is not None  # Every number has a lower bound.
     value = max(value, setting.low)
     return value if setting.high is None else min(value, setting.high)
+
+
+def _named_by(text: str | None) -> tuple[str, str] | None:
+    """Principal and host of `with_namer`'s text; a text that makes no sense names nobody that has a right."""
+    if text is None:
+        return None
+    host, _, principal = text.partition(" ")
+    return principal, host
 
 
 def _dead_letter_problem(topic: str, server: ServerConfig) -> str:

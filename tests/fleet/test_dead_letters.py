@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowshare.protocol.batches import decode_all
-from flowshare.protocol.messages import AckBatch
+from flowshare.protocol.messages import AckBatch, IncrementalAlterConfigsRequest
 from flowshare.share.types import AcknowledgeType
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -34,5 +34,27 @@ def test_a_topic_that_takes_small_batches_gets_every_letter_once_in_batches_that
             read = await fleet.kafka.storage.read("dead", 0, 0, max_bytes=1 << 20)
             assert [int(dict(letter.headers)[ORIGIN]) for letter in decode_all(read.records)] == list(range(50))
             assert len(read.batches) > 5
+
+    run(scenario(LoopTimeClock()))
+
+
+def test_who_named_the_topic_is_known_to_the_coordinator_and_to_all_leaders_whoever_was_asked():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            await fleet.topic("orders")
+            asked = next(machine for machine in fleet.machines if machine is not fleet.coordinator("g"))
+            settings = {**EARLIEST, "errors.deadletterqueue.topic.name": "dlq.g"}
+            connection = asked.worker.server.connect(client_id="somebody", host="10.0.0.7")
+            request = IncrementalAlterConfigsRequest(
+                resource_type="group", resource="g", configs=settings, by=("User:bob", "10.0.0.7")
+            )
+            assert (await connection.send(request)).error == 0
+            member = fleet.member("orders")
+            await member.start()
+            await fleet.produce("orders", b"1")
+            await take(member, 1)
+
+            leader = fleet.leader("orders", 0).worker
+            assert leader._views.config_of("g").dead_letter_by == ("User:bob", "10.0.0.7")
 
     run(scenario(LoopTimeClock()))

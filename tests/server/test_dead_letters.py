@@ -11,8 +11,10 @@ from flowshare.protocol.messages import (
     DescribeShareGroupOffsetsRequest,
     FetchPartition,
     FetchRequest,
+    IncrementalAlterConfigsRequest,
     TopicPartition,
 )
+from flowshare.server.edge.base import Operation, ResourceType
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, ranges, reject, release, world
 
@@ -70,6 +72,94 @@ async def test_a_record_that_used_up_its_deliveries_goes_to_the_dead_letter_topi
         assert (letter.key, letter.value) == (b"key", b"v" * 10)
         assert dict(letter.headers)["__dlq.errors.message"] == b"Delivery count limit exceeded"
         assert dict(letter.headers)["__dlq.errors.offset"] == b"1"
+
+
+class Readers:
+    """An authorizer that lets some principals read, and nobody do anything else."""
+
+    def __init__(self, *principals: str) -> None:
+        self.principals = set(principals)
+
+    def allowed(self, principal, host, operation, resource, name) -> bool:
+        """Whether one of them reads topic t from host h."""
+        return principal in self.principals and (host, operation, resource, name) == (
+            "h",
+            Operation.READ,
+            ResourceType.TOPIC,
+            "t",
+        )
+
+    def allowed_somewhere(self, principal, host, operation, resource) -> bool:
+        """Nobody asks."""
+        raise AssertionError
+
+
+async def set_by(w, principal: str, configs) -> None:
+    """As if somebody at a socket had set it."""
+    asked = IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=configs, by=(principal, "h"))
+    assert (await w.admin.send(asked)).error == 0
+
+
+async def rejected(w) -> list:
+    """Dead letters, of which the newest is that of the next record, which a member just rejected."""
+    offset = await w.produce(1)
+    m = w.member(f"m{offset}")
+    await m.fetch(TopicPartition(w.server.topics.by_name("t").topic_id, 0))
+    await m.acknowledge({TopicPartition(w.server.topics.by_name("t").topic_id, 0): [reject(offset)]})
+    await settle()
+    return await letters(w)
+
+
+COPIED = {**DLQ, "errors.deadletterqueue.copy.record.enable": "true"}
+
+
+async def test_who_may_not_read_the_source_is_given_no_record_by_the_dead_letters_that_it_named() -> None:
+    async with world() as w:
+        await w.topic()
+        w.server.authorize(rights := Readers("User:alice"))
+        await set_by(w, "User:bob", COPIED)
+        assert [record.value for record in await rejected(w)] == [None]
+        (letter,) = await letters(w)
+        assert dict(letter.headers)["__dlq.errors.offset"] == b"0"
+
+        await set_by(w, "User:alice", COPIED)
+        assert [record.value for record in await rejected(w)] == [None, b"v" * 10]
+
+        rights.principals.clear()
+        assert [record.value for record in await rejected(w)] == [None, b"v" * 10, None]
+
+
+async def test_who_lets_dead_letters_carry_records_is_answerable_for_them() -> None:
+    async with world() as w:
+        await w.topic()
+        w.server.authorize(Readers("User:alice"))
+        await set_by(w, "User:alice", DLQ)
+        await set_by(w, "User:bob", {"errors.deadletterqueue.copy.record.enable": "true"})
+        assert [record.value for record in await rejected(w)] == [None]
+
+        await set_by(w, "User:alice", {"share.dead.letter.on": "all"})
+        await set_by(w, "User:bob", {"share.delivery.count.limit": "3"})
+        assert [record.value for record in await rejected(w)] == [None, b"v" * 10]
+
+
+async def test_who_named_a_dead_letter_topic_is_known_after_a_restart() -> None:
+    async with world() as w:
+        await w.topic()
+        await set_by(w, "User:alice", COPIED)
+        await w.restart()
+        w.server.authorize(rights := Readers())
+
+        assert [record.value for record in await rejected(w)] == [None]
+        rights.principals.add("User:alice")
+        assert [record.value for record in await rejected(w)] == [None, b"v" * 10]
+
+
+async def test_settings_of_the_servers_own_process_need_no_right() -> None:
+    async with world(configs=COPIED) as w:
+        await w.topic()
+        w.server.authorize(Readers())
+
+        assert [record.value for record in await rejected(w)] == [b"v" * 10]
 
 
 async def test_a_lapsed_last_delivery_is_dead_lettered_into_the_matching_partition() -> None:

@@ -110,6 +110,8 @@ class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"])
     configs: Mapping[str, str | None]
     """None removes the setting."""
     validate_only: bool = False
+    by: tuple[str, str] | None = None
+    """Principal and host of who asks at a socket, said by the server itself; None: its own process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

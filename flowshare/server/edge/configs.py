@@ -1,13 +1,14 @@
 """The config APIs: DescribeConfigs, IncrementalAlterConfigs, ListConfigResources; for topics, groups and the server.
 
 Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster. Who
-names a group's dead-letter topic needs WRITE on it, too: the server writes there in the group's name.
+says where a group's dead letters go needs WRITE on that topic, too, and READ on what the group's members subscribe to:
+the server copies records there. It stays answerable for what comes later, see `server.dead_letters`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -18,10 +19,12 @@ from flowshare.protocol.messages import (
     DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
     MetadataRequest,
+    ShareGroupDescribeRequest,
 )
 from flowshare.server.edge.base import Api, Call, Operation, Peer
 from flowshare.server.edge.forms import NO_TIME, Form, duplicates, form, may_cluster, may_group, may_topic
 from flowshare.server.failures import Refused
+from flowshare.share.config import DEAD_LETTER_CONFIGS, DEAD_LETTER_TOPIC
 
 TELEMETRY_ONLY: Final = 0
 """The version of ListConfigResources that knows only subscriptions of client metrics, of which there are none."""
@@ -63,7 +66,6 @@ SET_BY: Final = {
     ConfigType.BROKER: Source.DYNAMIC_DEFAULT_BROKER,
     ConfigType.GROUP: Source.GROUP,
 }
-DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 SETTINGS: Final = 20
 """So many settings has a resource, about."""
 BOOLEAN, STRING, LONG = 1, 2, 5
@@ -155,7 +157,7 @@ class ConfigsEdge:
             kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.ALTER_CONFIGS)
             changes = _changes(resource.configs)
             if kind is ConfigType.GROUP:
-                _check_dead_letters(peer, changes.get(DEAD_LETTER_TOPIC))
+                await _check_dead_letters(peer, resource.resource_name, changes)
         except Refused as refusal:
             return refusal.code, str(refusal)
         answer = await peer.connection.send(
@@ -164,6 +166,7 @@ class ConfigsEdge:
                 resource=resource.resource_name,
                 configs=changes,
                 validate_only=validate_only,
+                by=None if peer.principal is None else (peer.principal, peer.host),
             )
         )
         return answer.error, answer.message
@@ -225,10 +228,26 @@ def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigTy
     return ConfigType(kind)
 
 
-def _check_dead_letters(peer: Peer, topic: str | None) -> None:
-    """Raises: Refused."""
-    if topic and not may_topic(peer, Operation.WRITE, topic):
+async def _check_dead_letters(peer: Peer, group_id: str, changes: Mapping[str, str | None]) -> None:
+    """Whether the peer may say where the group's dead letters go, or what they carry. Raises: Refused."""
+    if DEAD_LETTER_CONFIGS.isdisjoint(changes):
+        return
+    topic = changes.get(DEAD_LETTER_TOPIC)
+    if DEAD_LETTER_TOPIC not in changes:
+        acting = await peer.connection.send(DescribeConfigsRequest(resource_type="group", resource=group_id))
+        topic = next((entry.value for entry in acting.entries if entry.name == DEAD_LETTER_TOPIC), "")
+    if not topic:
+        return
+    if not may_topic(peer, Operation.WRITE, topic):
         text = f"dead letters would go to topic {topic}, and writing to it is not allowed"
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
+    described = await peer.connection.send(ShareGroupDescribeRequest(group_ids=(group_id,)))
+    subscribed = {name for group in described.groups for one in group.members for name in one.subscribed_topics}
+    closed = sorted(name for name in subscribed if not may_topic(peer, Operation.READ, name))
+    if closed:
+        named = [name for name in closed if may_topic(peer, Operation.DESCRIBE, name)]
+        which = f"topics that the group reads ({', '.join(named)})" if named else "topics that the group reads"
+        text = f"dead letters would tell topic {topic} of {which}, and reading those is not allowed"
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
 
 

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from flowshare.protocol.messages import ShareGroupHeartbeatRequest
 from flowshare.server.edge.base import Operation, ResourceType
 from tests.server.edge.kit import edge, part
 
@@ -293,3 +294,36 @@ async def test_a_dead_letter_topic_is_named_only_by_who_may_write_to_it() -> Non
         assert (error, found[name][0], found["share.delivery.count.limit"][1]) == ("none", "dlq.mine", 5)
         assert await alter(s, (GROUP, "g", [(SET, name, "")])) == ["none"]
         assert await alter(s, (GROUP, "g", [(DELETE, name, None)])) == ["none"]
+
+
+async def test_a_dead_letter_topic_is_named_only_by_who_may_read_what_the_group_reads() -> None:
+    name, copied = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.copy.record.enable"
+    async with edge((Operation.READ, ResourceType.TOPIC, "secrets")) as e:
+        s = await e.socket()
+        assert await alter(s, (GROUP, "g", [(SET, name, "dlq.mine")])) == ["none"]
+        for topic in ("mine", "secrets"):
+            await e.topic(topic)
+            joining = ShareGroupHeartbeatRequest(
+                group_id="g", member_id=topic, member_epoch=0, subscribed_topics=(topic,)
+            )
+            await e.admin.send(joining)
+
+        refused = ["topic_authorization_failed"]
+        assert await alter(s, (GROUP, "g", [(SET, name, "dlq.mine")])) == refused
+        assert await alter(s, (GROUP, "g", [(SET, copied, "true")])) == refused
+        assert await alter(s, (GROUP, "g", [(SET, "share.delivery.count.limit", "3")])) == ["none"]
+        assert await alter(s, (GROUP, "g", [(SET, name, "")])) == ["none"]
+
+
+async def test_nobody_says_in_whose_name_dead_letters_are_written() -> None:
+    async with edge() as e:
+        s = await e.socket()
+
+        assert await alter(s, (GROUP, "g", [(SET, "errors.deadletterqueue.named.by", "h User:a")])) == [
+            "invalid_config"
+        ]
+        assert await alter(s, (GROUP, "g", [(SET, "errors.deadletterqueue.topic.name", "dlq.t")])) == ["none"]
+        assert e.server.share.configs.acting("g").dead_letter_by == ("User:ANONYMOUS", "127.0.0.1")
+        error, found = await describe(s, GROUP, "g")
+        assert error == "none"
+        assert "errors.deadletterqueue.named.by" not in found

@@ -8,10 +8,13 @@ from uuid import UUID
 
 import pytest
 
+from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module
 from flowshare.protocol.messages import (
     FetchedPartition,
+    FetchPartition,
+    FetchRequest,
     IncrementalAlterConfigsRequest,
     ShareFetchRequest,
     ShareFetchResponse,
@@ -29,17 +32,17 @@ allow User:bob describe group g
 """
 
 
-def wanted(side: str, *topics: UUID, accept: bool = False):
+def wanted(side: str, *topics: UUID, types: tuple[int, ...] = ()):
     """Partition 0 of topics, with an acknowledgement of offset 0."""
     made = module(f"share_{side}", 2, "request")
-    batch = made.AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=(1,))
+    batch = made.AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=types)
     partition = "FetchPartition" if side == "fetch" else "AcknowledgePartition"
     topic = "FetchTopic" if side == "fetch" else "AcknowledgeTopic"
     return tuple(
         getattr(made, topic)(
             topic_id=topic_id,
             partitions=(
-                getattr(made, partition)(partition_index=0, acknowledgement_batches=(batch,) if accept else ()),
+                getattr(made, partition)(partition_index=0, acknowledgement_batches=(batch,) if types else ()),
             ),
         )
         for topic_id in topics
@@ -66,7 +69,7 @@ async def fetch(talk: Talk, *topics: UUID, group: str = "g", epoch: int = 0):
     )
 
 
-async def acknowledge(talk: Talk, *topics: UUID, epoch: int = 1):
+async def acknowledge(talk: Talk, *topics: UUID, epoch: int = 1, types: tuple[int, ...] = (1,)):
     """ShareAcknowledge v2 of offset 0."""
     return await talk.ask(
         "share_acknowledge",
@@ -75,7 +78,7 @@ async def acknowledge(talk: Talk, *topics: UUID, epoch: int = 1):
         member_id="m1",
         share_session_epoch=epoch,
         is_renew_ack=False,
-        topics=wanted("acknowledge", *topics, accept=True),
+        topics=wanted("acknowledge", *topics, types=types),
     )
 
 
@@ -171,3 +174,38 @@ async def test_v03_a_partition_that_is_led_elsewhere_comes_with_where(tmp_path: 
     assert (leader.leader_id, leader.leader_epoch) == (2, 5)
     assert (endpoint.node_id, endpoint.host, endpoint.port) == (2, "other.example", 9093)
     assert answer.acquisition_lock_timeout == timedelta(seconds=30)
+
+
+DEAD_LETTER_ACLS = (
+    ACLS
+    + """
+allow User:bob alter_configs group g
+allow User:bob write topic dlq.bob
+deny User:bob read topic t1
+"""
+)
+
+
+async def test_who_may_not_read_a_topic_gets_nothing_of_it_by_a_groups_dead_letters(tmp_path: Path) -> None:
+    settings = {"errors.deadletterqueue.topic.name": "dlq.bob", "errors.deadletterqueue.copy.record.enable": "true"}
+    async with secured(tmp_path, acls=DEAD_LETTER_ACLS) as broker:
+        t1, _ = await broker.topic("t1", 1), await broker.topic("dlq.bob")
+        await start_at_the_beginning(broker)
+        bob = await broker.as_user("bob", "builder")
+        made = module("incremental_alter_configs", 1, "request")
+        configs = tuple(
+            made.AlterableConfig(name=name, config_operation=0, value=value) for name, value in settings.items()
+        )
+        group = made.AlterConfigsResource(resource_type=32, resource_name="g", configs=configs)
+        answer = await bob.ask("incremental_alter_configs", 1, resources=(group,), validate_only=False)
+        assert code(answer.responses[0]) is ErrorCode.NONE
+
+        alice = await broker.as_user("alice", "wonder land")
+        await fetch(alice, t1)
+        assert codes(await acknowledge(alice, t1, types=(3,))) == {t1: ErrorCode.NONE}
+
+        connection = broker.server.connect(client_id="test")
+        wanted_ = FetchRequest(partitions=(FetchPartition("dlq.bob", 0, 0),), max_wait_ms=10_000, min_bytes=1)
+        (log,) = (await connection.send(wanted_)).partitions
+        (letter,) = decode_all(log.records)
+        assert (letter.key, letter.value) == (None, None)
