@@ -35,7 +35,9 @@ class InProcess:
         """Node id of the fleet's worker whose process is at the other end; None: none is, or it does not say."""
         self.closed = False
         self.may_read: Callable[[str], bool] | None = None
-        """Whether the peer may read a topic, by its name; None: all topics."""
+        """Whether the peer may read a topic at this moment, by its name; None: all topics."""
+        self.may_share: Callable[[str], bool] | None = None
+        """Whether the peer may read in a group at this moment, by its id; None: in all groups."""
         self._handlers = handlers
         self._on_close = on_close
         self._waiters: set[Waiter] = set()

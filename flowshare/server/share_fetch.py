@@ -4,6 +4,9 @@ A fetch goes round its share-partitions in the session's rotated order and takes
 all of them and MaxBytes in equal parts. When there is nothing it stands in line at each of them until one has
 something, until MaxWait, or until its session or connection ends. A fetch that carried acknowledgements does not
 wait: its sender waits for their results.
+
+Rights are asked for at each look, and once more for what was acquired before it goes out: what was taken away from a
+fetch that waits reaches it when it is woken, and what it may not have any more goes back, unrun.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, ShareFetchResponse, TopicPartition
 from flowshare.server.duties import NOT_KNOWN
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.server.parking import Ended, WaitLimit
 from flowshare.server.share_ack import OK, check_readable, merged, settle
 from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
@@ -93,6 +96,9 @@ class ShareFetching:
         found = _Found()
         if turn.partitions and request.max_records > 0:
             found = await self._records(request, turn, connection, may_wait=not acks)
+            for code, message in () if acks else found.errors.values():
+                if code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                    return ShareFetchResponse(error=code, message=message)
         return self._answer(turn, acks, found)
 
     def _accept(
@@ -149,7 +155,8 @@ class ShareFetching:
             limit = WaitLimit(self._clock, waiter, min(request.max_wait_ms, WAIT_MAX_MS))
         else:
             waiter.end(Ended.TIMEOUT)
-        visit = _Visit(self._partitions, request, turn, waiter, readable=self._readable(connection))
+        readable = self._readable(session.group_id, connection)
+        visit = _Visit(self._partitions, request, turn, waiter, readable=readable)
         try:
             found = await visit.run()
             if limit is not None and waiter.ended is Ended.TIMEOUT:
@@ -162,10 +169,16 @@ class ShareFetching:
             connection.unwatch(waiter)
             self._sessions.leave(session.group_id, session.member_id, waiter)
 
-    def _readable(self, connection: InProcess) -> Callable[[Key], None]:
+    def _readable(self, group_id: str, connection: InProcess) -> Callable[[Key], None]:
         """Raises what keeps the connection's peer from a partition, if anything does."""
-        may_read, topics = connection.may_read, self._topics
-        return lambda key: check_readable(topics.by_id(key[0]), may_read)
+        may_read, may_share, topics = connection.may_read, connection.may_share, self._topics
+
+        def check(key: Key) -> None:
+            if may_share is not None and not may_share(group_id):
+                raise Refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"reading in group {group_id} is not allowed")
+            check_readable(topics.by_id(key[0]), may_read)
+
+        return check
 
     def _answer(self, turn: FetchTurn, acks: dict[TopicPartition, Result], found: _Found) -> ShareFetchResponse:
         listed: list[FetchedPartition] = []
@@ -259,6 +272,7 @@ class _Visit:
         except BaseException:
             self._hand_back(found)
             raise
+        self._withdraw(found)
         return found
 
     def _stand(self, key: Key, found: _Found) -> bool:
@@ -269,12 +283,15 @@ class _Visit:
             owner = self._partitions.get(ShareKey(self._group_id, *key))
             if owner is None:
                 return False
-            try:
-                self._readable(key)
-            except EXPECTED as error:
-                found.errors[key] = failure(error)
-                return True
-            self._owners[key] = owner
+        try:
+            self._readable(key)
+        except EXPECTED as error:
+            found.errors[key] = failure(error)
+            if self._owners.pop(key, None) is not None:
+                owner.leave(self._waiter, self._member_id)
+                owner.nudge()
+            return True
+        self._owners[key] = owner
         owner.park(self._waiter, self._member_id)
         return True
 
@@ -348,6 +365,16 @@ class _Visit:
                 found.errors[key] = failure(error)
                 del found.taken[key]
                 self._owners[key].give_back(self._member_id, taken.ranges)
+
+    def _withdraw(self, found: _Found) -> None:
+        """Rights may have gone while the acquires were written: what may not be read goes back, unrun."""
+        for key, taken in tuple(found.taken.items()):
+            try:
+                self._readable(key)
+            except EXPECTED as error:
+                found.errors[key] = failure(error)
+                del found.taken[key]
+                self._owners[key].hand_back(self._member_id, taken.ranges)
 
     def _hand_back(self, found: _Found) -> None:
         """The asker is gone: what was acquired for it goes back without costing an attempt."""

@@ -4,16 +4,20 @@ The new leader has read from the store what each member had acquired. Of that th
 answer that died with the old leader: that goes back at once, unrun, instead of waiting for its lock to lapse. So does,
 as a delivery that counts, what the member let go of because there was no leader for the lock's time. What a worker of a
 fleet does not lead it names, so that the member asks who does: silence would mean that nothing is held.
+
+Of a topic that the caller may not read nothing is told and nothing is let go: what is locked there lapses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import NotLed
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, ShareResumeResponse, TopicPartition
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.failures import EXPECTED, Refused, failure
+from flowshare.server.share_ack import check_readable
 from flowshare.server.state import ShareKey
 from flowshare.share.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from flowshare.share.session import check_ids
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from flowshare.server.connection import Handlers, InProcess
     from flowshare.server.owner import Owner
     from flowshare.server.partitions import Partitions
+    from flowshare.server.topic_index import TopicIndex
 
 PARTITIONS_MAX: Final = 10_000
 LOADS_AT_ONCE: Final = 64
@@ -34,16 +39,22 @@ Range = tuple[int, int]
 class ShareResuming:
     """Answers ShareResume."""
 
-    def __init__(self, partitions: Partitions, resumed: Callable[[str, str], object] = lambda _, __: None) -> None:
+    def __init__(
+        self,
+        partitions: Partitions,
+        topics: TopicIndex,
+        resumed: Callable[[str, str], object] = lambda _, __: None,
+    ) -> None:
         """resumed: told of each member's group and id before anything is looked up."""
         self._partitions = partitions
+        self._topics = topics
         self._resumed = resumed
 
     def handlers(self) -> Handlers:
         """What this family answers."""
         return {ShareResumeRequest: self.resume}
 
-    async def resume(self, request: ShareResumeRequest, _: InProcess) -> ShareResumeResponse:
+    async def resume(self, request: ShareResumeRequest, connection: InProcess) -> ShareResumeResponse:
         """Tell what is still the member's, and take back what it does not know of."""
         try:
             group_id, member_id = check_ids(request.group_id, request.member_id)
@@ -52,7 +63,7 @@ class ShareResuming:
                 raise InvalidRequest(f"a member resumes at most {PARTITIONS_MAX} partitions")
             kept, elsewhere = list[HeldRanges](), list[TopicPartition]()
             for at in range(0, len(request.partitions), LOADS_AT_ONCE):
-                parts = request.partitions[at : at + LOADS_AT_ONCE]
+                parts = self._readable(request.partitions[at : at + LOADS_AT_ONCE], connection)
                 found = await asyncio.gather(
                     *(self._resume(group_id, member_id, part) for part in parts), return_exceptions=True
                 )
@@ -69,6 +80,15 @@ class ShareResuming:
             code, message = failure(error)
             return ShareResumeResponse(error=code, message=message)
         return ShareResumeResponse(partitions=tuple(part for part in kept if part.ranges), elsewhere=tuple(elsewhere))
+
+    def _readable(self, partitions: Iterable[HeldRanges], connection: InProcess) -> list[HeldRanges]:
+        """Those that the connection's peer may read."""
+        found: list[HeldRanges] = []
+        for part in partitions:
+            with contextlib.suppress(Refused):
+                check_readable(self._topics.by_id(part.topic_id), connection.may_read)
+                found.append(part)
+        return found
 
     async def _resume(self, group_id: str, member_id: str, told: HeldRanges) -> HeldRanges:
         """One partition. Raises: NotLed, EXPECTED."""

@@ -223,7 +223,7 @@ class ShareService:
                 duties=self.duties,
             ),
             ShareAcknowledging(acknowledger=acknowledger, sessions=self.sessions, stats=self.stats, duties=self.duties),
-            ShareResuming(self.partitions, self.sessions.resumed),
+            ShareResuming(self.partitions, self.topics, self.sessions.resumed),
         )
 
     def figures(self) -> Mapping[str, Any]:

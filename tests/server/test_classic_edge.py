@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
 from flowshare.server.edge.base import Operation, ResourceType
 from flowshare.server.edge.classic import ClassicGroupEdge
 from flowshare.server.edge.offsets import OffsetEdge
@@ -341,3 +342,24 @@ async def test_who_may_not_delete_a_group_may_not_delete_its_offsets() -> None:
     async with edge((Operation.DELETE, GROUP, "g")) as e:
         s = await e.socket()
         assert errors(await s.ask("offset_delete", 0, group_id="g", topics=())) == {"group_authorization_failed"}
+
+
+async def test_who_waited_for_a_group_is_told_nothing_of_it_when_the_right_was_taken_away_meanwhile() -> None:
+    async with edge() as e:
+        s = await e.socket()
+
+        def after(answer):
+            async def wait(request, connection):
+                del request, connection
+                e.listener.authorizer.denied = ((Operation.READ, ResourceType.GROUP, "g"),)
+                return answer
+
+            e.listener.authorizer.denied = ()
+            return wait
+
+        e.server._handlers[JoinGroupRequest] = after(JoinGroupResponse(member_id="m", leader="other", generation=7))
+        joined = await join(s)
+        assert (joined.error_code.name, joined.leader) == ("group_authorization_failed", "")
+        e.server._handlers[SyncGroupRequest] = after(SyncGroupResponse(assignment=b"theirs"))
+        synced = await sync(s, "m")
+        assert (synced.error_code.name, synced.assignment) == ("group_authorization_failed", b"")

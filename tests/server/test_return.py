@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowshare.log.base import NotLed
+from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import HeldRanges, ShareGroupDescribeRequest, ShareResumeRequest, TopicPartition
 from flowshare.server.share_resume import ShareResuming, merged, minus
+from flowshare.server.topic_index import TopicIndex
 from flowshare.share.config import ServerConfig
 from flowshare.share.errors import UnknownTopicOrPartition
-from flowshare.testing.clock import settle
+from flowshare.testing.clock import ManualClock, settle
 from tests.server.world import accept, ranges, world
 
 pytestmark = pytest.mark.asyncio
@@ -217,14 +220,32 @@ class SomePartitions:
 
 async def test_a_member_hears_what_of_its_partitions_is_not_led_here() -> None:
     topic = uuid.UUID(int=1)
-    resuming = ShareResuming(SomePartitions())
+    resuming = ShareResuming(SomePartitions(), TopicIndex(MemoryStorage(ManualClock())))
+    anybody = SimpleNamespace(may_read=None)
     told = tuple(HeldRanges(topic, partition, ((0, 3),)) for partition in (0, 1, 2, 5))
 
-    answer = await resuming.resume(ShareResumeRequest(group_id="g", member_id="m", partitions=told), None)
+    answer = await resuming.resume(ShareResumeRequest(group_id="g", member_id="m", partitions=told), anybody)
 
     assert answer.error is ErrorCode.NONE
     assert answer.partitions == ()
     assert answer.elsewhere == (TopicPartition(topic, 2), TopicPartition(topic, 5))
+
+
+async def test_a_member_lets_nothing_go_of_a_topic_that_it_may_not_read() -> None:
+    async with world() as w:
+        at, other = TopicPartition(await w.topic(), 0), TopicPartition(await w.topic("u"), 0)
+        for topic in ("t", "u"):
+            await w.produce(3, topic)
+        m1, m2 = w.member("m1", own=True), w.member("m2", own=True)
+        await m1.fetch(at, other)
+
+        thief = w.member("m1", own=True)
+        thief.connection.may_read = lambda topic: topic == "u"
+        assert await resume(thief, held(at), held(other)) == []
+        await settle()
+
+        answer = await m2.fetch(at, other)
+        assert [part.topic_id for part in answer.partitions if part.acquired] == [other.topic_id]
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))

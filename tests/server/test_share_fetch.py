@@ -258,6 +258,57 @@ async def test_a_fetch_cancelled_while_its_acquire_is_written_gives_the_records_
         assert ranges(await m2.fetch()) == [(0, 0, 1)]
 
 
+async def test_a_right_that_was_taken_away_reaches_a_fetch_that_waits_when_it_is_woken() -> None:
+    async with world() as w:
+        at, other = TopicPartition(await w.topic(), 0), TopicPartition(await w.topic("u"), 0)
+        m, readable = w.member("m1"), {"t", "u"}
+        m.connection.may_read = readable.__contains__
+        waiting = await parked(m.fetch(at, other, max_wait_ms=5_000))
+
+        readable.remove("t")
+        await w.produce(2)
+
+        told = {part.topic_id: (part.error, part.acquired) for part in (await waiting).partitions}
+        assert told[at.topic_id] == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ())
+        assert told.get(other.topic_id, (ErrorCode.NONE, ())) == (ErrorCode.NONE, ())
+        assert ranges(await w.member("m2").fetch(at)) == [(0, 1, 1)]
+
+
+async def test_a_right_that_was_taken_away_while_an_acquire_was_written_gives_the_records_back() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        await w.produce(2)
+        await w.member("m0").fetch(at, max_records=0)
+        m, readable = w.member("m1"), {"t"}
+        m.connection.may_read = readable.__contains__
+
+        async def forbid() -> None:
+            readable.clear()
+
+        w.storage.before_write = forbid
+        (told,) = (await m.fetch(at)).partitions
+        w.storage.before_write = None
+        await settle()
+
+        assert (told.error, told.acquired, told.records) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, (), b"")
+        assert ranges(await w.member("m2").fetch(at)) == [(0, 1, 1)]
+
+
+async def test_the_right_to_a_group_is_asked_for_again_when_a_fetch_is_woken() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m, groups = w.member("m1"), {"g"}
+        m.connection.may_share = groups.__contains__
+        waiting = await parked(m.fetch(at, max_wait_ms=5_000))
+
+        groups.clear()
+        await w.produce(2)
+
+        answer = await waiting
+        assert (answer.error, answer.partitions) == (ErrorCode.GROUP_AUTHORIZATION_FAILED, ())
+        assert ranges(await w.member("m2").fetch(at)) == [(0, 1, 1)]
+
+
 async def test_min_bytes_are_waited_for() -> None:
     async with world() as w:
         at = TopicPartition(await w.topic(), 0)

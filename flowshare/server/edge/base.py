@@ -136,6 +136,11 @@ class Peer:
     SASL tokens after a SaslHandshake of version 0. The listener asks it, one frame after the other, while it is set.
     Raises ConnectionError: the socket is to be closed without an answer."""
 
+    def __post_init__(self) -> None:
+        """What waits behind the connection asks for rights again when it is woken."""
+        self.connection.may_read = lambda topic: self.may(Operation.READ, ResourceType.TOPIC, topic)
+        self.connection.may_share = lambda group_id: self.may(Operation.READ, ResourceType.GROUP, group_id)
+
     def answers(self, key: int) -> bool:
         """Whether a request of this API is answered: before the login only those of `BEFORE_LOGIN`.
 

@@ -57,6 +57,8 @@ class ClassicGroupEdge:
                 version=call.version,
             )
         )
+        if not may_group(call.peer, Operation.READ, ask.group_id):  # it may have waited for minutes
+            return _joined(make, call.version, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
         return _joined(
             make,
             call.version,
@@ -82,9 +84,14 @@ class ClassicGroupEdge:
         """SyncGroup."""
         ask = call.request
         make = form("sync_group", call.version)
+        refused = make(
+            "SyncGroupResponse",
+            throttle_time=NO_TIME,
+            error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            assignment=b"",
+        )
         if not may_group(call.peer, Operation.READ, ask.group_id):
-            error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-            return make("SyncGroupResponse", throttle_time=NO_TIME, error_code=error, assignment=b"")
+            return refused
         got = await call.peer.connection.send(
             SyncGroupRequest(
                 group_id=ask.group_id,
@@ -96,6 +103,8 @@ class ClassicGroupEdge:
                 assignments=tuple((one.member_id, bytes(one.assignment)) for one in ask.assignments),
             )
         )
+        if not may_group(call.peer, Operation.READ, ask.group_id):  # it waited for the group's leader
+            return refused
         return make(
             "SyncGroupResponse",
             throttle_time=NO_TIME,

@@ -84,7 +84,10 @@ class PrivateApis:
         }
 
     async def share_resume(self, call: Call) -> Body:
-        """What of a member's records is still its own. Needs READ on the group, as acknowledging does."""
+        """What of a member's records is still its own. Needs READ on group and topics, as acknowledging does.
+
+        Partitions of topics that may not be read are left out.
+        """
         group_id, member_id = call.request.get("group_id"), call.request.get("member_id")
         partitions = _held(call.request.get("partitions"))
         if not isinstance(group_id, str) or not isinstance(member_id, str) or partitions is None:

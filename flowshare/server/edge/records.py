@@ -1,8 +1,8 @@
 """Records at the socket: Produce and Fetch; `positions.py` has what is asked about offsets.
 
-Rights: WRITE on topics (and on the transactional id), READ to fetch; what is not allowed is told partition by
-partition, the others go on. There are no fetch sessions: a client that asks for
-one is told session 0 and sends whole requests from then on (KIP-227).
+Rights: WRITE on topics (and on the transactional id), READ to fetch, before a fetch waits and again before it is
+answered; what is not allowed is told partition by partition, the others go on. There are no fetch sessions: a client
+that asks for one is told session 0 and sends whole requests from then on (KIP-227).
 """
 
 from __future__ import annotations
@@ -185,8 +185,11 @@ class RecordsEdge:
             )
             found.update(zip(wanted, answer.partitions, strict=True))
         answered = [(place, found[index]) for index, place in enumerate(places)]
-        parts = await peer.turns.each(lambda one: _fetched_part(make, *one, with_ids=with_ids), answered)
-        return _fetched(make, parts)
+
+        def fetched(one: tuple[Place, FetchedLog]) -> tuple[Any, Any]:
+            return _fetched_part(make, one[0], _still_readable(peer, *one, replica), with_ids=with_ids)
+
+        return _fetched(make, await peer.turns.each(fetched, answered))
 
     def _named(self, topic: Any, name: str, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
         """Name and id of a topic of a request; older versions give the name in field `name`, later ones the id."""
@@ -215,6 +218,17 @@ def _readable(peer: Peer, place: Place, replica: int) -> str:
     if place.topic is None:
         raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {place.topic_id}")
     return place.topic
+
+
+def _still_readable(peer: Peer, place: Place, log: FetchedLog, replica: int) -> FetchedLog:
+    """What was read, unless the right to it was taken away while the fetch waited."""
+    if log.error is not ErrorCode.NONE:
+        return log
+    try:
+        _readable(peer, place, replica)
+    except Refused as error:
+        return FetchedLog(topic=log.topic, partition=log.partition, error=error.code, message=str(error))
+    return log
 
 
 def _produced(make: Form, done: Iterable[tuple[Place, ProduceResponse]], *, with_ids: bool) -> Any:

@@ -1,7 +1,8 @@
 """The APIs of share-group members: ShareGroupHeartbeat, ShareFetch, ShareAcknowledge (KIP-932, KIP-1206, KIP-1222).
 
 Rights: READ on the group for all three; DESCRIBE on each subscribed topic for a heartbeat; READ on each topic for
-records and acknowledgements, told partition by partition (share-groups.md F26, V06, V07).
+records and acknowledgements, told partition by partition (share-groups.md F26, V06, V07). A fetch that was parked needs
+them again for what it is given (`server.share_fetch`).
 """
 
 from __future__ import annotations
@@ -100,8 +101,6 @@ class ShareApis:
 
 def _may_not_read(peer: Peer, group_id: str | None) -> bool:
     """Whether the group is closed to the peer; a missing group id is refused for that. Topics are asked for later."""
-    if peer.connection.may_read is None:
-        peer.connection.may_read = lambda topic: may_topic(peer, Operation.READ, topic)
     return bool(group_id) and not may_group(peer, Operation.READ, group_id or "")
 
 

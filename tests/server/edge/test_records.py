@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import decode_all
-from flowshare.protocol.messages import FetchRequest
+from flowshare.protocol.messages import FetchedLog, FetchRequest, FetchResponse
 from flowshare.server.edge.base import Operation, ResourceType
 from tests.server.edge.kit import NONE, batch, edge, ms, part, until
 
@@ -222,6 +222,26 @@ async def test_a_fetch_answers_with_what_it_has_when_its_time_is_over() -> None:
 
         assert (empty[0].error_code, empty[0].records or b"") == (NONE, b"")
         assert len(little[0].records) == len(batch(b"a"))
+
+
+async def test_a_fetch_that_waited_gives_nothing_that_may_not_be_read_any_more() -> None:
+    async with edge() as e:
+        await e.topic("secret")
+        await e.topic("t")
+        s = await e.socket()
+        one = batch(b"a")
+
+        async def wait(request, connection):
+            del connection
+            e.listener.authorizer.denied = (READ_SECRET,)
+            found = tuple(FetchedLog(topic=asked.topic, partition=0, records=one) for asked in request.partitions)
+            return FetchResponse(partitions=found)
+
+        e.server._handlers[FetchRequest] = wait
+        secret, other = parts(await s.ask("fetch", 11, **to_fetch(("secret", 0, 0), ("t", 0, 0))))
+
+        assert (secret.error_code, secret.records or b"") == (KafkaError.topic_authorization_failed, b"")
+        assert (other.error_code, other.records) == (NONE, one)
 
 
 async def test_what_cannot_be_fetched_is_told_at_once_beside_what_can() -> None:
