@@ -96,9 +96,9 @@ class ShareFetching:
         found = _Found()
         if turn.partitions and request.max_records > 0:
             found = await self._records(request, turn, connection, may_wait=not acks)
-            for code, message in () if acks else found.errors.values():
-                if code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
-                    return ShareFetchResponse(error=code, message=message)
+            for refused, why in () if acks else found.errors.values():
+                if refused is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                    return ShareFetchResponse(error=refused, message=why)
         return self._answer(turn, acks, found)
 
     def _accept(
