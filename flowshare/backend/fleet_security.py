@@ -43,6 +43,7 @@ OPTIONS: Final = (
     "listen_tls_ca",
     "listen_tls_client_auth",
     "listen_sasl_users",
+    "listen_sasl_mechanisms",
     "listen_acls",
     "listen_super_users",
     "listen_insecure",
@@ -71,13 +72,14 @@ class Doors(NamedTuple):
 class FleetSecurity:
     """How a fleet's listeners are secured.
 
-    tls, users_file, acl_file, super_users: as in `server.standalone.StandaloneOptions`. client_auth: none, requested or
-    required. insecure: listen beyond this machine although the brokers ask for more. own: how the fleet's processes
-    reach each other.
+    tls, users_file, mechanisms, acl_file, super_users: as in `server.standalone.StandaloneOptions`. client_auth: none,
+    requested or required. insecure: listen beyond this machine although the brokers ask for more. own: how the fleet's
+    processes reach each other.
     """
 
     tls: ServerTls | None
     users_file: Path | None
+    mechanisms: tuple[str, ...]
     acl_file: Path | None
     super_users: tuple[str, ...]
     client_auth: ClientCertificates
@@ -98,11 +100,18 @@ class FleetSecurity:
                 "listen_sasl_users makes everybody log in, the fleet's own workers, too: name their user, "
                 f"fleet_user=…, and its password, {PASSWORD_VARIABLE} or fleet_password_file=…"
             )
+        mechanisms = _mechanisms(options)
+        if users and own.mechanism not in mechanisms:
+            raise BadBrokerUrl(
+                f"the fleet's own processes log in by {own.mechanism} (fleet_sasl_mechanism), and the listener takes "
+                f"{', '.join(mechanisms)}: name one of those, or the other one in listen_sasl_mechanisms"
+            )
         if super_users and not (users or acls or auth != "none"):
             raise BadBrokerUrl("listen_super_users goes with listen_sasl_users, listen_tls_client_auth or listen_acls")
         return cls(
             tls=_tls(options, auth),
             users_file=Path(users) if users else None,
+            mechanisms=mechanisms,
             acl_file=Path(acls) if acls else None,
             super_users=(*super_users, *((f"User:{own.username}",) if own.sasl else ())),
             client_auth=auth,
@@ -153,7 +162,7 @@ class FleetSecurity:
 
         users = Users(store, read_users(self.users_file))
         await users.start(os.urandom)
-        return Sasl(users, random=os.urandom)
+        return Sasl(users, random=os.urandom, mechanisms=self.mechanisms)
 
     async def _authorizer(self, store: Any) -> Authorizer | None:
         if self.users_file is None and self.acl_file is None and self.client_auth == "none":
@@ -184,6 +193,19 @@ def _client_auth(options: Mapping[str, str]) -> ClientCertificates:
     if text not in _CLIENT_AUTH:
         raise BadBrokerUrl(f"listen_tls_client_auth={text!r}: write none, requested or required")
     return cast("Literal['none', 'requested', 'required']", text)
+
+
+def _mechanisms(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the listener. Raises: BadBrokerUrl."""
+    from flowshare.server.security.sasl import UnknownMechanism, offered, words_of
+
+    text = options.get("listen_sasl_mechanisms")
+    if text is not None and "listen_sasl_users" not in options:
+        raise BadBrokerUrl("listen_sasl_mechanisms goes with listen_sasl_users: without users nobody logs in")
+    try:
+        return offered(None if text is None else words_of(text), tls="listen_tls_cert" in options)
+    except UnknownMechanism as error:
+        raise BadBrokerUrl(f"listen_sasl_mechanisms: {error}") from None
 
 
 def _tls(options: Mapping[str, str], auth: ClientCertificates) -> ServerTls | None:

@@ -45,7 +45,7 @@ OPTIONS: Final[Mapping[str, frozenset[str]]] = {
         {"security", "sasl_mechanism", "ca_file", "certificate_file", "key_file", "password_file", "check_hostname"}
         | {"share", "fleet", "lead", "listen", "advertise", "slots", "state_dir"}
         | {"listen_tls_cert", "listen_tls_key", "listen_tls_ca", "listen_tls_client_auth", "listen_insecure"}
-        | {"listen_sasl_users", "listen_acls", "listen_super_users"}
+        | {"listen_sasl_users", "listen_sasl_mechanisms", "listen_acls", "listen_super_users"}
         | {"fleet_security", "fleet_user", "fleet_password_file", "fleet_sasl_mechanism"}
         | {"fleet_ca_file", "fleet_certificate_file", "fleet_key_file", "fleet_check_hostname"}
     ),

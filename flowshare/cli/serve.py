@@ -46,6 +46,11 @@ existing = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Whether clients show a certificate.  [default: requested with --tls-ca, else none]",
 )
 @click.option("--sasl-users", type=existing, help="File of users (name=password); clients have to log in.")
+@click.option(
+    "--sasl-mechanisms",
+    metavar="NAME,…",
+    help="How clients log in: SCRAM-SHA-512, SCRAM-SHA-256, PLAIN.  [default: all, PLAIN with TLS only]",
+)
 @click.option("--acls", type=existing, help="File of ACLs; what none allows is refused.")
 @click.option("--super-user", "super_users", multiple=True, metavar="User:NAME", help="May do everything.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS, logins or ACLs.")
@@ -72,11 +77,13 @@ def _options(
     config: Path | None,
     words: tuple[str, ...],
     sasl_users: Path | None,
+    sasl_mechanisms: str | None,
     acls: Path | None,
     super_users: tuple[str, ...],
     insecure: bool,
     **tls: Any,
 ) -> StandaloneOptions:
+    from flowshare.server.security.sasl import words_of
     from flowshare.server.settings import parse_words, read_properties
     from flowshare.server.standalone import Address, StandaloneOptions
 
@@ -88,6 +95,7 @@ def _options(
         settings={**settings, **parse_words(words)},
         tls=_tls(**tls),
         users_file=sasl_users,
+        mechanisms=None if sasl_mechanisms is None else words_of(sasl_mechanisms),
         acl_file=acls,
         super_users=super_users,
         insecure=insecure,

@@ -86,6 +86,7 @@ class StandaloneOptions:
     data: directory of the log and all state; None: memory, nothing is kept.
     listen: where; advertise: what clients are told, None: the same.
     settings: names and values of a server.properties, see `Settings`.
+    mechanisms: by which users log in; None: SCRAM, and with TLS PLAIN.
     insecure: listen beyond this machine without TLS, logins and ACLs.
     """
 
@@ -95,6 +96,7 @@ class StandaloneOptions:
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     tls: ServerTls | None = None
     users_file: Path | None = None
+    mechanisms: Collection[str] | None = None
     acl_file: Path | None = None
     super_users: Collection[str] = ()
     insecure: bool = False
@@ -107,6 +109,9 @@ class StandaloneOptions:
             )
         if self.super_users and self.acl_file is None:
             raise StandaloneError("--super-user goes with --acls: without ACLs everybody may do everything")
+        if self.mechanisms is not None and self.users_file is None:
+            raise StandaloneError("--sasl-mechanisms goes with --sasl-users: without users nobody logs in")
+        self.offered()
         missing = self._missing()
         if missing and not self.insecure and not self.listen.loopback:
             raise StandaloneError(
@@ -127,6 +132,16 @@ class StandaloneOptions:
             users=read_users(self.users_file) if self.users_file is not None else None,
             acls=read_acls(self.acl_file) if self.acl_file is not None else None,
         )
+
+    def offered(self) -> tuple[str, ...]:
+        """The SASL mechanisms of the listener. Raises: StandaloneError."""
+        from flowshare.server.security.sasl import UnknownMechanism, offered
+
+        named = None if self.mechanisms is None else tuple(self.mechanisms)
+        try:
+            return offered(named, tls=self.tls is not None)
+        except UnknownMechanism as error:
+            raise StandaloneError(f"--sasl-mechanisms: {error}") from None
 
     def _missing(self) -> list[str]:
         certain = self.tls is not None and self.tls.client_certificates == "required"
@@ -210,7 +225,7 @@ class Standalone:
             clock=self._clock,
             limits=self._settings.limits,
             tls=files.tls,
-            sasl=await _sasl(files.users, storage),
+            sasl=await _sasl(files.users, storage, options.offered()),
             authorizer=await self._authorizer(files.acls, storage),
         )
         await listener.start(options.listen.host, options.listen.port)
@@ -246,7 +261,7 @@ class Standalone:
         return store
 
 
-async def _sasl(file: UsersFile | None, storage: Storage) -> Sasl | None:
+async def _sasl(file: UsersFile | None, storage: Storage, mechanisms: tuple[str, ...]) -> Sasl | None:
     if file is None:
         return None
     from flowshare.server.security.sasl import Sasl
@@ -254,4 +269,4 @@ async def _sasl(file: UsersFile | None, storage: Storage) -> Sasl | None:
 
     users = Users(storage, file)
     await users.start(os.urandom)
-    return Sasl(users, random=os.urandom)
+    return Sasl(users, random=os.urandom, mechanisms=mechanisms)

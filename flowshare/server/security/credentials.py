@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowshare.protocol.scram import (
     DIGESTS,
@@ -23,6 +25,9 @@ ITERATIONS: Final = ITERATIONS_MIN
 ITERATIONS_MAX: Final = 16_384
 """Most rounds taken (Kafka's limit): a login by PLAIN costs them."""
 SALT_BYTES_MAX: Final = 128
+SALT_BYTES: Final = 16
+"""Of salts that are made here."""
+LETTERS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +99,59 @@ def from_salted(mechanism: str, salted: bytes, *, salt: bytes, iterations: int) 
     )
 
 
+class Shape(NamedTuple):
+    """What everybody learns of a credential who begins a login with its name, the salt's value excepted."""
+
+    mechanism: str
+    iterations: int
+    salt_bytes: int
+    salt_in_letters: bool
+    """Of digits and small letters only, as Kafka's tools draw theirs."""
+
+    @classmethod
+    def of(cls, credential: Credential) -> Shape:
+        """A credential's."""
+        letters = all(byte in LETTERS for byte in credential.salt)
+        return cls(credential.mechanism, credential.iterations, len(credential.salt), letters)
+
+
+def drawn(secret: bytes, name: str, shapes: Mapping[Shape, int]) -> Shape:
+    """The shape that a name without a credential shows: drawn from those of real ones, as often as they occur.
+
+    The draw is the name's own, so it stays the same; when a credential comes or goes only few names change (the least
+    of exponentially distributed numbers, one a shape).
+    """
+
+    def place(shape: Shape) -> float:
+        number = int.from_bytes(keyed("sha256", secret, f"shape {tuple(shape)} {name}".encode())[:7])
+        return -math.log((number + 1) / (1 << 56)) / shapes[shape]
+
+    return min(shapes, key=place)
+
+
 def salt_for(secret: bytes, mechanism: str, name: str) -> bytes:
     """The salt of a user whose file has none; the same each time, and for names that no user has just as well."""
-    return keyed("sha256", secret, f"salt {mechanism} {name}".encode())[:16]
+    return keyed("sha256", secret, f"salt {mechanism} {name}".encode())[:SALT_BYTES]
 
 
-def decoy(secret: bytes, mechanism: str, name: str) -> Credential:
+def plain_shape(mechanism: str) -> Shape:
+    """The shape of passwords that a file has in plain."""
+    return Shape(mechanism, ITERATIONS, SALT_BYTES, salt_in_letters=False)
+
+
+def decoy(secret: bytes, name: str, shape: Shape) -> Credential:
     """What a name that no user has is checked against: looks like a real one to the other end, and fits no password."""
+    mechanism = shape.mechanism
     size = 32 if mechanism == "SCRAM-SHA-256" else 64
+    salt = salt_for(secret, mechanism, name)
+    if shape != plain_shape(mechanism):
+        salt = b"".join(keyed("sha512", salt, b"%d" % part) for part in range(2))[: shape.salt_bytes]
+        if shape.salt_in_letters:
+            salt = bytes(LETTERS[byte % len(LETTERS)] for byte in salt)
     return Credential(
         mechanism=mechanism,
-        salt=salt_for(secret, mechanism, name),
-        iterations=ITERATIONS,
+        salt=salt,
+        iterations=shape.iterations,
         stored_key=keyed("sha512", secret, f"stored {mechanism} {name}".encode())[:size],
         server_key=keyed("sha512", secret, f"server {mechanism} {name}".encode())[:size],
     )

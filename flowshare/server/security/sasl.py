@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 """All that are spoken, best first."""
+HASHED: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256")
+"""Those by which nobody who listens on the network learns a password."""
 
 
 class LoginFailed(Exception):
@@ -46,16 +48,28 @@ class Login(Protocol):
         ...
 
 
+def words_of(text: str) -> tuple[str, ...]:
+    """Mechanisms as an option names them, separated by commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def offered(named: Sequence[str] | None, *, tls: bool) -> tuple[str, ...]:
+    """Mechanisms of a listener, best first: those named; None: all, PLAIN with TLS only. Raises: UnknownMechanism."""
+    if named is None:
+        return MECHANISMS if tls else HASHED
+    for mechanism in named:
+        if mechanism not in MECHANISMS:
+            raise UnknownMechanism(f"the SASL mechanism {mechanism!r} is none of {', '.join(MECHANISMS)}")
+    if not named:
+        raise UnknownMechanism(f"no SASL mechanism is on; name at least one of {', '.join(MECHANISMS)}")
+    return tuple(mechanism for mechanism in MECHANISMS if mechanism in named)
+
+
 class Sasl:
     """Mechanisms and users of a listener. Raises at making: UnknownMechanism."""
 
     def __init__(self, users: Users, *, random: Callable[[int], bytes], mechanisms: Sequence[str] = MECHANISMS) -> None:
-        for mechanism in mechanisms:
-            if mechanism not in MECHANISMS:
-                raise UnknownMechanism(f"the SASL mechanism {mechanism!r} is none of {', '.join(MECHANISMS)}")
-        if not mechanisms:
-            raise UnknownMechanism(f"no SASL mechanism is on; name at least one of {', '.join(MECHANISMS)}")
-        self.mechanisms = tuple(mechanisms)
+        self.mechanisms = offered(mechanisms, tls=True)
         self.users = users
         self._random = random
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import StorageDamaged
 from flowshare.protocol.scram import DIGESTS, ScramError, prepared
-from flowshare.server.security.credentials import Credential, decoy, hashed, salt_for
+from flowshare.server.security.credentials import Credential, Shape, decoy, drawn, hashed, plain_shape, salt_for
 
 if TYPE_CHECKING:
     from flowshare.log.base import StateStore
     from flowshare.server.security.users_file import UsersFile
 
+PLAIN: Final = "PLAIN"
 PREFIX: Final = b"x/user/"
 SECRET: Final = b"x/secret"
 STORED_MAX: Final = 10_000
@@ -29,6 +31,8 @@ class Users:
         self._fixed: dict[tuple[str, str], Credential] = {}
         self._stored: dict[tuple[str, str], Credential] = {}
         self._secret = b""
+        self._shapes: dict[str, Counter[Shape]] = {}
+        """What the credentials of a mechanism look like; under PLAIN those that it is checked against."""
         self._changing = asyncio.Lock()
 
     async def start(self, random: Callable[[int], bytes]) -> None:
@@ -47,17 +51,22 @@ class Users:
         if self._file is not None:
             self._fixed = await asyncio.to_thread(_hash_all, self._file, self._secret)
             self._file = None
+        self._look()
 
     def credential(self, mechanism: str, name: str) -> tuple[Credential, bool]:
-        """A user's credential and True; for a name without one a decoy and False."""
-        key = (mechanism, name)
-        found = self._fixed.get(key) or self._stored.get(key)
-        return (found, True) if found is not None else (decoy(self._secret, mechanism, name), False)
+        """A user's credential and True; for a name without one a decoy and False.
+
+        A decoy is one of many in what it shows (`credentials.drawn`): nothing tells it from a user's.
+        """
+        found = self._known(mechanism, name)
+        return (found, True) if found is not None else (self._decoy(mechanism, name), False)
 
     def password_fits(self, name: str, password: str) -> bool:
         """Whether this is the user's password; takes as long when there is no such user. Blocks for milliseconds."""
-        found = [self.credential(mechanism, name) for mechanism in DIGESTS]
-        credential, known = next((pair for pair in found if pair[1]), found[0])
+        known = True
+        credential = next((found for kind in DIGESTS if (found := self._known(kind, name)) is not None), None)
+        if credential is None:
+            credential, known = self._decoy(PLAIN, name), False
         try:
             password = prepared(password)
         except ScramError:
@@ -98,6 +107,28 @@ class Users:
             for key in removals:
                 self._stored.pop(key, None)
             self._stored.update({(item.mechanism, name): item for name, item in puts})
+            self._look()
+
+    def _known(self, mechanism: str, name: str) -> Credential | None:
+        key = (mechanism, name)
+        return self._fixed.get(key) or self._stored.get(key)
+
+    def _decoy(self, mechanism: str, name: str) -> Credential:
+        shapes = self._shapes.get(mechanism)
+        if shapes:
+            return decoy(self._secret, name, drawn(self._secret, name, shapes))
+        return decoy(self._secret, name, plain_shape(next(iter(DIGESTS)) if mechanism == PLAIN else mechanism))
+
+    def _look(self) -> None:
+        """See anew what credentials look like; some milliseconds for the most that there can be."""
+        shapes: dict[str, Counter[Shape]] = {kind: Counter() for kind in (*DIGESTS, PLAIN)}
+        for credentials in self.all().values():
+            by_kind = {credential.mechanism: credential for credential in credentials}
+            for kind, credential in by_kind.items():
+                shapes[kind][Shape.of(credential)] += 1
+            first = next(by_kind[kind] for kind in DIGESTS if kind in by_kind)
+            shapes[PLAIN][Shape.of(first)] += 1
+        self._shapes = shapes
 
     async def _durable_secret(self, random: Callable[[int], bytes]) -> bytes:
         """Salts come from it, so that a name has the same one after a restart, whether a user has it or not."""

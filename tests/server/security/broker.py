@@ -11,6 +11,7 @@ from uuid import UUID
 from flowshare.clock import LoopClock
 from flowshare.protocol.kafka import entity, module, read_response, write_request
 from flowshare.protocol.messages import CreateTopicRequest, ProduceRequest
+from flowshare.server.security.sasl import MECHANISMS
 from flowshare.server.security.tls import ServerTls
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
 from tests.server.world import batch
@@ -110,6 +111,7 @@ async def secured(
     acls: str | None = None,
     tls: ServerTls | None = None,
     clock: LoopClock | None = None,
+    mechanisms: tuple[str, ...] | None = MECHANISMS,
     **settings,
 ):
     """A broker over memory; super user is admin. Settings are given with `_` for `.`."""
@@ -125,6 +127,7 @@ async def secured(
         settings={name.replace("_", "."): value for name, value in settings.items()},
         tls=tls,
         users_file=None if users is None else users_file,
+        mechanisms=None if users is None else mechanisms,
         acl_file=None if acls is None else acl_file,
         super_users=() if acls is None else ("User:admin",),
     )

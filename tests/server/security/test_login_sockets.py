@@ -119,6 +119,19 @@ async def test_an_unknown_mechanism_is_answered_with_those_that_are_known(tmp_pa
         assert await talk.ended() == b""
 
 
+async def test_plain_is_not_offered_without_tls_unless_it_is_named(tmp_path: Path, files: Certificates) -> None:
+    async with secured(tmp_path, mechanisms=None) as broker:
+        with pytest.raises(ClientError, match="it takes: SCRAM-SHA-512, SCRAM-SHA-256\\)"):
+            await open_and_close(broker, login("PLAIN"))
+        assert await open_and_close(broker, login("SCRAM-SHA-256"))
+    async with secured(tmp_path, mechanisms=None, tls=files.tls()) as broker:
+        assert await open_and_close(broker, login("PLAIN", protocol="SASL_SSL", ca_file=files.ca))
+    async with secured(tmp_path, mechanisms=("PLAIN",)) as broker:
+        assert await open_and_close(broker, login("PLAIN"))
+        with pytest.raises(ClientError, match="it takes: PLAIN\\)"):
+            await open_and_close(broker, login("SCRAM-SHA-512"))
+
+
 async def test_a_login_begins_with_a_handshake_and_is_made_once(tmp_path: Path) -> None:
     async with secured(tmp_path) as broker:
         talk = await broker.connect()

@@ -77,6 +77,52 @@ async def test_an_unknown_user_gets_a_salt_that_stays_even_after_a_restart() -> 
     assert first.credential("SCRAM-SHA-512", "carol")[1] is False
 
 
+def unlike(count: int) -> str:
+    """A file of users of whom every other one was hashed by Kafka's tools, more often, and for one mechanism only."""
+    kafka = hashed("SCRAM-SHA-512", "pencil", salt=b"0123456789abcdefghijklmnop", iterations=8192)
+    return "\n".join(f"user{n}: {kafka}" if n % 2 else f"user{n}=pencil" for n in range(count))
+
+
+async def test_names_of_no_user_look_as_different_as_those_of_users() -> None:
+    found = await users(unlike(4))
+
+    def look(name: str) -> tuple[int, int]:
+        credential, _ = found.credential("SCRAM-SHA-512", name)
+        return credential.iterations, len(credential.salt)
+
+    looks = {name: look(name) for name in map(str, range(200))}
+    assert set(looks.values()) == {(4096, 16), (8192, 26)}
+    assert 60 < list(looks.values()).count((8192, 26)) < 140
+    letters = [salt for name in looks if len(salt := found.credential("SCRAM-SHA-512", name)[0].salt) == 26]
+    assert all(salt.isalnum() and salt.islower() for salt in letters)
+    assert len(set(letters)) == len(letters)
+    assert {look(name) for name in ("user0", "user1")} == set(looks.values())
+    assert {found.credential("SCRAM-SHA-256", name)[0].iterations for name in looks} == {4096}
+
+    new = hashed("SCRAM-SHA-512", "pencil", salt=b"s" * 26, iterations=8192)
+    await found.alter([("new", new)], [])
+    assert sum(look(name) != before for name, before in looks.items()) < 40
+
+
+async def test_a_password_is_hashed_as_often_for_a_name_of_no_user_as_for_one_of_a_user(monkeypatch) -> None:
+    found = await users(unlike(4))
+    hashes: list[tuple[str, int]] = []
+
+    def count(digest: str, password: bytes, salt: bytes, iterations: int) -> bytes:
+        hashes.append((digest, iterations))
+        return bytes(64)
+
+    monkeypatch.setattr("flowshare.server.security.credentials.salted_password", count)
+    for name in map(str, range(40)):
+        assert not found.password_fits(name, "guess")
+    unknown = set(hashes)
+    hashes.clear()
+    for name in ("user0", "user1"):
+        assert not found.password_fits(name, "guess")
+
+    assert set(hashes) == unknown == {("sha256", 4096), ("sha512", 8192)}
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
