@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.server.edge.base import Api, Call, Peer
+from flowshare.server.security.guesses import Guesses
 from flowshare.server.security.sasl import Login, LoginFailed, Sasl, UnknownMechanism
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class SaslApis:
     def __init__(self, sasl: Sasl, clock: Clock) -> None:
         self._sasl = sasl
         self._clock = clock
+        self._guesses = Guesses(clock)
 
     def apis(self) -> Sequence[Api]:
         """SaslHandshake v0-1, SaslAuthenticate v0-2."""
@@ -69,19 +71,29 @@ class SaslApis:
         return _authenticated(call.version, ErrorCode.NONE, None, reply)
 
     async def step(self, peer: Peer, message: bytes) -> bytes:
-        """Take a login's next message; the reply. Raises: LoginFailed, after a time that tells nothing."""
+        """Take a login's next message; the reply.
+
+        Raises: LoginFailed, after a time that tells nothing; ConnectionError: too many failed before it.
+        """
         login: Login = peer.extra[LOGIN]
+        name = login.decides(message)
+        attempt = None if name is None else await self._guesses.begin(peer.host, name)
         begun = self._clock.monotonic()
+        user: str | None = None
         try:
             step = await asyncio.to_thread(login.step, message) if login.slow else login.step(message)
+            user = step.user
         except LoginFailed as error:
             logger.warning("login failed: host=%s client=%r: %s", peer.host, peer.connection.client_id[:100], error)
             await self._clock.sleep(max(0.0, begun + FAILED_S - self._clock.monotonic()))
             raise
-        if step.user is not None:
+        finally:
+            if attempt is not None:
+                attempt.end(failed=user is None)
+        if user is not None:
             del peer.extra[LOGIN]
             peer.raw = None
-            peer.principal = f"User:{step.user}"
+            peer.principal = f"User:{user}"
         return step.reply
 
     def _mechanisms(self, version: int, error: ErrorCode) -> Any:

@@ -23,6 +23,13 @@ class PlainLogin:
         self._users = users
         self._over = False
 
+    def decides(self, message: bytes) -> str | None:
+        """The user; empty when the message makes no sense."""
+        try:
+            return _read(message)[0]
+        except LoginFailed:
+            return ""
+
     def step(self, message: bytes) -> Step:
         """Check `[authorization id] NUL name NUL password`. Raises: LoginFailed."""
         if self._over:

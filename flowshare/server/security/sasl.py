@@ -43,6 +43,10 @@ class Login(Protocol):
     slow: bool
     """Whether a step computes for milliseconds and belongs on a thread."""
 
+    def decides(self, message: bytes) -> str | None:
+        """The user whose password, or a proof of it, the next message gives; None: it gives none."""
+        ...
+
     def step(self, message: bytes) -> Step:
         """Take the client's next message. Raises: LoginFailed (nothing may be asked of this login again)."""
         ...

@@ -54,6 +54,11 @@ class ScramLogin:
         self._name = ""
         self._dialogue = ""
 
+    def decides(self, message: bytes) -> str | None:
+        """The user, when the proof comes."""
+        del message
+        return self._name if self._turn is Turn.FINAL else None
+
     def step(self, message: bytes) -> Step:
         """Take the client's next message. Raises: LoginFailed."""
         turn, self._turn = self._turn, Turn.NONE

@@ -17,6 +17,7 @@ from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.server.edge.sasl import FAILED_S
+from flowshare.server.security import guesses
 from flowshare.server.security.sasl import MECHANISMS
 from flowshare.server.security.tls import ServerTls
 from tests.server.security.broker import Secured, secured
@@ -99,6 +100,24 @@ async def test_a_failed_login_is_answered_later_and_ends_the_connection(tmp_path
         assert waited_s == FAILED_S
         assert ErrorCode(int(answer.error_code)) is ErrorCode.SASL_AUTHENTICATION_FAILED
         assert await talk.ended() == b""
+
+
+async def test_who_guesses_too_fast_loses_the_connection_and_nobody_at_another_address_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guesses, "ADDRESS", guesses.Pace(burst=2, per_s=0.001))
+    monkeypatch.setattr(guesses, "ADDRESS_WAIT_S", 0.0)
+    async with secured(tmp_path) as broker:
+        for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+            with pytest.raises(ServerError):
+                await open_and_close(broker, login(mechanism, "looking glass"))
+        for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+            with pytest.raises(ConnectionError):
+                await open_and_close(broker, login(mechanism))
+
+        talk = await broker.connect(local_addr=("127.0.0.2", 0))
+        assert int((await talk.log_in("alice", "wonder land")).error_code) == 0
+    assert "too many logins from 127.0.0.1 failed" in caplog.text
 
 
 async def test_nothing_is_answered_before_the_login(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""How fast passwords can be guessed: logins that fail are counted, by address and by user name.
+
+An address may fail `ADDRESS.burst` times at once and `ADDRESS.per_s` times a second from then on. Further logins from
+it wait for their turn, in their order; who waits too long loses its connection before its password is looked at, which
+is no refusal: a client tries again. A login that succeeds counts nothing, however many come at once.
+
+A name is slowed over all addresses together, but never refused: after `NAME_WAIT_S` its password is looked at. And not
+at all from an address that it has logged in from before. So whoever guesses, no matter from where, locks nobody out at
+another address; it is the count by address that holds who guesses back, this one only keeps many addresses from adding
+up. An IPv6 address counts with its whole /64. What is remembered is bounded, the longest unused is forgotten first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from flowshare.clock import Clock, TimerHandle
+
+
+class Pace(NamedTuple):
+    """How many logins may fail: at once, and a second from then on."""
+
+    burst: int
+    per_s: float
+
+
+ADDRESS: Final = Pace(burst=10, per_s=1.0)
+NAME: Final = Pace(burst=20, per_s=10.0)
+ADDRESS_WAIT_S: Final = 10.0
+NAME_WAIT_S: Final = 2.0
+WAITING_MAX: Final = 100
+"""Logins of one address that wait at the same time. Of one name all may that there are connections for."""
+REMEMBERED_MAX: Final = 10_000
+"""Addresses, names, and pairs of both that are remembered, each."""
+
+
+class Tally:
+    """Failures of one address or name, and logins under way that may become some. Time comes in, seconds."""
+
+    __slots__ = ("_at_s", "_level", "_pace", "under_way", "waiting")
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._level = 0.0
+        self._at_s = 0.0
+        self.under_way = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until another login may begin, if none of those under way succeeds; 0: now."""
+        self._drain(now_s)
+        return max(0.0, (self._level + self.under_way + 1 - self._pace.burst) / self._pace.per_s)
+
+    def failed(self, now_s: float) -> None:
+        """One of those under way has failed."""
+        self._drain(now_s)
+        self._level += 1
+
+    def _drain(self, now_s: float) -> None:
+        self._level = max(0.0, self._level - (now_s - self._at_s) * self._pace.per_s)
+        self._at_s = now_s
+
+
+class _Gates:
+    """Lets logins through, tally by tally."""
+
+    def __init__(self, pace: Pace, limit_s: float, clock: Clock, *, waiting_max: int | None = None) -> None:
+        self._pace = pace
+        self._waiting_max = waiting_max
+        self._limit_s = limit_s
+        self._clock = clock
+        self._tallies: OrderedDict[Hashable, Tally] = OrderedDict()
+        self._timers: dict[Tally, TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._tallies)
+
+    async def enter(self, key: Hashable) -> Tally | None:
+        """Wait until a login may begin; None: it may not. The tally has to be left again."""
+        tally = self._of(key)
+        if tally.waiting or tally.wait_s(self._clock.monotonic()) > 0:
+            if self._waiting_max is not None and len(tally.waiting) >= self._waiting_max:
+                return None
+            turn = asyncio.get_running_loop().create_future()
+            tally.waiting.append(turn)
+            self._pass(tally)
+            try:
+                await self._clock.wait_for(asyncio.shield(turn), self._limit_s)
+            except TimeoutError:
+                if not turn.done():
+                    tally.waiting.remove(turn)
+                    return None
+            except BaseException:
+                if turn.done():
+                    self.leave(tally, failed=False)
+                else:
+                    tally.waiting.remove(turn)
+                raise
+        else:
+            tally.under_way += 1
+        return tally
+
+    def leave(self, tally: Tally, *, failed: bool) -> None:
+        """A login is over."""
+        tally.under_way -= 1
+        if failed:
+            tally.failed(self._clock.monotonic())
+        self._pass(tally)
+
+    def _pass(self, tally: Tally) -> None:
+        """Let through who may, and look again when the next one may."""
+        timer = self._timers.pop(tally, None)
+        if timer is not None:
+            timer.cancel()
+        while tally.waiting:
+            wait_s = tally.wait_s(self._clock.monotonic())
+            if wait_s > 0:
+                self._timers[tally] = self._clock.call_later(wait_s, lambda: self._pass(tally))
+                return
+            tally.under_way += 1
+            tally.waiting.popleft().set_result(None)
+
+    def _of(self, key: Hashable) -> Tally:
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = Tally(self._pace)
+            if len(self._tallies) > REMEMBERED_MAX:
+                oldest = next((at for at, one in self._tallies.items() if not (one.under_way or one.waiting)), key)
+                if oldest != key:
+                    del self._tallies[oldest]
+        self._tallies.move_to_end(key)
+        return tally
+
+
+class Guesses:
+    """The logins of one listener."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._addresses = _Gates(ADDRESS, ADDRESS_WAIT_S, clock, waiting_max=WAITING_MAX)
+        self._names = _Gates(NAME, NAME_WAIT_S, clock)
+        self._familiar: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def begin(self, host: str, name: str) -> Attempt:
+        """Before a password, or a proof of one, is looked at.
+
+        Raises: ConnectionError (too many have failed from this address; the connection is to be closed).
+        """
+        where = network_of(host)
+        address = await self._addresses.enter(where)
+        if address is None:
+            raise ConnectionError(
+                f"too many logins from {where} failed: more than {ADDRESS.burst} at once and {ADDRESS.per_s:g} a second"
+            )
+        try:
+            tally = None if (name, where) in self._familiar else await self._names.enter(name)
+        except BaseException:
+            self._addresses.leave(address, failed=False)
+            raise
+        return Attempt(self, (name, where), address, tally)
+
+    def end(self, attempt: Attempt, *, failed: bool) -> None:
+        """After it was looked at."""
+        self._addresses.leave(attempt.address, failed=failed)
+        if attempt.name is not None:
+            self._names.leave(attempt.name, failed=failed)
+        if not failed:
+            self._familiar[attempt.who] = None
+            self._familiar.move_to_end(attempt.who)
+            if len(self._familiar) > REMEMBERED_MAX:
+                self._familiar.popitem(last=False)
+
+
+class Attempt(NamedTuple):
+    """One login's place in the tallies."""
+
+    guesses: Guesses
+    who: tuple[str, str]
+    address: Tally
+    name: Tally | None
+
+    def end(self, *, failed: bool) -> None:
+        """The password was looked at."""
+        self.guesses.end(self, failed=failed)
+
+
+def network_of(host: str) -> str:
+    """What an address counts as: IPv4 itself, IPv6 its /64."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
