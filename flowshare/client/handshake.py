@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import flowshare
@@ -15,12 +17,22 @@ from flowshare.protocol.software import OWN_SOFTWARE, version
 
 if TYPE_CHECKING:
     from flowshare.client.pipeline import Pipeline
+    from flowshare.client.security import Security
+    from flowshare.clock import Clock, TimerHandle
 
 Versions = Mapping[int, tuple[int, int]]
 """API key -> lowest and highest version."""
 API_VERSIONS_HIGHEST: Final = 4
 NAMED_FROM: Final = 3
 """The version from which ApiVersions says who asks."""
+LIFETIME_FROM: Final = 1
+"""The version from which SaslAuthenticate says how long a login holds."""
+AGAIN_FROM: Final = 0.85
+AGAIN_UNTIL: Final = 0.95
+"""Parts of a login's time between which it is made again, as Java's clients do."""
+AGAIN_S_MIN: Final = 1.0
+AGAIN_S_MAX: Final = 86_400.0
+"""However short or long a broker says that a login holds."""
 _ERROR: Final = struct.Struct(">ih")
 
 
@@ -32,12 +44,16 @@ class Names(NamedTuple):
 
 
 class SaslExchange:
-    """SASL's frames on one connection: SaslHandshake once, then SaslAuthenticate as often as the mechanism needs."""
+    """SASL's frames of one login on a connection: SaslHandshake once, then SaslAuthenticate as the mechanism needs.
+
+    lifetime_s: how long the login holds, as the broker said last (KIP-368); 0: as long as the connection.
+    """
 
     def __init__(self, pipeline: Pipeline, client_id: str, versions: Versions) -> None:
         self._pipeline = pipeline
         self._client_id = client_id
         self._versions = versions
+        self.lifetime_s = 0.0
 
     async def handshake(self, mechanism: str) -> None:
         """Choose a mechanism. Raises: ClientError naming those that the broker has, ConnectionError."""
@@ -57,6 +73,8 @@ class SaslExchange:
         if code(answer.error_code) is not ErrorCode.NONE:
             about = f"{self._pipeline.about}: authentication failed; check user name and password"
             raise ServerError(code(answer.error_code), answer.error_message, about=about)
+        if highest >= LIFETIME_FROM:
+            self.lifetime_s = answer.session_lifetime.total_seconds()
         return bytes(answer.auth_bytes)
 
     async def _call(self, name: str, key: ApiKey, version: int, request: Any) -> Any:
@@ -68,7 +86,71 @@ class SaslExchange:
             lambda number: write_request(number, self._client_id, request),
             lambda frame: read_response(name, version, frame)[1],
             name=name,
+            at_once=True,
         )
+
+
+class Logins:
+    """The logins of one connection: the first one, and further ones before the last is over (KIP-368).
+
+    They begin when 85 to 95 % of their time is over, drawn anew each time, so that the connections of a process do not
+    log in all at once. Other requests wait meanwhile; one that fails ends the connection, and whoever opens the next
+    one learns why.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        security: Security,
+        exchange: Callable[[], SaslExchange],
+        clock: Clock,
+        random: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        """exchange: SASL's frames of a new login. random: so many fresh bytes."""
+        self._pipeline = pipeline
+        self._security = security
+        self._exchange = exchange
+        self._clock = clock
+        self._random = random
+        self._lifetime_s = 0.0
+        self._timer: TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def log_in(self) -> None:
+        """Log in. Raises: ClientError, ConnectionError."""
+        exchange = self._exchange()
+        with self._pipeline.held():
+            await self._security.authenticate(exchange, random=self._random)
+        self._lifetime_s = exchange.lifetime_s
+
+    def keep_up(self) -> None:
+        """Log in again whenever it is time, until the connection ends."""
+        self._pipeline.on_ended(lambda _: self._stop())
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._lifetime_s <= 0 or self._pipeline.ended is not None:
+            return
+        part = AGAIN_FROM + (AGAIN_UNTIL - AGAIN_FROM) * self._random(1)[0] / 255
+        pause_s = min(max(self._lifetime_s * part, AGAIN_S_MIN), AGAIN_S_MAX)
+        self._timer = self._clock.call_later(pause_s, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._again(), name=f"login at {self._pipeline.about}")
+
+    async def _again(self) -> None:
+        try:
+            await self.log_in()
+        except (ClientError, OSError) as error:
+            self._pipeline.end(f"the login could not be made again: {error}")
+        else:
+            self._wait()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
 
 
 async def api_versions(pipeline: Pipeline, names: Names) -> Versions:

@@ -9,9 +9,10 @@ does not come in time, and by `close`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
@@ -58,6 +59,7 @@ class Pipeline(asyncio.Protocol):
         self._waiting: deque[_Call[Any]] = deque()
         self._next_id = 0
         self._paused = False
+        self._held = False
         self._watch: TimerHandle | None = None
         self._watch_at_s = 0.0
         self._transport: asyncio.Transport | None = None
@@ -67,12 +69,19 @@ class Pipeline(asyncio.Protocol):
         """Why the connection is over; None while it is not."""
 
     def call(
-        self, write: Callable[[int], bytes], read: Callable[[bytes], T], *, name: str, wait_s: float = 0.0
+        self,
+        write: Callable[[int], bytes],
+        read: Callable[[bytes], T],
+        *,
+        name: str,
+        wait_s: float = 0.0,
+        at_once: bool = False,
     ) -> asyncio.Future[T]:
         """The answer to come. `write` makes the frame for a correlation id, `read` takes the answer's frame.
 
-        The request takes its place in the order of the requests before this returns. The connection is given up when
-        there is no answer within request_timeout_s + `wait_s` after the request left.
+        The request takes its place in the order of the requests before this returns; at_once: before all others, also
+        while they are held. The connection is given up when there is no answer within request_timeout_s + `wait_s`
+        after the request left.
         Raises (at once or through the future): NotConnected (never sent), ConnectionLost, ClientError (cannot be
         written; too many requests wait).
         """
@@ -82,9 +91,23 @@ class Pipeline(asyncio.Protocol):
             raise ClientError(f"{self.about}: {WAITING_MAX} requests wait already; send fewer at a time")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         limit_s = self._settings.request_timeout_s + wait_s
-        self._waiting.append(_Call(write=write, read=read, name=name, limit_s=limit_s, future=future))
-        self._go_on()
+        made = _Call(write=write, read=read, name=name, limit_s=limit_s, future=future)
+        if at_once:
+            self._send(made)
+        else:
+            self._waiting.append(made)
+            self._go_on()
         return future
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Meanwhile no request leaves but those `at_once`: Kafka's brokers take none between a login's messages."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            self._go_on()
 
     async def close(self) -> None:
         """End the connection; who waits for an answer gets ConnectionLost at once. Harmless when it is over."""
@@ -160,6 +183,7 @@ class Pipeline(asyncio.Protocol):
         while (
             self._waiting
             and not self._paused
+            and not self._held
             and len(self._under_way) < self._settings.in_flight_max
             and self._bytes < self._settings.in_flight_bytes_max
             and self.ended is None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported
-from flowshare.client.handshake import Names, SaslExchange, Versions, api_versions
+from flowshare.client.handshake import Logins, Names, SaslExchange, Versions, api_versions
 from flowshare.client.pipeline import Pipeline
 from flowshare.client.wire import Codec, codec_of
 from flowshare.client.wire.base import code
@@ -52,9 +52,12 @@ class TcpConnection:
     keeps_time: Final = True
     """It ends when an answer is overdue (`client.pipeline`)."""
 
-    def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str) -> None:
+    def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str, login: Logins | None = None) -> None:
+        """login: kept up for as long as the connection lasts; None: there was none."""
         self._pipeline = pipeline
         self._client_id = client_id
+        if login is not None:
+            login.keep_up()
         self._chosen: dict[type[Any], tuple[int, int]] = {}
         self.api_versions = versions
         self.is_flowshare = ApiKey.FLOWSHARE in versions
@@ -223,14 +226,16 @@ async def _open(
     if security is not None and security.tls:
         context = await asyncio.to_thread(security.ssl_context)  # reads all CAs: tens of milliseconds
     pipeline = await _connect(host, port, about, clock, settings, context)
+    login = None
     try:
         versions = await api_versions(pipeline, names)
-        if security is not None:
-            await security.authenticate(SaslExchange(pipeline, names.client_id, versions))
+        if security is not None and security.sasl:
+            login = Logins(pipeline, security, lambda: SaslExchange(pipeline, names.client_id, versions), clock)
+            await login.log_in()
     except BaseException as error:
         pipeline.end(str(error) or "the connection was given up")
         raise
-    return TcpConnection(pipeline, versions, names.client_id)
+    return TcpConnection(pipeline, versions, names.client_id, login)
 
 
 async def _connect(

@@ -7,7 +7,7 @@ its connection or is not read from for a while, and nobody else notices.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flowshare.share.settings import Setting, read_number, unknown
@@ -15,6 +15,8 @@ from flowshare.share.settings import Setting, read_number, unknown
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 INT_MAX: Final = 2**31 - 1
+REAUTH_MS_MIN: Final = 5_000
+"""Logins that hold for less would cost a server more than they are good for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class ListenerLimits:
     queued_answer_bytes_max: int = 256 * MIB
     idle_max_ms: int = 600_000
     setup_max_ms: int = 30_000
+    reauth_max_ms: int | None = 3_600_000
+    """None: a login holds as long as its connection."""
     arrival_max_ms: int = 60_000
     unread_max_ms: int = 60_000
 
@@ -116,6 +120,16 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
         _number("connections.max.idle.ms", "idle_max_ms", 1, "A connection without requests is closed after this."),
         _number(
             "connection.setup.max.ms", "setup_max_ms", 1, "Time for the TLS handshake and the SASL login of a client."
+        ),
+        replace(
+            _number(
+                "connections.max.reauth.ms",
+                "reauth_max_ms",
+                REAUTH_MS_MIN,
+                "How long a login holds: a client that does not log in again on its connection by then loses it; 0: as "
+                "long as the connection.",
+            ),
+            words={"0": None},
         ),
         _number("request.arrival.max.ms", "arrival_max_ms", 1, "Time for a begun request to arrive as a whole."),
         _number(

@@ -307,7 +307,13 @@ class Listener:
         for socket in tuple(self._sockets):
             socket.check(now)
         limits = self.limits
-        shortest_ms = min(limits.idle_max_ms, limits.setup_max_ms, limits.arrival_max_ms, limits.unread_max_ms)
+        shortest_ms = min(
+            limits.idle_max_ms,
+            limits.setup_max_ms,
+            limits.arrival_max_ms,
+            limits.unread_max_ms,
+            limits.reauth_max_ms or limits.idle_max_ms,
+        )
         self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)
 
 

@@ -80,6 +80,7 @@ class ListenerSocket(asyncio.Protocol):
             host=self.address,
             turns=Turns(listener.clock),
             authorizer=listener.authorizer,
+            reauth_max_ms=self._limits.reauth_max_ms,
             principal=None if listener.sasl is not None else principal_of(transport.get_extra_info("ssl_object")),
         )
         self._see_login(self._peer)
@@ -140,6 +141,8 @@ class ListenerSocket(asyncio.Protocol):
         """Other limits hold from now on; what is under way stays."""
         self._limits = limits
         self._frames.allow(limits.plain_request_bytes_max)
+        if self._peer is not None:
+            self._peer.reauth_max_ms = limits.reauth_max_ms
         if self._logged_in:
             self._allow_longer()
         if self._transport is not None:
@@ -161,6 +164,8 @@ class ListenerSocket(asyncio.Protocol):
         elif not self._logged_in:
             if now - self._made > limits.setup_max_ms / 1000:
                 self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
+        elif self._peer is not None and self._peer.outdated(now):
+            self.end("it did not log in again in time (connections.max.reauth.ms)", at_once=True)
         elif not self._writing:
             self._check_reader(now)
         elif self._frames.buffered:
@@ -304,6 +309,8 @@ class ListenerSocket(asyncio.Protocol):
             return f"it asked for API key {start.key}, which is not served"
         if not peer.answers(start.key):
             return f"it asked for {route.name} before it logged in"
+        if peer.outdated(self._listener.clock.monotonic()):
+            return f"it asked for {route.name} and did not log in again in time (connections.max.reauth.ms)"
         if not route.lowest <= start.version <= route.highest and start.key != ApiKey.API_VERSIONS:
             return f"it asked for {route.name} v{start.version}; served are v{route.lowest} to v{route.highest}"
         return None

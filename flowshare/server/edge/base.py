@@ -129,6 +129,10 @@ class Peer:
     """Client software name of ApiVersions v3 and later."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
     """What a family keeps for one connection (an authentication under way)."""
+    reauth_max_ms: int | None = None
+    """How long a login holds (connections.max.reauth.ms); None: as long as the connection."""
+    logged_in_until_s: float | None = None
+    """When the login of this connection is over, on the monotonic clock; None: it holds."""
     closing: bool = False
     """The listener closes the socket once the answer to the request under way is written (a failed login)."""
     raw: Callable[[bytes], Awaitable[bytes]] | None = None
@@ -147,6 +151,10 @@ class Peer:
         The listener closes the connection, with a log line, at any other.
         """
         return not self.closing and (self.principal is not None or key in BEFORE_LOGIN)
+
+    def outdated(self, now_s: float) -> bool:
+        """Whether the login is over: the listener closes the connection, whatever is under way."""
+        return self.logged_in_until_s is not None and now_s >= self.logged_in_until_s
 
     def may(self, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether the peer may do `operation` on the thing of this name."""

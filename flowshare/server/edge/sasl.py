@@ -1,7 +1,9 @@
 """SaslHandshake and SaslAuthenticate: a socket says who it is (KIP-43, KIP-152).
 
-A login is made once: there is no re-authentication, and none is asked for (session lifetime 0). A failed one is
-answered after `FAILED_S` and ends the connection.
+A login holds for connections.max.reauth.ms, which the client is told; until then it logs in again on the same
+connection, as the same user by the same mechanism (KIP-368), while other requests go on. Who does not loses the
+connection (`listener_socket`), so a user that was removed, or whose password is another, has none any more after that
+time. A failed login, the first or a later one, is answered after `FAILED_S` and ends the connection.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
 from flowshare.server.edge.base import Api, Call, Peer
+from flowshare.server.edge.forms import duration, form
 from flowshare.server.security.guesses import Guesses
 from flowshare.server.security.sasl import Login, LoginFailed, Sasl, UnknownMechanism
 
@@ -27,6 +30,10 @@ FAILED_S: Final = 0.1
 
 LOGIN: Final = "login"
 """Where a peer keeps its login under way."""
+MADE: Final = "login made"
+"""Where a peer keeps mechanism and time of its last login."""
+AGAIN_S: Final = 1.0
+"""Least time from a login to the next one of the connection, as in Kafka."""
 
 
 class SaslApis:
@@ -46,7 +53,7 @@ class SaslApis:
 
     async def _handshake(self, call: Call) -> Any:
         peer = call.peer
-        if peer.principal is not None or LOGIN in peer.extra:
+        if LOGIN in peer.extra or not self._may_begin(peer, call.version, call.request.mechanism):
             return self._mechanisms(call.version, ErrorCode.ILLEGAL_SASL_STATE)
         try:
             peer.extra[LOGIN] = self._sasl.login(call.request.mechanism)
@@ -61,14 +68,23 @@ class SaslApis:
         peer = call.peer
         if LOGIN not in peer.extra:
             peer.closing = peer.principal is None
-            text = "this connection is logged in" if peer.principal else "send a SaslHandshake first"
+            text = "send a SaslHandshake first"
             return _authenticated(call.version, ErrorCode.ILLEGAL_SASL_STATE, text)
         try:
             reply = await self.step(peer, call.request.auth_bytes)
         except LoginFailed as error:
             peer.closing = True
             return _authenticated(call.version, ErrorCode.SASL_AUTHENTICATION_FAILED, str(error))
-        return _authenticated(call.version, ErrorCode.NONE, None, reply)
+        lifetime_ms = 0 if LOGIN in peer.extra else peer.reauth_max_ms or 0
+        return _authenticated(call.version, ErrorCode.NONE, None, reply, lifetime_ms)
+
+    def _may_begin(self, peer: Peer, version: int, mechanism: str) -> bool:
+        """Whether a login may begin: the first one, or another like it, not by bare tokens and not at once."""
+        made = peer.extra.get(MADE)
+        if made is None:
+            return peer.principal is None
+        before, at_s = made
+        return version > 0 and mechanism == before and self._clock.monotonic() - at_s >= AGAIN_S
 
     async def step(self, peer: Peer, message: bytes) -> bytes:
         """Take a login's next message; the reply.
@@ -91,10 +107,21 @@ class SaslApis:
             if attempt is not None:
                 attempt.end(failed=user is None)
         if user is not None:
-            del peer.extra[LOGIN]
-            peer.raw = None
-            peer.principal = f"User:{user}"
+            self._logged_in(peer, f"User:{user}", login.mechanism)
         return step.reply
+
+    def _logged_in(self, peer: Peer, principal: str, mechanism: str) -> None:
+        """Raises: LoginFailed (it was somebody else before)."""
+        if peer.principal not in (None, principal):
+            logger.warning("login failed: host=%s: it was made again as another user", peer.host)
+            raise LoginFailed("log in again as the same user; who is another one opens a connection of its own")
+        del peer.extra[LOGIN]
+        peer.raw = None
+        peer.principal = principal
+        now_s = self._clock.monotonic()
+        peer.extra[MADE] = (mechanism, now_s)
+        lifetime_ms = peer.reauth_max_ms
+        peer.logged_in_until_s = None if lifetime_ms is None else now_s + lifetime_ms / 1000
 
     def _mechanisms(self, version: int, error: ErrorCode) -> Any:
         from kio.schema.errors import ErrorCode as KafkaError
@@ -117,8 +144,13 @@ class _RawLogin:
             raise ConnectionError(str(error)) from None
 
 
-def _authenticated(version: int, error: ErrorCode, text: str | None, reply: bytes = b"") -> Any:
-    from kio.schema.errors import ErrorCode as KafkaError
-
-    made: Any = module("sasl_authenticate", version, "response")
-    return made.SaslAuthenticateResponse(error_code=KafkaError(int(error)), error_message=text, auth_bytes=reply)
+def _authenticated(version: int, error: ErrorCode, text: str | None, reply: bytes = b"", lifetime_ms: int = 0) -> Any:
+    """lifetime_ms: how long the login holds, once it is complete."""
+    make = form("sasl_authenticate", version)
+    return make(
+        "SaslAuthenticateResponse",
+        error_code=error,
+        error_message=text,
+        auth_bytes=reply,
+        session_lifetime=duration(lifetime_ms),
+    )

@@ -18,6 +18,7 @@ class PlainLogin:
     """One login by PLAIN."""
 
     slow = True
+    mechanism = "PLAIN"
 
     def __init__(self, users: Users) -> None:
         self._users = users

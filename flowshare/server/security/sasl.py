@@ -40,6 +40,8 @@ class Step:
 class Login(Protocol):
     """One login under way: a state machine without I/O."""
 
+    mechanism: str
+    """Its name."""
     slow: bool
     """Whether a step computes for milliseconds and belongs on a thread."""
 

@@ -46,7 +46,7 @@ class ScramLogin:
 
     def __init__(self, users: Users, mechanism: str, *, nonce: str) -> None:
         self._users = users
-        self._mechanism = mechanism
+        self.mechanism = mechanism
         self._own_nonce = nonce
         self._turn = Turn.FIRST
         self._binding = b""
@@ -81,7 +81,7 @@ class ScramLogin:
             raise ScramError("nobody can act for another user here; leave the authorization id empty")
         if not self._name or not nonce:
             raise ScramError("the SCRAM message has an empty user name or nonce")
-        credential, _ = self._users.credential(self._mechanism, self._name)
+        credential, _ = self._users.credential(self.mechanism, self._name)
         self._binding = header.encode()
         self._nonce = nonce + self._own_nonce
         reply = f"r={self._nonce},s={base64_of(credential.salt)},i={credential.iterations}"
@@ -95,8 +95,8 @@ class ScramLogin:
         if unbase64(binding) != self._binding or nonce != self._nonce:
             raise ScramError("the SCRAM message does not go on with the login that it began")
         dialogue = f"{self._dialogue},{unproven}".encode()
-        digest = DIGESTS[self._mechanism]
-        credential, known = self._users.credential(self._mechanism, self._name)
+        digest = DIGESTS[self.mechanism]
+        credential, known = self._users.credential(self.mechanism, self._name)
         holds = proof_holds(digest, credential.stored_key, dialogue, unbase64(proof))
         if not (holds and known):
             raise LoginFailed(WRONG)

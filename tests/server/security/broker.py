@@ -71,6 +71,8 @@ class Secured:
     def __init__(self, broker: Standalone) -> None:
         self.host, self.port = broker.address.host, broker.address.port
         assert broker._server is not None
+        assert broker._listener is not None
+        self.listener = broker._listener
         self.server = broker._server
         self._talks: list[Talk] = []
 

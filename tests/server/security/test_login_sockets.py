@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,14 +16,16 @@ from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.security import Security
 from flowshare.client.settings import LinkSettings
 from flowshare.client.tcp import open_tcp
-from flowshare.clock import LoopClock
+from flowshare.clock import LoopClock, TimerHandle
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages import MetadataRequest
 from flowshare.server.edge.sasl import FAILED_S
 from flowshare.server.security import guesses
+from flowshare.server.security.credentials import hashed
 from flowshare.server.security.sasl import MECHANISMS
 from flowshare.server.security.tls import ServerTls
-from tests.server.security.broker import Secured, secured
+from tests.server.security.broker import Secured, Talk, secured
 from tests.server.security.certificates import Certificates
 from tests.server.security.logins import client
 
@@ -151,7 +156,7 @@ async def test_plain_is_not_offered_without_tls_unless_it_is_named(tmp_path: Pat
             await open_and_close(broker, login("SCRAM-SHA-512"))
 
 
-async def test_a_login_begins_with_a_handshake_and_is_made_once(tmp_path: Path) -> None:
+async def test_a_login_begins_with_a_handshake_and_is_not_made_again_at_once(tmp_path: Path) -> None:
     async with secured(tmp_path) as broker:
         talk = await broker.connect()
         answer = await talk.ask("sasl_authenticate", 0, auth_bytes=b"\0alice\0wonder land")
@@ -165,7 +170,89 @@ async def test_a_login_begins_with_a_handshake_and_is_made_once(tmp_path: Path) 
         ):
             answer = await talk.ask(name, version, **fields)
             assert ErrorCode(int(answer.error_code)) is ErrorCode.ILLEGAL_SASL_STATE
-        assert (await talk.ask("describe_user_scram_credentials", 0, users=None)).results
+        assert await _goes_on(talk)
+
+
+class Ahead(LoopClock):
+    """Can be moved on."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        """Later than it is."""
+        return super().monotonic() + self.ahead_s
+
+
+async def _goes_on(talk: Talk) -> bool:
+    """Whether the connection is served."""
+    return bool((await talk.ask("describe_user_scram_credentials", 0, users=None)).results)
+
+
+async def test_a_login_holds_for_its_time_and_is_made_again_on_the_connection(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock, connections_max_reauth_ms="100000") as broker:
+        talk = await broker.connect()
+        answer = await talk.log_in("admin", "top secret")
+        assert answer.session_lifetime == timedelta(seconds=100)
+
+        clock.ahead_s = 95
+        assert (await talk.log_in("admin", "top secret")).session_lifetime == timedelta(seconds=100)
+        clock.ahead_s = 190
+        assert await _goes_on(talk)
+
+        clock.ahead_s = 196
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await _goes_on(talk)
+
+
+async def test_a_connection_that_does_not_log_in_again_is_closed_also_while_it_waits(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock, connections_max_reauth_ms="100000") as broker:
+        talk = await broker.as_user()
+        clock.ahead_s = 101
+        broker.listener._watch()
+
+        assert await talk.ended() == b""
+
+
+async def test_who_was_removed_or_has_another_password_does_not_log_in_again(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock) as broker:
+        users = broker.listener.sasl.users
+        await users.alter([("eve", hashed("SCRAM-SHA-512", "apple", salt=b"salt"))], [])
+        talk = await broker.connect()
+        assert int((await talk.log_in("eve", "apple")).error_code) == 0
+
+        await users.alter([("eve", hashed("SCRAM-SHA-512", "pear", salt=b"salt"))], [])
+        clock.ahead_s = 2
+        answer = await talk.log_in("eve", "apple")
+        assert ErrorCode(int(answer.error_code)) is ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert await talk.ended() == b""
+
+
+async def test_a_login_is_made_again_as_the_same_user_by_the_same_mechanism_and_not_at_once(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock) as broker:
+        talk = await broker.as_user()
+        for seconds, mechanism, version in ((0.5, "PLAIN", 1), (2.0, "SCRAM-SHA-512", 1), (2.0, "PLAIN", 0)):
+            clock.ahead_s = seconds
+            answer = await talk.ask("sasl_handshake", version, mechanism=mechanism)
+            assert ErrorCode(int(answer.error_code)) is ErrorCode.ILLEGAL_SASL_STATE
+        assert await _goes_on(talk)
+
+        answer = await talk.log_in("alice", "wonder land")
+        assert ErrorCode(int(answer.error_code)) is ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert await talk.ended() == b""
+
+
+async def test_without_a_limit_a_login_holds_as_long_as_its_connection(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock, connections_max_reauth_ms="0") as broker:
+        talk = await broker.connect()
+        assert (await talk.log_in("admin", "top secret")).session_lifetime == timedelta()
+
+        clock.ahead_s = 300
+        assert await _goes_on(talk)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -244,7 +331,7 @@ async def test_a_handshake_that_never_comes_ends(tmp_path: Path, files: Certific
 
 
 async def test_a_login_that_never_comes_ends(tmp_path: Path) -> None:
-    async with secured(tmp_path, connection_setup_max_ms="50") as broker:
+    async with secured(tmp_path, connection_setup_max_ms="400") as broker:
         talk = await broker.connect()
         await talk.ask("sasl_handshake", 1, mechanism="PLAIN")
 
@@ -294,3 +381,73 @@ async def test_a_token_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
         assert ErrorCode(int(answer.error_code)) is ErrorCode.SASL_AUTHENTICATION_FAILED
         assert "longer than" in answer.error_message
+
+
+class Timed(LoopClock):
+    """Keeps what is to be done much later, for a test to do it."""
+
+    def __init__(self) -> None:
+        self.later: list[tuple[float, Callable[[], object]]] = []
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> TimerHandle:
+        """Not at all, when it is one of a login's times."""
+        if 80 < delay_s < 100:
+            self.later.append((delay_s, callback))
+            delay_s = 10_000.0
+        return super().call_later(delay_s, callback)
+
+
+@asynccontextmanager
+async def held_up(broker: Secured, clock: Timed, mechanism: str):
+    """A connection of flowshare's own client, as admin."""
+    security = Security(protocol="SASL_PLAINTEXT", mechanism=mechanism, username="admin", password="top secret")
+    connection = await open_tcp(
+        broker.host, broker.port, client_id="test", clock=clock, settings=LinkSettings(), security=security
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def logins() -> None:
+    """Wait until those that were begun again are over."""
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("login at")))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_flowshares_client_logs_in_again_before_its_time_is_over(tmp_path: Path, mechanism: str) -> None:
+    server, own = Ahead(), Timed()
+    async with (
+        secured(tmp_path, clock=server, connections_max_reauth_ms="100000") as broker,
+        held_up(broker, own, mechanism) as connection,
+    ):
+        for elapsed_s in (90.0, 180.0, 270.0):
+            server.ahead_s = elapsed_s
+            delay_s, again = own.later.pop()
+            assert 85 <= delay_s <= 95
+            again()
+            await logins()
+            assert (await connection.send(MetadataRequest())).topics == ()
+
+        server.ahead_s = 360.0
+        assert (await connection.send(MetadataRequest())).topics == ()
+        assert len(own.later) == 1
+
+
+async def test_a_connection_whose_login_cannot_be_made_again_ends_with_the_reason(tmp_path: Path) -> None:
+    server, own = Ahead(), Timed()
+    reasons: list[str] = []
+    async with (
+        secured(tmp_path, clock=server, connections_max_reauth_ms="100000") as broker,
+        held_up(broker, own, "SCRAM-SHA-256") as connection,
+    ):
+        connection.on_closed(reasons.append)
+        broker.listener.sasl.users._fixed.clear()
+        server.ahead_s = 90.0
+        own.later.pop()[1]()
+        await logins()
+        assert connection.closed
+
+    assert "the login could not be made again" in reasons[0]
+    assert "check user name and password" in reasons[0]
