@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.printable import printable
+
 if TYPE_CHECKING:
     from flowshare.agents.runtime import InFlight
 
@@ -50,7 +52,7 @@ def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
             f"lock left {row['lock_left_s']:.1f} s\n"
         )
         lines.extend(f"    {line}\n" for line in row.get("stack", "").splitlines())
-    return "".join(lines)
+    return printable("".join(lines), lines=True)
 
 
 def stack(record: InFlight, handler_thread: int) -> str:

@@ -15,6 +15,7 @@ import click
 
 import flowshare
 from flowshare.optimized import refusal
+from flowshare.printable import printable
 
 COMMANDS: Final = {
     "check": ("flowshare.cli.check", "check", "Say what would go wrong if the app was started."),
@@ -99,6 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
+        error.message = printable(error.message, lines=True)
         error.show()
         _tell_supervisor(error.format_message())
         sys.exit(error.exit_code)

@@ -38,6 +38,7 @@ def check(app_path: str, as_json: bool) -> int:
     """Say what would go wrong if the app was started. Exit code 1 when something would."""
     from flowshare.agents.loading import AppNotFound, load_app
     from flowshare.cli.output import emit_json
+    from flowshare.printable import printable
 
     try:
         findings = examine(load_app(app_path))
@@ -49,7 +50,7 @@ def check(app_path: str, as_json: bool) -> int:
     else:
         for finding in findings:
             colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.level]
-            click.echo(f"{click.style(finding.level.ljust(7), fg=colour)} {finding.text}")
+            click.echo(f"{click.style(finding.level.ljust(7), fg=colour)} {printable(finding.text, lines=True)}")
     return 1 if failed else 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from flowshare.cli.options import debug_option, json_option
+from flowshare.cli.output import say
 
 if TYPE_CHECKING:
     from flowshare.dev.broker import Broker
@@ -41,15 +42,13 @@ def up(port: int | None, data: Path | None, version: str | None, by: Literal["do
 
     there = current()
     if there is None or not there.runs:
-        click.echo("starting Kafka (the first time its jars, or its image, are fetched) …", err=True)
+        say("starting Kafka (the first time its jars, or its image, are fetched) …", err=True)
     try:
         broker, started = start(version=version, port=port, data=data, how=by)
     except DevFailure as error:
         raise click.ClickException(str(error)) from error  # keeps the lines of the log apart
-    click.echo(
-        f"{'started' if started else 'it runs already'}: {_where(broker)}; end it with: flowshare dev down", err=True
-    )
-    click.echo(broker.url)
+    say(f"{'started' if started else 'it runs already'}: {_where(broker)}; end it with: flowshare dev down", err=True)
+    say(broker.url)
 
 
 @dev.command("down")
@@ -60,10 +59,10 @@ def down() -> None:
 
     ended = end()
     if ended is None:
-        click.echo("no broker runs that `flowshare dev up` started", err=True)
+        say("no broker runs that `flowshare dev up` started", err=True)
     else:
         kept = f"; its data is in {ended.data}" if ended.keep else ""
-        click.echo(f"ended Kafka {ended.version} at {ended.url}{kept}", err=True)
+        say(f"ended Kafka {ended.version} at {ended.url}{kept}", err=True)
 
 
 @dev.command("status")
@@ -85,11 +84,11 @@ def status(as_json: bool) -> int:
         emit_json(facts)
     elif broker is None or code == NOT_RUNNING:
         died = " (the last one died)" if broker is not None else ""
-        click.echo(f"no broker runs{died}; start one with: flowshare dev up")
+        say(f"no broker runs{died}; start one with: flowshare dev up")
     elif code == NO_ANSWER:
-        click.echo(f"Kafka {broker.version} at {broker.url} does not answer; {_where(broker)}")
+        say(f"Kafka {broker.version} at {broker.url} does not answer; {_where(broker)}")
     else:
-        click.echo(f"Kafka {broker.version} runs at {broker.url}; {_where(broker)}")
+        say(f"Kafka {broker.version} runs at {broker.url}; {_where(broker)}")
     return code
 
 

@@ -11,6 +11,7 @@ import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.output import say
 from flowshare.cli.replayed import Replayed
 
 if TYPE_CHECKING:
@@ -122,9 +123,11 @@ def show_letters(
         columns |= {"key": "key", "value": "value"}
     show(letters, columns, as_json=False, empty=f"no dead letters in {topic}", right=("attempts",))
     for letter in letters if trace else ():
-        click.echo(f"\n{letter['at']} from {letter['origin']}:\n{letter['trace'] or '(no traceback)'}")
+        say("")
+        say(f"{letter['at']} from {letter['origin']}:")
+        say(letter["trace"] or "(no traceback)", lines=True)
     if left_out:
-        click.echo(f"{left_out} older ones are not shown; --limit shows more", err=True)
+        say(f"{left_out} older ones are not shown; --limit shows more", err=True)
 
 
 @dlq.command("replay")
@@ -181,12 +184,12 @@ def replay(
         emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
         return
     if done.left_out:
-        click.echo(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
+        say(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
     if not sent:
-        click.echo(f"no dead letters to replay in {topic}", err=True)
+        say(f"no dead letters to replay in {topic}", err=True)
     verb = "would be replayed" if dry_run else "replayed"
     for name, count in sorted(sent.items()):
-        click.echo(f"{count} {verb} to {name}")
+        say(f"{count} {verb} to {name}")
 
 
 class _Replay:

@@ -6,6 +6,7 @@ import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import debug_option
+from flowshare.cli.output import say
 
 
 @click.command("drain")
@@ -23,4 +24,4 @@ def drain(address: str, timeout: float) -> None:
     answer = pages.post(address, "/drain", timeout_s=timeout)
     if not answer.get("drained"):
         raise Failure("handlers were cut off at the drain deadline; their records run again")
-    click.echo("drained: everything that was begun is finished")
+    say("drained: everything that was begun is finished")

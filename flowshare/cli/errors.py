@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flowshare.printable import printable
+
 
 class Failure(Exception):
     """A command cannot go on. The text is the line that the user sees."""
@@ -9,7 +11,7 @@ class Failure(Exception):
 
 def explain(error: BaseException) -> str:
     """One line for an error that ended a command; errors that were not foreseen name `--debug`."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, Failure) or _speaks_for_itself(error):
         return text
     if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:

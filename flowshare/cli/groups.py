@@ -10,6 +10,7 @@ import click
 from flowshare.cli.errors import Failure
 from flowshare.cli.move import move
 from flowshare.cli.options import broker_options, broker_url, json_option, setting
+from flowshare.cli.output import say
 from flowshare.cli.seed import seed
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def describe(group: str, as_json: bool, broker: str | None, app_path: str | None
     if as_json:
         emit_json(facts)
         return
-    click.echo(
+    say(
         f"group {group}: {facts['state']}, {len(facts['members'])} members, "
         f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}{_controls(facts)}"
     )
@@ -108,7 +109,7 @@ def pause(group: str, broker: str | None, app_path: str | None) -> None:
     What its members hold they finish as ever.
     """
     _pause(group, broker_url(broker, app_path), paused=True)
-    click.echo(f"group {group} is paused; `flowshare groups resume {group}` lets it go on")
+    say(f"group {group} is paused; `flowshare groups resume {group}` lets it go on")
 
 
 @groups.command("resume")
@@ -117,7 +118,7 @@ def pause(group: str, broker: str | None, app_path: str | None) -> None:
 def resume(group: str, broker: str | None, app_path: str | None) -> None:
     """Let a paused group go on."""
     _pause(group, broker_url(broker, app_path), paused=False)
-    click.echo(f"group {group} goes on")
+    say(f"group {group} goes on")
 
 
 @groups.command("reset-offsets")
@@ -160,7 +161,7 @@ def reset_offsets(
     columns = {"topic": "topic", "partition": "partition", "from": "from", "to": "to"}
     show(rows, columns, as_json=as_json, empty="nothing to reset", right=("partition", "from", "to"))
     if not execute and rows:
-        click.echo("nothing was changed; add --execute to do it", err=True)
+        say("nothing was changed; add --execute to do it", err=True)
 
 
 @groups.command("delete-offsets")
@@ -175,7 +176,7 @@ def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_
         await session.admin.delete_offsets(group, topics)
 
     run_on_groups(broker_url(broker, app_path), call)
-    click.echo(f"group {group} has no position any more in {', '.join(topics)}")
+    say(f"group {group} has no position any more in {', '.join(topics)}")
 
 
 @groups.command("delete")
@@ -205,7 +206,7 @@ def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> N
         await forget_move(session, group)
         return f"deleted group {group}"
 
-    click.echo(run_on_groups(broker_url(broker, app_path), call))
+    say(run_on_groups(broker_url(broker, app_path), call))
 
 
 @groups.command("config")

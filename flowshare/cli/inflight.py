@@ -8,6 +8,7 @@ import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import app_broker, broker_url, debug_option, json_option
+from flowshare.cli.output import say
 
 Rows = list[dict[str, Any]]
 
@@ -48,7 +49,7 @@ def inflight(app_path: str | None, broker: str | None, addresses: tuple[str, ...
     if silent and len(silent) == len(workers):
         raise Failure(silent[0])
     for text in silent:
-        click.echo(f"warning: {text}", err=True)
+        say(f"warning: {text}", err=True)
     if as_json:
         emit_json(rows)
     elif stacks:
@@ -116,11 +117,11 @@ def _print_table(rows: Rows, *, several: bool) -> None:
 def _print_stacks(rows: Rows, *, several: bool) -> None:
     for row in _shown(rows):
         who = f"worker {row['worker']}: " if several else ""
-        click.echo(
+        say(
             f"{who}{row['agent']} {row['topic']}-{row['partition']}@{row['offset']} attempt {row['attempt']}, "
             f"for {row['age']}, lock left {row['lock_left']}"
         )
         for line in row.get("stack", "").splitlines():
-            click.echo(f"  {line}")
+            say(f"  {line}")
     if not rows:
-        click.echo("nothing is in flight", err=True)
+        say("nothing is in flight", err=True)

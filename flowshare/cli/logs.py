@@ -1,5 +1,7 @@
 """Logging set-up of the commands that run an app: text or JSON lines on stderr; stdout stays the application's.
 
+Names and texts that came from outside are made safe to show, whoever logs them (`flowshare.printable`).
+
 A line that a handler logs carries the delivery it was working on: agent, topic-partition@offset and attempt.
 """
 
@@ -14,6 +16,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from flowshare.printable import one_block, printable_json
+
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -26,7 +30,7 @@ REPEATS_MAX: Final = 2
 PERIOD_S: Final = 60.0
 KINDS_MAX: Final = 1000
 TRACE_MAX: Final = 16_000
-"""Characters of a traceback that are shown."""
+"""Characters of a message, and of a traceback, that are shown."""
 
 
 def set_up(level: str = "info", form: str = "text", *, worker: int | None = None) -> None:
@@ -84,7 +88,7 @@ class Repeats(logging.Filter):
 
 
 def _bounded(text: str) -> str:
-    """A traceback without its middle when it is long: an error's text may be a whole record."""
+    """A text without its middle when it is long: an error's may be a whole record."""
     return text if len(text) <= TRACE_MAX else f"{text[: TRACE_MAX // 2]}\n…\n{text[-TRACE_MAX // 2 :]}"
 
 
@@ -112,18 +116,18 @@ class TextFormatter(logging.Formatter):
         self._who = "" if worker is None else f"[{worker}] "
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback below it."""
+        """One line, and below it, set in, what the message has more of them, and the traceback."""
         at = datetime.fromtimestamp(record.created).astimezone()
         level = record.levelname.ljust(7)
         if self._colour and (code := self._COLOURS.get(record.levelno)):
             level = f"{code}{level}\x1b[0m"
         of = getattr(record, "flowshare", "")  # set by flowshare.agents.logs inside handlers
-        line = f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {self._who}{record.name}: {of}{record.getMessage()}"
+        text = _bounded(f"{record.name}: {of}{record.getMessage()}")
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + _bounded(self.formatException(record.exc_info))
+            text += "\n" + _bounded(self.formatException(record.exc_info))
         if record.stack_info:
-            line += "\n" + self.formatStack(record.stack_info)
-        return line
+            text += "\n" + self.formatStack(record.stack_info)
+        return f"{at:%H:%M:%S}.{int(record.msecs):03d} {level} {self._who}{one_block(text)}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -139,7 +143,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             **self._who,
         }
         if agent := getattr(record, "flowshare_agent", ""):
@@ -151,4 +155,4 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             data["error"] = record.exc_info[0].__name__
             data["traceback"] = _bounded("".join(traceback.format_exception(*record.exc_info)))
-        return json.dumps(data, default=str, ensure_ascii=False)
+        return printable_json(json.dumps(data, default=str, ensure_ascii=False))

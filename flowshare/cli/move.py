@@ -12,6 +12,7 @@ import click
 from flowshare.cli.errors import Failure
 from flowshare.cli.leading import is_led, lead_here, slots_of
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.output import say
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,9 +73,9 @@ def move(
     plan = asyncio.run(_move(url, group, target, fleet, execute=execute, keep=keep, yes=yes))
     _show(plan, as_json=as_json)
     if execute:
-        click.echo(_done(plan, target, keep=keep), err=True)
+        say(_done(plan, target, keep=keep), err=True)
     else:
-        click.echo("nothing was changed; add --execute to do it", err=True)
+        say("nothing was changed; add --execute to do it", err=True)
 
 
 async def _move(
@@ -196,16 +197,16 @@ def _show(plan: MovePlan, *, as_json: bool) -> None:
     ]
     show(rows, COLUMNS, as_json=as_json, empty="the group has no positions yet", right=tuple(COLUMNS)[1:])
     for topic, partition in plan.unresolved:
-        click.echo(f"{topic}-{partition}: nothing was read yet; it begins where the group's setting says", err=True)
+        say(f"{topic}-{partition}: nothing was read yet; it begins where the group's setting says", err=True)
     for text in plan.left:
-        click.echo(f"the setting {text} is not known there and is left", err=True)
+        say(f"the setting {text} is not known there and is left", err=True)
     if plan.settings:
         pairs = ", ".join(f"{name}={text}" for name, text in sorted(plan.settings.items()))
-        click.echo(f"settings: {pairs}", err=True)
+        say(f"settings: {pairs}", err=True)
     if plan.delayed:
-        click.echo(f"{plan.delayed} released records wait for their delay; it ends with the move", err=True)
+        say(f"{plan.delayed} released records wait for their delay; it ends with the move", err=True)
     if plan.again:
-        click.echo(f"{plan.again} finished records will run again: {plan.reason}", err=True)
+        say(f"{plan.again} finished records will run again: {plan.reason}", err=True)
 
 
 def _done(plan: MovePlan, target: str, *, keep: bool) -> str:

@@ -1,4 +1,8 @@
-"""Tables, JSON and progress: rich on a terminal, plain columns in a pipe."""
+"""Tables, JSON, lines and progress: rich on a terminal, plain columns in a pipe.
+
+All that commands print goes through here, so that no name from outside tells a terminal what to do
+(`flowshare.printable`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
+
+from flowshare.printable import printable, printable_json
 
 Row = Mapping[str, Any]
 _SILENT: Final = ("-", "0", "0.0")
@@ -39,9 +45,14 @@ def show(
         _plain_table(rows, columns, frozenset(right))
 
 
+def say(text: str, *, err: bool = False, lines: bool = False) -> None:
+    """Print a line. err: to stderr. lines: the text may have several."""
+    click.echo(printable(text, lines=lines), err=err)
+
+
 def emit_json(value: object) -> None:
     """Print one JSON document."""
-    click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    click.echo(printable_json(json.dumps(value, indent=2, default=str, ensure_ascii=False)))
 
 
 def cell(value: object) -> str:
@@ -52,7 +63,7 @@ def cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.1f}"
-    return str(value)
+    return printable(str(value))
 
 
 def age(seconds: float | None) -> str:

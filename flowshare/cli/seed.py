@@ -8,6 +8,7 @@ import click
 
 from flowshare.cli.errors import Failure
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.output import say
 
 if TYPE_CHECKING:
     from flowshare.cli.session import Session
@@ -60,10 +61,10 @@ def seed(
 
     plan = run_on_groups(broker_url(broker, app_path), call, create=execute)
     for topic in plan.gone:
-        click.echo(f"{topic}: there is no such topic any more; it is left out", err=True)
+        say(f"{topic}: there is no such topic any more; it is left out", err=True)
     for one in plan.seeds:
         if one.note:
-            click.echo(f"{one.topic}-{one.partition}: {one.note}", err=True)
+            say(f"{one.topic}-{one.partition}: {one.note}", err=True)
     rows: list[dict[str, Any]] = [
         {
             "topic": one.topic,
@@ -76,15 +77,13 @@ def seed(
     ]
     show(rows, COLUMNS, as_json=as_json, empty="nothing to begin at", right=tuple(COLUMNS)[1:])
     if rows:
-        click.echo(
-            f"group {group} begins there" if execute else "nothing was changed; add --execute to do it", err=True
-        )
+        say(f"group {group} begins there" if execute else "nothing was changed; add --execute to do it", err=True)
 
 
 async def _warn_of_members(session: Session, consumer_group: str) -> None:
     members = await session.admin.consumer_members(consumer_group)
     if members:
-        click.echo(
+        say(
             f"consumer group {consumer_group} has {members} members: what they commit from now on is run again",
             err=True,
         )

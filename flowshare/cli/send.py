@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.output import say
 
 if TYPE_CHECKING:
     from flowshare.cli.session import Session
@@ -69,7 +70,7 @@ def send(
         await _send(session, topic, read, key, pairs, as_json=as_json)
         if topic not in known and topic in (made := {one.name: one for one in await session.admin.list_topics()}):
             count = made[topic].partitions
-            click.echo(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
+            say(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
 
     run(broker_url(broker, app_path), call, create=True)
 
@@ -106,12 +107,12 @@ async def _send(
         at = None if last is None else {"partition": last.partition, "offset": last.offset}
         emit_json({"topic": topic, "sent": sent, "last": at})
     elif last is None:
-        click.echo("nothing to send: the input is empty", err=True)
+        say("nothing to send: the input is empty", err=True)
     elif sent == 1:
-        click.echo(f"sent to {topic}-{last.partition}@{last.offset}")
+        say(f"sent to {topic}-{last.partition}@{last.offset}")
     else:
         seconds = max(session.clock.monotonic() - begun, 1e-6)
-        click.echo(f"sent {sent} records to {topic} in {seconds:.1f} s ({sent / seconds:,.0f}/s)")
+        say(f"sent {sent} records to {topic} in {seconds:.1f} s ({sent / seconds:,.0f}/s)")
 
 
 async def _as_read(values: Iterator[bytes]) -> AsyncIterator[list[bytes]]:
@@ -173,7 +174,7 @@ def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[byt
                     decode(value)
             except Exception as error:  # noqa: BLE001 - a decoder raises anything when a value does not fit
                 agents.remove(agent)
-                click.echo(f"warning: agent {agent.name} will not take it: {agent.explain(value, error)}", err=True)
+                say(f"warning: agent {agent.name} will not take it: {agent.explain(value, error)}", err=True)
         yield value
 
 

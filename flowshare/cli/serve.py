@@ -13,6 +13,7 @@ import click
 
 from flowshare.cli import logs
 from flowshare.cli.options import debug_option
+from flowshare.cli.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -127,7 +128,7 @@ async def _serve(options: StandaloneOptions) -> None:
     try:
         if options.insecure and not options.listen.loopback:
             logger.warning("%s can be reached from other machines, and some protection is off", options.listen)
-        click.echo(f"listening on {broker.address}")
+        say(f"listening on {broker.address}")
         await stop.wait()
         logger.info("closing")
     finally:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli.output import say
 
 if TYPE_CHECKING:
     from flowshare.cli.session import Session
@@ -45,7 +46,7 @@ def create(name: str, partitions: int, configs: tuple[str, ...], broker: str | N
         await session.admin.create_topic(name, partitions=partitions, configs=settings)
 
     run(broker_url(broker, app_path), call, create=True)
-    click.echo(f"created topic {name} with {partitions} partition{'s' if partitions > 1 else ''}")
+    say(f"created topic {name} with {partitions} partition{'s' if partitions > 1 else ''}")
 
 
 @topics.command("describe")
@@ -61,9 +62,9 @@ def describe(name: str, as_json: bool, broker: str | None, app_path: str | None)
     if as_json:
         emit_json(facts)
         return
-    click.echo(f"topic {facts['topic']} (id {facts['topic_id']})")
+    say(f"topic {facts['topic']} (id {facts['topic_id']})")
     for key, value in facts["configs"].items():
-        click.echo(f"  {key} = {value}")
+        say(f"  {key} = {value}")
     columns = {"partition": "partition", "log_start": "log start", "log_end": "log end", "records": "records"}
     show(facts["partitions"], columns, as_json=False, empty="no partitions", right=columns)
 
@@ -83,7 +84,7 @@ def delete(name: str, yes: bool, broker: str | None, app_path: str | None) -> No
         await session.admin.delete_topic(name)
 
     run(broker_url(broker, app_path), call)
-    click.echo(f"deleted topic {name}")
+    say(f"deleted topic {name}")
 
 
 async def _list(session: Session) -> list[dict[str, Any]]:
