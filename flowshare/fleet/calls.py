@@ -1,11 +1,11 @@
 """What workers ask each other, at the one that is asked.
 
-Callers without the fleet's secret are refused, and where the listener has rights, so is who may not do CLUSTER_ACTION.
+Callers that do not prove to be workers of the fleet (`fleet.proof`) are refused, and where the listener has rights, so
+is who may not do CLUSTER_ACTION.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,18 +13,20 @@ from flowshare.fleet.configs import ALTER, CONFIGURED, DESCRIBE
 from flowshare.fleet.directory import Claimed, Place
 from flowshare.fleet.errors import NotLed
 from flowshare.fleet.forms import first_of, key_of, state_of, tell_offsets
-from flowshare.fleet.groups import FACTS, SETTINGS
+from flowshare.fleet.groups import FACTS, HAS, SETTINGS
 from flowshare.fleet.keeper import CLAIMED, HAND_OVER
 from flowshare.fleet.leaders import BEGIN, GONE, OFFSETS, REPLACE
 from flowshare.fleet.limits import LEASE
+from flowshare.fleet.proof import GREET
 from flowshare.fleet.settings import ASK as OWN_SETTINGS
 from flowshare.fleet.settings import SET as SET_OWN_SETTINGS
 from flowshare.fleet.settings import TELL as TELL_OWN_SETTINGS
 from flowshare.fleet.views import GroupFacts
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.edge.forms import may_group
 from flowshare.server.edge.private import refusal
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.server.state import ShareKey
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.groups import FleetGroups
     from flowshare.fleet.keeper import SlotKeeper
     from flowshare.fleet.limits import FleetLimits
+    from flowshare.fleet.proof import Door, Opened
     from flowshare.fleet.settings import FleetSettings
     from flowshare.log.base import StateStore
     from flowshare.server.connection import InProcess
@@ -48,7 +51,7 @@ LEAVING: Final = "fleet_leaving"
 WHO: Final = "fleet_who"
 """{} -> node_id, principal, worker: which worker answers, who it takes the caller for, and whether for a worker.
 
-Needs no secret: a worker asks itself before it joins, to see that its address leads to it and its login is a worker's.
+Needs no proof: a worker asks itself before it joins, to see that its address leads to it and its login is a worker's.
 """
 
 Body = dict[str, Any]
@@ -68,6 +71,7 @@ class FleetCalls:
         limits: FleetLimits,
         settings: FleetSettings,
         keeper: SlotKeeper,
+        door: Door,
         know: Callable[[Collection[uuid.UUID]], Awaitable[None]],
         look: Callable[[], object],
         node_id: int,
@@ -84,6 +88,7 @@ class FleetCalls:
         self._groups = groups
         self._keeper = keeper
         self._look = look
+        self._door = door
         self._configs: Mapping[str, Callable[[Body, InProcess], Awaitable[Body]]] = {
             DESCRIBE: configs.answer_describe,
             ALTER: configs.answer_alter,
@@ -107,31 +112,54 @@ class FleetCalls:
 
     def by_name(self) -> Mapping[str, Callable[[Call], Awaitable[Body]]]:
         """The calls, for `PrivateApis`."""
-        return {**dict.fromkeys((*self._calls, *self._configs), self.answer), WHO: self.who}
+        return {
+            **dict.fromkeys((*self._calls, *self._configs), self.answer),
+            GREET: self.greet,
+            HAS: self.has,
+            WHO: self.who,
+        }
 
     async def answer(self, call: Call) -> Body:
         """What is asked for, or why not."""
-        body: Body = call.request
-        known = self._directory.map
-        secret = "" if known is None else known.secret
-        if not secret or not hmac.compare_digest(str(body.get("secret", "")).encode(), secret.encode()):
-            if known is None or known.generation < _generation(body):
-                return refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "this worker is joining its fleet; try again")
-            return refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this call is for the workers of this fleet only")
         if not _is_worker(call.peer):
-            return refusal(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-                f"{call.peer.principal} is no worker here: name it in listen_super_users of all workers",
-            )
-        name = str(body["call"])
+            return _no_worker(call.peer)
         try:
-            if name in self._configs:
-                return await self._configs[name](body, call.peer.connection)
-            return await self._calls[name](body)
+            opened = self._door.open(call)
+        except Refused as refused:
+            return refusal(*failure(refused))
+        return opened.answered(await self._answer(opened, call.peer.connection))
+
+    async def _answer(self, opened: Opened, connection: InProcess) -> Body:
+        try:
+            if opened.name in self._configs:
+                return await self._configs[opened.name](opened.body, connection)
+            return await self._calls[opened.name](opened.body)
         except EXPECTED as error:
             return refusal(*failure(error))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             return refusal(ErrorCode.INVALID_REQUEST, f"the call makes no sense here ({error!r}); are versions mixed?")
+
+    async def greet(self, call: Call) -> Body:
+        """Begin a line with another worker."""
+        if not _is_worker(call.peer):
+            return _no_worker(call.peer)
+        try:
+            return await self._door.greet(call)
+        except Refused as refused:
+            return refusal(*failure(refused))
+
+    async def has(self, call: Call) -> Body:
+        """Whether the fleet has a group."""
+        group_id = call.request.get("group_id")
+        if not isinstance(group_id, str):
+            return refusal(ErrorCode.INVALID_REQUEST, f"{HAS} needs a group_id")
+        if not may_group(call.peer, Operation.DESCRIBE, group_id):
+            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {group_id} is not allowed")
+        try:
+            self._service.duties.check_coordinator(group_id)
+        except EXPECTED as error:
+            return refusal(*failure(error))
+        return {"exists": group_id in self._service.coordinator.groups}
 
     async def who(self, call: Call) -> Body:
         """Who answers, and who asks."""
@@ -140,9 +168,7 @@ class FleetCalls:
         return {"node_id": node_id, "principal": call.peer.principal, "worker": _is_worker(call.peer)}
 
     async def _facts(self, body: Body) -> Body:
-        group_id = str(body["group_id"])
-        exists = group_id in self._service.coordinator.groups
-        return {**self._groups.facts(group_id).to_json(), "exists": exists}
+        return self._groups.facts(str(body["group_id"])).to_json()
 
     async def _settings(self, body: Body) -> Body:
         self._groups.told(GroupFacts.from_json(body))
@@ -211,11 +237,12 @@ class FleetCalls:
         return {}
 
 
-def _generation(body: Body) -> int:
-    """Of the slot group, as the caller knows it."""
-    told = body.get("generation")
-    return told if isinstance(told, int) else -1
-
-
 def _is_worker(peer: Peer) -> bool:
     return peer.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _no_worker(peer: Peer) -> Body:
+    return refusal(
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        f"{peer.principal} is no worker here: name it in listen_super_users of all workers",
+    )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FACTS: Final = "fleet_facts"
 """{"group_id"} -> a group's facts; from its coordinator."""
+HAS: Final = "fleet_has"
+"""{"group_id"} -> {"exists"}: whether the fleet has a group; from its coordinator. Needs DESCRIBE on it, no more: the
+workers of other fleets ask."""
 SETTINGS: Final = "fleet_settings"
 """{facts} -> {}: a group's settings have changed."""
 NEWS_S: Final = 30.0

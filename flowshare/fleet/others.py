@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.client.errors import ClientError
 from flowshare.fleet.describing import describe_fleet
 from flowshare.fleet.directory import NOBODY, Place
-from flowshare.fleet.groups import FACTS
+from flowshare.fleet.groups import HAS
 from flowshare.fleet.names import PREFIX
 from flowshare.protocol.messages import MetadataRequest
 from flowshare.share.errors import GroupIdNotFound
@@ -87,9 +87,7 @@ class OtherFleets:
             return False
         line = await self._dial(place)
         try:
-            answer: Mapping[str, Any] = await line.call(
-                FACTS, secret=slot_map.secret, generation=slot_map.generation, group_id=group_id
-            )
+            answer: Mapping[str, Any] = await line.call(HAS, group_id=group_id)
         finally:
             await line.close()
         return bool(answer.get("exists"))

@@ -1,7 +1,7 @@
 """Calls between the workers of a fleet: flowshare's private API, over one connection to each worker.
 
-A call says who may make it: it carries the fleet's secret, which only members of the slot group know. What is told
-to all others is repeated until it was answered, for a bounded time: the receivers take it twice without harm.
+Both ends of a line prove who they are (`fleet.proof`). What is told to all others is repeated until it was answered,
+for a bounded time: the receivers take it twice without harm.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, NotConnected, ServerError
+from flowshare.fleet.proof import Line, ProvenLine, greet
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory, Place
+    from flowshare.fleet.proof import KeyPair, Known
 
 CALL_S: Final = 5.0
 """How long an answer is waited for."""
@@ -29,29 +31,20 @@ TELLINGS_MAX: Final = 10_000
 logger = logging.getLogger(__name__)
 
 
-class Line(Protocol):
-    """A connection to one worker (`client.tcp.TcpConnection`)."""
-
-    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One private call. Raises: ServerError, NotConnected, ConnectionLost."""
-        ...
-
-    async def close(self) -> None:
-        """End it."""
-
-
 Dial = Callable[["Place"], Awaitable[Line]]
 """Opens a connection to a worker. Raises: OSError, ClientError."""
 
 
 class Peers:
-    """The other workers."""
+    """The other workers. pair: this one's keys. known: those of the others."""
 
-    def __init__(self, directory: Directory, dial: Dial, clock: Clock) -> None:
+    def __init__(self, directory: Directory, dial: Dial, clock: Clock, *, pair: KeyPair, known: Known) -> None:
         self._directory = directory
         self._dial = dial
+        self._pair = pair
+        self._known = known
         self._clock = clock
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, ProvenLine] = {}
         self._dialling: dict[int, asyncio.Lock] = {}
         self._heard: Counter[int] = Counter()
         self._tellings: set[asyncio.Task[None]] = set()
@@ -59,11 +52,9 @@ class Peers:
 
     async def call(self, node_id: int, name: str, *, limit_s: float = CALL_S, **fields: Any) -> dict[str, Any]:
         """Ask one worker. Raises: OSError (not reached, no answer), ClientError (refused: ServerError)."""
-        known = self._directory.map
-        mine = {} if known is None else {"secret": known.secret, "generation": known.generation}
         heard = self._heard[node_id]
         try:
-            return await self._clock.wait_for(self._call(node_id, name, **mine, **fields), limit_s)
+            return await self._clock.wait_for(self._call(node_id, name, **fields), limit_s)
         except TimeoutError:
             if self._heard[node_id] == heard:
                 await self._drop(node_id)  # else it is alive and busy, and others wait for their answers
@@ -123,19 +114,30 @@ class Peers:
         self._heard[node_id] += 1
         return answer
 
-    async def _line(self, node_id: int) -> Line:
+    async def _line(self, node_id: int) -> ProvenLine:
         async with self._dialling.setdefault(node_id, asyncio.Lock()):
             line = self._lines.get(node_id)
             if line is None:
-                place = self._directory.address(node_id)
-                if place is None:
+                place, key = self._directory.address(node_id), self._known.of(node_id)
+                if place is None or key is None:
                     raise NotConnected(f"worker {node_id} is not known here")
                 if self._closed:
                     raise NotConnected("this worker is closing")
-                line = self._lines[node_id] = await self._dial(place)
+                line = self._lines[node_id] = await self._greet(place, key)
             return line
 
-    async def _drop(self, node_id: int, line: Line | None = None) -> None:
+    async def _greet(self, place: Place, key: str) -> ProvenLine:
+        """A new line to the worker at this place. Raises: OSError, ClientError."""
+        known = self._directory.map
+        generation = -1 if known is None else known.generation
+        line = await self._dial(place)
+        try:
+            return await greet(line, self._pair, key, generation=generation, about=f"worker {place.node_id}")
+        except BaseException:
+            await line.close()
+            raise
+
+    async def _drop(self, node_id: int, line: ProvenLine | None = None) -> None:
         known = self._lines.get(node_id)
         if known is not None and line in (None, known):
             del self._lines[node_id]

@@ -97,12 +97,14 @@ class SlotGroup:
         on_doubt: Callable[[bool], object] | None = None,
         cached: Sequence[int] = (),
         may_lead: bool = True,
+        key: str = "",
         settings: SlotGroupSettings | None = None,
     ) -> None:
         """topic: the state topic, whose name the group has too. instance: the worker's static id.
 
         node_id: drawn at random; the map may give another one (`SlotMap.node_id`). claims: slot -> epoch of what this
         worker has claimed, as it is now. cached: slots that it could take up quickest, as it starts.
+        key: the public half of the worker's keys.
         on_map: gets the whole map after each round. on_doubt: whether `sure` is False, at each change.
         """
         self._brokers = cluster
@@ -115,6 +117,7 @@ class SlotGroup:
         self._clock = clock
         self._cached = tuple(cached)
         self._may_lead = may_lead
+        self._key = key
         self._settings = settings or SlotGroupSettings()
         self._lease = Lease(clock, self._settings.session_s - self._settings.margin_s, on_doubt or _ignore)
         self._turn = 0
@@ -123,7 +126,6 @@ class SlotGroup:
         self._old: list[ClusterConnection | Cluster] = []
         """Connections that were given up, until they are closed: whoever cancels that closes them."""
         self._address = "", 0
-        self._secret = secrets.token_hex(16)
         self._tellings = 0
         self._member_id = ""
         self._generation = -1
@@ -254,7 +256,7 @@ class SlotGroup:
             assigned=self._cached if last is None else last.mine(last.node_id),
             generation=-1 if last is None else last.generation,
             stamp=f"{self._node_id} {host}:{port} {self._tellings}",
-            secret=self._secret if last is None else last.secret,
+            key=self._key,
         )
 
     def _given(self, joined: JoinGroupResponse) -> tuple[tuple[tuple[str, bytes], ...], SlotMap | None]:

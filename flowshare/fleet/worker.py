@@ -7,6 +7,7 @@ Stop: leave the slot group → the others ask for the slots, one by one → what
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.fleet.calls import LEAVING, FleetCalls
 from flowshare.fleet.configs import FleetConfigs
+from flowshare.fleet.describing import described
 from flowshare.fleet.directory import Directory, Place
 from flowshare.fleet.duties import FleetDuties
 from flowshare.fleet.formats import check_formats
@@ -25,6 +27,7 @@ from flowshare.fleet.log.kafka_log import KafkaLog
 from flowshare.fleet.others import OtherFleets
 from flowshare.fleet.peers import Peers
 from flowshare.fleet.places import FleetPlaces
+from flowshare.fleet.proof import Door, KeyPair, Known
 from flowshare.fleet.server import FleetServer
 from flowshare.fleet.settings import FleetConfig, FleetSettings
 from flowshare.fleet.slot import Slot
@@ -82,13 +85,22 @@ class FleetOptions:
 
 
 class FleetWorker:
-    """One worker. `cluster`: the Kafka, started. `dial`: opens connections to other workers."""
+    """One worker. `cluster`: the Kafka, started. `dial`: opens connections to other workers. random: for its keys."""
 
-    def __init__(self, cluster: Cluster, options: FleetOptions, *, clock: Clock, dial: Dial) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: FleetOptions,
+        *,
+        clock: Clock,
+        dial: Dial,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
         self._cluster = cluster
         self._options = options
         self._clock = clock
         self._dial = dial
+        self._pair = KeyPair(random)
         self._cache: SlotCache | None = None
         self._instance = options.instance
         self._kafka = cluster.connect(f"flowshare-{options.fleet}")
@@ -116,12 +128,14 @@ class FleetWorker:
         self._closing.push_async_callback(self._log.close)
         await self._log.start()
         self.directory = Directory(slots)
-        self._peers = Peers(self.directory, self._dial, self._clock)
+        self._known = Known(self.directory, self._clock, lambda: described(self._kafka, self._topic.name))
+        self._peers = Peers(self.directory, self._dial, self._clock, pair=self._pair, known=self._known)
         self._views = Views(self._options.config, self._clock)
         self._groups = FleetGroups(directory=self.directory, peers=self._peers, views=self._views)
         self._build(slots, cached)
         for close in (
             self._tails.close,
+            self._known.close,
             self._peers.close,
             self._limits.close,
             self.settings.close,
@@ -308,6 +322,7 @@ class FleetWorker:
             on_map=self.directory.agreed,
             on_doubt=self._keeper.doubted,
             cached=cached,
+            key=self._pair.public,
             clock=self._clock,
         )
 
@@ -331,6 +346,7 @@ class FleetWorker:
             limits=self._limits,
             settings=self.settings,
             keeper=self._keeper,
+            door=Door(self._pair, self._known, directory),
             know=self._tenant.know,
             look=self._slot_group.look,
             node_id=self._options.node_id,

@@ -8,7 +8,8 @@ the assignment it gets the whole map (`SlotMap`), for it has to send clients to 
 - Stamp: a static member that comes back gets its old assignment without a new round, and nobody learns where it is
   now. It sees that by the stamp, which is new each time a worker tells something new: an assignment with another
   stamp answers older news, and the worker joins again.
-- Secret: known to the members alone, for calls between them. The one of the latest generation is kept.
+- Key: the public half of the worker's keys, by which others know its calls (`fleet.proof`). Nothing that is told here
+  is a secret: DescribeGroups shows it to whoever may DESCRIBE the group.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Told:
 
     host, port: where clients and other workers reach it. assigned, generation: what it was given last; −1: nothing yet,
     and `assigned` is what it has in its cache.
-    claims: slot -> epoch of the claims it holds. secret: the fleet's as far as it knows, else one that it drew.
+    claims: slot -> epoch of the claims it holds. key: the public half of its keys, in hexadecimal digits.
     """
 
     node_id: int
@@ -57,7 +58,7 @@ class Told:
     assigned: tuple[int, ...] = ()
     generation: int = -1
     stamp: str = ""
-    secret: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +74,12 @@ class SlotMap:
     """Node id -> host and port, of those that may lead or still hold a claim."""
     claims: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     """Slot -> node id and epoch of the highest claim that its holder told."""
-    secret: str = ""
+    keys: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Node id -> public half, of all workers."""
     node_id: int = NOBODY
     stamp: str = ""
     whole: bool = True
-    """Whether `owners`, `nodes` and `claims` are complete; else `owners` has the worker's own slots only."""
+    """Whether `owners`, `nodes`, `claims` and `keys` are complete; else `owners` has the worker's own slots only."""
 
     def owner(self, slot: int) -> int:
         """Node id of the worker that is to lead the slot, or NOBODY."""
@@ -109,7 +111,7 @@ def encode_told(topic: str, told: Told) -> bytes:
         "claims": sorted(told.claims.items()),
         "generation": told.generation,
         "stamp": told.stamp,
-        "secret": told.secret,
+        "key": told.key,
     }
     owned = {topic: told.assigned} if told.assigned else {}
     return encode_subscription(Subscription((topic,), packed(body), owned))
@@ -129,7 +131,7 @@ def decode_told(topic: str, metadata: bytes) -> Told:
             assigned=tuple(subscription.owned.get(topic, ())),
             generation=_number(body["generation"]),
             stamp=_word(body["stamp"]),
-            secret=_word(body["secret"]),
+            key=_word(body["key"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise MembershipError(f"a worker's words lack something: {error!r}") from None
@@ -153,7 +155,6 @@ def decode_map(data: bytes) -> SlotMap:
             slots=_number(body["slots"]),
             owners=dict.fromkeys(assignment.partitions.get(topic, ()), node_id),
             nodes={},
-            secret=_word(body["secret"]),
             node_id=node_id,
             stamp=_word(body["stamp"]),
             whole=rest is not None,
@@ -166,6 +167,7 @@ def decode_map(data: bytes) -> SlotMap:
             nodes={_number(node): (_word(host), _number(port)) for node, host, port in rest["nodes"]},
             owners={slot: ids[_index(place)] for slot, place in enumerate(rest["owners"]) if place != NOBODY},
             claims={_number(slot): (ids[_index(place)], _number(epoch)) for slot, place, epoch in rest["claims"]},
+            keys={_number(node): _word(key) for node, key in rest["keys"]},
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise MembershipError(f"the group's leader gave something that lacks something: {error!r}") from None
@@ -179,6 +181,7 @@ def map_body(slot_map: SlotMap) -> MapBody:
         "nodes": [(node_id, *slot_map.nodes[node_id]) for node_id in ids],
         "owners": [places.get(slot_map.owner(slot), NOBODY) for slot in range(slot_map.slots)],
         "claims": [(slot, places[node_id], epoch) for slot, (node_id, epoch) in sorted(slot_map.claims.items())],
+        "keys": sorted(slot_map.keys.items()),
     }
 
 
@@ -190,7 +193,6 @@ def encode_map(slot_map: SlotMap, body: MapBody | None, mine: Sequence[int]) -> 
         "generation": slot_map.generation,
         "me": slot_map.node_id,
         "stamp": slot_map.stamp,
-        "secret": slot_map.secret,
         "map": body,
     }
     return encode_assignment(Assignment({slot_map.topic: mine} if mine else {}, packed(user_data)))

@@ -65,7 +65,7 @@ def plan(members: Sequence[Member], *, topic: str, slots: int, generation: int) 
         owners=assign(slots, candidates),
         nodes={nodes[member_id]: (one.host, one.port) for member_id, one in told.items() if one.may_lead or one.claims},
         claims=_claims(told, nodes, slots),
-        secret=max(((one.generation, one.secret) for one in told.values() if one.secret), default=(0, ""))[1],
+        keys=_keys(told, nodes),
     )
     return Plan(made, _assignments(members, told, nodes, made), tuple(warnings))
 
@@ -94,6 +94,7 @@ def assembled(members: Iterable[Member]) -> SlotMap | None:
         owners={slot: node for one in maps.values() for slot, node in one.owners.items()},
         nodes={nodes[member_id]: (one.host, one.port) for member_id, one in told.items() if one.may_lead or one.claims},
         claims=_claims(told, nodes, latest.slots),
+        keys=_keys(told, nodes),
         node_id=NOBODY,
         stamp="",
         whole=True,
@@ -135,6 +136,10 @@ def _claims(told: Mapping[str, Told], nodes: Mapping[str, int], slots: int) -> d
             if 0 <= slot < slots and epoch > found.get(slot, (NOBODY, -1))[1]:
                 found[slot] = nodes[member_id], epoch
     return found
+
+
+def _keys(told: Mapping[str, Told], nodes: Mapping[str, int]) -> dict[int, str]:
+    return {nodes[member_id]: one.key for member_id, one in told.items() if one.key}
 
 
 def _assignments(

@@ -7,20 +7,24 @@ Both count what would travel.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
+from types import SimpleNamespace
 from uuid import UUID
 
 import orjson
 
-from flowshare.client.errors import NotConnected
+from flowshare.client.errors import NotConnected, ServerError
 from flowshare.fleet import slot_group
 from flowshare.fleet.directory import Claimed, Directory, Place
 from flowshare.fleet.keeper import CLAIMED, HAND_OVER, SlotKeeper
 from flowshare.fleet.peers import Peers
+from flowshare.fleet.proof import GREET, Door, KeyPair, Known
 from flowshare.fleet.slot_group import SlotGroup
 from flowshare.groups.types import ClassicConfig
 from flowshare.protocol import messages as m
+from flowshare.server.failures import Refused, failure
 from flowshare.server.returns import fleet_interval_ms
 from flowshare.share.config import GroupConfig
 from flowshare.share.group import ShareGroup, TopicInfo
@@ -161,7 +165,10 @@ class Worker:
         self.place = Place(1_000 + number, f"shop-{number}.workers.default.svc.cluster.local", 9092)
         self.cluster = fleet.kafka.cluster()
         self.directory = Directory(fleet.slots, self.place)
-        self.peers = Peers(self.directory, self._dial, fleet.clock)
+        self.pair = KeyPair(random.Random(number).randbytes)
+        self.known = Known(self.directory, fleet.clock, lambda: slot_group.described(self.group._kafka, TOPIC))
+        self.door = Door(self.pair, self.known, self.directory)
+        self.peers = Peers(self.directory, self._dial, fleet.clock, pair=self.pair, known=self.known)
         self.keeper = SlotKeeper(
             directory=self.directory,
             peers=self.peers,
@@ -180,6 +187,7 @@ class Worker:
             claims=self.keeper.claims,
             on_map=self.directory.agreed,
             on_doubt=self.keeper.doubted,
+            key=self.pair.public,
             clock=fleet.clock,
         )
 
@@ -202,6 +210,7 @@ class Worker:
         if not self.dead:
             await self.keeper.close()
         await self.peers.close()
+        await self.known.close()
         await self.group.close()
         await self.cluster.close()
 
@@ -215,6 +224,7 @@ class Line:
     def __init__(self, caller, callee):
         self.caller = caller
         self.callee = callee
+        self.peer = SimpleNamespace(extra={})
 
     async def call(self, name, **fields):
         await self.caller.fleet.clock.sleep(CALL_S)
@@ -224,11 +234,19 @@ class Line:
         fleet = callee.fleet
         fleet.calls[name] += 1
         fleet.call_bytes += len(orjson.dumps(fields)) + HEAD_BYTES
+        call = SimpleNamespace(request={"call": name, **fields}, peer=self.peer)
+        try:
+            if name == GREET:
+                return await callee.door.greet(call)
+            opened = callee.door.open(call)
+        except Refused as refused:
+            raise ServerError(*failure(refused)) from None
+        body = opened.body
         if name == HAND_OVER:
-            await callee.keeper.hand_over(fields["slot"], fields["to"])
+            await callee.keeper.hand_over(body["slot"], body["to"])
         elif name == CLAIMED:
-            callee.directory.claimed(fields["slot"], Claimed(fields["epoch"], Place(*fields["node"])))
-        return {}
+            callee.directory.claimed(body["slot"], Claimed(body["epoch"], Place(*body["node"])))
+        return opened.answered({})
 
     async def close(self):
         pass

@@ -26,6 +26,7 @@ class Member:
             claims=lambda: self.claims,
             on_map=self.maps.append,
             on_doubt=self.doubts.append,
+            key=f"a{number}",
             clock=clock,
             **options,
         )

@@ -27,6 +27,7 @@ from flowshare.client.settings import LinkSettings
 from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
 from flowshare.fleet.groups import FACTS
+from flowshare.fleet.proof import greet
 from flowshare.protocol.errors import ErrorCode
 from tests.server.security.certificates import Certificates
 
@@ -129,8 +130,8 @@ async def test_workers_and_commands_of_the_fleet_reach_each_other_and_strangers_
 
 
 async def call_as_a_worker(guarded, first, second):
-    """The secret alone does not make a worker."""
-    secret = second.worker.directory.map.secret
+    """A worker's keys alone do not make a worker."""
+    keys = second.worker._pair
     host, port = first.bootstrap.rsplit(":", 1)
     settings = LinkSettings()
     alice = await open_tcp(
@@ -142,8 +143,10 @@ async def call_as_a_worker(guarded, first, second):
         security=guarded.security("alice", "wonder land"),
     )
     with pytest.raises(ServerError, match="User:alice is no worker") as refused:
-        await alice.call(FACTS, group_id=guarded.group, secret=secret)
+        await greet(alice, keys, first.worker._pair.public, generation=1, about="first")
     assert refused.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    with pytest.raises(ServerError, match="User:alice is no worker"):
+        await alice.call(FACTS, group_id=guarded.group)
     await alice.close()
 
 

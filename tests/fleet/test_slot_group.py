@@ -61,7 +61,7 @@ def test_whoever_comes_gets_a_share_and_all_know_where_everybody_is():
         assert set(one.mine) <= set(one.maps[1].mine(1001))
         assert set(two.mine) <= set(two.maps[0].mine(1002))
         assert {node: port for node, (_, port) in got.nodes.items()} == {1001: 9001, 1002: 9002, 1003: 9003}
-        assert one.map.secret == two.map.secret == three.map.secret != ""
+        assert one.map.keys == two.map.keys == three.map.keys == {1001: "a1", 1002: "a2", 1003: "a3"}
         assert [member.doubts for member in (one, two, three)] == [[False]] * 3
 
     world(scenario, 1, 2, 3)
@@ -387,7 +387,7 @@ def test_a_fleet_is_described_from_outside(monkeypatch, bytes_max):
         assert nobody is None
         assert seen.owners == one.map.owners == two.map.owners
         assert seen.nodes == one.map.nodes == two.map.nodes
-        assert seen.secret == one.map.secret
+        assert seen.keys == one.map.keys == {1001: "a1", 1002: "a2"}
         assert one.map.topic == TOPIC
 
     world(scenario, 1, 2)

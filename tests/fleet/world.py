@@ -133,6 +133,7 @@ class Peer:
         self.fleet = fleet
         self.caller = caller
         self.place = place
+        self.peer = SimpleNamespace(connection=None, may=_may, extra={}, principal="User:ANONYMOUS")
 
     async def call(self, name, **fields):
         """As `TcpConnection.call`."""
@@ -141,13 +142,8 @@ class Peer:
             raise NotConnected(f"{self.place.host} is not reached")
         self.fleet.calls[name, callee.number] += 1
         body = orjson.loads(orjson.dumps({"call": name, **fields}))
-        answer = orjson.loads(
-            orjson.dumps(
-                await callee.worker.calls.answer(
-                    SimpleNamespace(request=body, peer=SimpleNamespace(connection=None, may=_may))
-                )
-            )
-        )
+        answered = await callee.worker.calls.by_name()[name](SimpleNamespace(request=body, peer=self.peer))
+        answer = orjson.loads(orjson.dumps(answered))
         if self.caller.dead or callee.dead:
             raise ConnectionError("the line broke")
         if "error" in answer:

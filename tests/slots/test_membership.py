@@ -38,7 +38,7 @@ def given(found):
 
 def test_what_a_worker_tells_is_read_as_it_was_told():
     one = told(
-        2**31 - 1, may_lead=False, claims={3: 7, 31: 2**30}, assigned=(3, 31), generation=12, stamp="a", secret="s"
+        2**31 - 1, may_lead=False, claims={3: 7, 31: 2**30}, assigned=(3, 31), generation=12, stamp="a", key="ab"
     )
 
     assert decode_told(TOPIC, encode_told(TOPIC, one)) == one
@@ -109,10 +109,10 @@ def test_of_two_workers_with_one_node_id_the_one_with_claims_keeps_it():
     assert set(found.map.nodes) == {one.node_id for one in maps.values()}
 
 
-def test_the_secret_of_the_latest_generation_is_kept():
-    new, old = told(1, secret="zzz"), told(2, secret="aaa", generation=4, assigned=(0,))
+def test_everybody_learns_the_keys_of_all_workers_also_of_those_that_do_not_lead():
+    maps = given(planned(member("a", told(1, key="aa")), member("b", told(2, key="bb", may_lead=False))))
 
-    assert planned(member("a", new), member("b", old)).map.secret == "aaa"
+    assert maps["a"].keys == maps["b"].keys == {1: "aa", 2: "bb"}
 
 
 def test_a_member_that_is_no_worker_gets_no_slots_and_a_warning():
@@ -154,7 +154,8 @@ def described(found, members):
 def test_the_map_is_put_together_from_what_kafka_tells_of_the_members(monkeypatch, bytes_max):
     monkeypatch.setattr(planning, "GROUP_BYTES_MAX", bytes_max)
     members = [
-        member("a", told(1, claims={0: 4})), member("b", told(1)), member("c", told(3, may_lead=False)),
+        member("a", told(1, claims={0: 4}, key="aa")), member("b", told(1, key="bb")),
+        member("c", told(3, may_lead=False, key="cc")),
         Member("stranger", b""),
     ]  # fmt: skip
     found = planned(*members)
@@ -182,7 +183,15 @@ def test_of_old_and_new_assignments_the_new_ones_count():
 def test_a_thousand_workers_fit_into_kafkas_record():
     draw = random.Random(1)
     members = [
-        member(f"worker-{number}", told(draw.randrange(2**31), claims={number: 5} if number < 32 else {}))
+        member(
+            f"worker-{number}",
+            told(
+                draw.randrange(2**31),
+                claims={number: 5} if number < 32 else {},
+                stamp=f"{draw.randrange(2**31)} 10.0.0.1:9092 0",
+                key=draw.randbytes(32).hex(),
+            ),
+        )
         for number in range(1_000)
     ]
 

@@ -1,0 +1,330 @@
+"""How the workers of a fleet prove to each other who they are.
+
+A worker draws a pair of keys (X25519) when it starts; the private half never leaves its memory. The public half stands
+in what it tells the slot group: only who may READ that group can put one there, and whoever is only told of the group
+(DESCRIBE) learns nothing that helps. A line between two workers begins with a greeting:
+
+    caller → callee    fleet_greet {from, to: public halves, generation, nonce}
+    callee → caller    {nonce}
+
+Both ends make the line's key of their own private half, the other's public half, and both nonces; nobody else can.
+Each call and each answer carries its text and a MAC over the direction, a number, the call's name and that text. So
+what is answered was asked by a worker of this fleet, of this one, on this line, once; and the answer is this worker's.
+
+A public half counts as long as the slot group's last map has it, and `KEPT_S` longer: who leaves in order is asked, and
+asks, while it gives its slots away. A caller of a newer map is waited for: `GREET_S`, in which Kafka is asked, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import orjson
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.failures import Refused
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.fleet.directory import Directory
+    from flowshare.server.edge.base import Call
+    from flowshare.slots.membership import SlotMap
+
+GREET: Final = "fleet_greet"
+"""{"from", "to", "generation", "nonce"} -> {"nonce"}: begins a line; what follows on it is proven."""
+KEPT_S: Final = 30.0
+"""How long a worker that left may still call; what others tell it, or it tells them, is over by then."""
+GREET_S: Final = 2.0
+"""How long a caller is waited for whom the next map may have."""
+PAUSE_S: Final = 0.2
+GREETINGS_MAX: Final = 100
+"""Callers that are waited for at a time."""
+WINDOW: Final = 4096
+"""Calls of a line that may overtake each other; more are never under way."""
+_KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 16
+_LABEL: Final = b"flowshare fleet 1"
+_LINE: Final = "fleet line"
+_ASKED: Final = b"asked"
+_ANSWERED: Final = b"answered"
+_STRANGER: Final = "this call is for the workers of this fleet only"
+
+Body = dict[str, Any]
+Random = Callable[[int], bytes]
+
+
+class Line(Protocol):
+    """A connection to one worker (`client.tcp.TcpConnection`, `ProvenLine`)."""
+
+    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
+        """One private call. Raises: ServerError, NotConnected, ConnectionLost."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class KeyPair:
+    """One worker's keys. `public`: the half that others are told, in hexadecimal digits. random: so many bytes."""
+
+    def __init__(self, random: Random) -> None:
+        self._private = X25519PrivateKey.from_private_bytes(random(_KEY_BYTES))
+        self._random = random
+        self.public: Final = self._private.public_key().public_bytes_raw().hex()
+
+    def nonce(self) -> str:
+        """What is said once."""
+        return self._random(_NONCE_BYTES).hex()
+
+    def line_key(self, other: str, greeting: Greeting) -> bytes:
+        """The key of a line to the worker whose public half is `other`. Raises: ValueError (it is none)."""
+        shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
+        made = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"\0".join((_LABEL, *map(str.encode, greeting))))
+        return made.derive(shared)
+
+
+class Greeting(NamedTuple):
+    """What a line's key is bound to: both public halves, both nonces."""
+
+    caller: str
+    callee: str
+    asked: str
+    answered: str
+
+
+# --- whom this worker knows -----------------------------------------------------------------------------------------
+
+
+class Known:
+    """Public halves of the fleet's workers, as the slot group has them or had them shortly ago.
+
+    describe: the slot group's map as Kafka tells it to anybody; None: not now.
+    """
+
+    def __init__(self, directory: Directory, clock: Clock, describe: Callable[[], Awaitable[SlotMap | None]]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._describe = describe
+        self._map: SlotMap | None = None
+        self._present: frozenset[str] = frozenset()
+        self._former: dict[str, float] = {}
+        self._nodes: dict[int, str] = {}
+        self._news = asyncio.Event()
+        self._waiting = 0
+        self._asking: asyncio.Task[None] | None = None
+        directory.on_change(self._look)
+
+    def has(self, key: str) -> bool:
+        """Whether it is one of the fleet's."""
+        return key in self._present or self._clock.monotonic() < self._former.get(key, 0.0)
+
+    def of(self, node_id: int) -> str | None:
+        """The public half of a worker, also of one that left shortly ago."""
+        key = self._nodes.get(node_id)
+        return key if key is not None and self.has(key) else None
+
+    async def expect(self, key: str, generation: int) -> bool:
+        """Whether it is one of the fleet's, or becomes one shortly; generation: of the map that its owner has."""
+        if self.has(key) or not self._behind(generation) or self._waiting >= GREETINGS_MAX:
+            return self.has(key)
+        self._waiting += 1
+        try:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask(), name="look at the slot group")
+            with suppress(TimeoutError):
+                await self._clock.wait_for(self._heard_of(key, generation), GREET_S)
+        finally:
+            self._waiting -= 1
+        return self.has(key)
+
+    async def _heard_of(self, key: str, generation: int) -> None:
+        while not self.has(key) and self._behind(generation):
+            await self._news.wait()
+
+    async def close(self) -> None:
+        """Ask Kafka no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _behind(self, generation: int) -> bool:
+        now = self._directory.map
+        return now is not None and now.generation < generation
+
+    async def _ask(self) -> None:
+        """While somebody waits, take what Kafka tells of a map that this worker has not got yet, or gets no more."""
+        while self._waiting:
+            with suppress(OSError, ClientError):
+                found = await self._clock.wait_for(self._describe(), GREET_S)
+                if found is not None and self._behind(found.generation):
+                    self._keep(found)
+            await self._clock.sleep(PAUSE_S)
+
+    def _look(self) -> None:
+        before, now = self._map, self._directory.map
+        if now is not None and now is not before:
+            self._map, self._present = now, frozenset(now.keys.values())
+            if before is not None:
+                self._keep(before)
+            self._nodes.update(now.keys)
+            self._tell()
+
+    def _keep(self, found: SlotMap) -> None:
+        now_s = self._clock.monotonic()
+        self._former = {key: until_s for key, until_s in self._former.items() if until_s > now_s}
+        self._former.update(dict.fromkeys(found.keys.values(), now_s + KEPT_S))
+        self._nodes = {node_id: key for node_id, key in self._nodes.items() if self.has(key)} | dict(found.keys)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+# --- the caller's end -----------------------------------------------------------------------------------------------
+
+
+async def greet(line: Line, pair: KeyPair, callee: str, *, generation: int, about: str) -> ProvenLine:
+    """Begin a line to the worker whose public half is `callee`. about: names that worker in errors.
+
+    Raises: ServerError, OSError.
+    """
+    nonce = pair.nonce()
+    told = await line.call(GREET, **{"from": pair.public, "to": callee, "generation": generation, "nonce": nonce})
+    try:
+        key = pair.line_key(callee, Greeting(pair.public, callee, nonce, str(told["nonce"])))
+    except (KeyError, ValueError) as error:
+        raise NotConnected(f"{about} does not greet as a worker does ({error!r})") from None
+    return ProvenLine(line, key, about)
+
+
+class ProvenLine:
+    """A line between two workers that know each other; made by `greet`."""
+
+    def __init__(self, line: Line, key: bytes, about: str) -> None:
+        self._line = line
+        self._key = key
+        self._about = about
+        self._number = 0
+
+    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
+        """One call. Raises: ServerError, NotConnected, ConnectionLost (also: another one answered)."""
+        self._number += 1
+        number, text = self._number, orjson.dumps(fields).decode()
+        told = await self._line.call(name, number=number, text=text, mac=_mac(self._key, _ASKED, number, name, text))
+        answer = str(told.get("text", ""))
+        if not _same(told.get("mac"), _mac(self._key, _ANSWERED, number, name, answer)):
+            raise ConnectionLost(f"{self._about}: what answered {name} is not that worker")
+        body: Body = orjson.loads(answer)
+        if "error" in body:
+            raise ServerError(ErrorCode.known(body["error"]), body.get("message"), about=f"{self._about}: {name}")
+        return body
+
+    async def close(self) -> None:
+        """End it."""
+        await self._line.close()
+
+
+# --- the callee's end -----------------------------------------------------------------------------------------------
+
+
+class _Session:
+    """A line at the one that is called. Each number is taken once."""
+
+    def __init__(self, caller: str, key: bytes) -> None:
+        self.caller = caller
+        self.key = key
+        self._highest = 0
+        self._taken = 0
+        """A bit a number, the highest one's the lowest."""
+
+    def takes(self, number: int) -> bool:
+        """Whether this number is new; it is not from now on."""
+        ahead = number - self._highest
+        if ahead > 0:
+            self._taken = (self._taken << ahead | 1) & (1 << WINDOW) - 1 if ahead < WINDOW else 1
+            self._highest = number
+            return True
+        if ahead <= -WINDOW or self._taken >> -ahead & 1:
+            return False
+        self._taken |= 1 << -ahead
+        return True
+
+
+class Opened(NamedTuple):
+    """A call that was proven: what it says, and how its answer is."""
+
+    body: Body
+    name: str
+    number: int
+    key: bytes
+
+    def answered(self, answer: Body) -> Body:
+        """The answer, proven."""
+        text = orjson.dumps(answer).decode()
+        return {"text": text, "mac": _mac(self.key, _ANSWERED, self.number, self.name, text)}
+
+
+class Door:
+    """Lets the calls of other workers in."""
+
+    def __init__(self, pair: KeyPair, known: Known, directory: Directory) -> None:
+        self._pair = pair
+        self._known = known
+        self._directory = directory
+
+    async def greet(self, call: Call) -> Body:
+        """Begin a line. Raises: Refused."""
+        caller, callee, generation, nonce = (call.request.get(name) for name in ("from", "to", "generation", "nonce"))
+        if type(generation) is not int or not all(isinstance(one, str) for one in (caller, callee, nonce)):
+            raise Refused(ErrorCode.INVALID_REQUEST, f"{GREET} needs from, to, generation and nonce")
+        trusted = await self._known.expect(caller, generation)
+        mine = self._directory.map
+        if mine is None or (not trusted and mine.generation < generation):
+            raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "this worker is joining its fleet; try again")
+        if not trusted:
+            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER)
+        if callee != self._pair.public:
+            raise Refused(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "another worker listened here before; try again when you know"
+            )
+        answered = self._pair.nonce()
+        try:
+            key = self._pair.line_key(caller, Greeting(caller, callee, nonce, answered))
+        except ValueError:
+            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER) from None
+        call.peer.extra[_LINE] = _Session(caller, key)
+        return {"nonce": answered}
+
+    def open(self, call: Call) -> Opened:
+        """What a call says, if a worker of this fleet says it to this one, now. Raises: Refused."""
+        session: _Session | None = call.peer.extra.get(_LINE)
+        name, number, text = str(call.request["call"]), call.request.get("number"), call.request.get("text")
+        if (
+            session is None
+            or type(number) is not int
+            or not 0 < number < 1 << 63
+            or not isinstance(text, str)
+            or not _same(call.request.get("mac"), _mac(session.key, _ASKED, number, name, text))
+            or not self._known.has(session.caller)
+            or not session.takes(number)
+        ):
+            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER)
+        return Opened(orjson.loads(text), name, number, session.key)
+
+
+def _mac(key: bytes, direction: bytes, number: int, name: str, text: str) -> str:
+    head = b"\0".join((direction, str(number).encode(), name.encode(), b""))
+    return hmac.digest(key, head + text.encode(), "sha256").hex()
+
+
+def _same(told: object, wanted: str) -> bool:
+    return isinstance(told, str) and hmac.compare_digest(told.encode(), wanted.encode())
