@@ -174,11 +174,13 @@ class WorkersBackend:
 
         cluster, place = self._cluster, self._place
         assert cluster is not None
-        self._secured.check(place.listen[0], self._security)
+        brokers = self._broker.hosts
+        listens = await asyncio.to_thread(place.listens, brokers, guarded=self._secured.guarded)  # looks names up
+        self._secured.check(listens[0], self._security)
         doors = await self._secured.doors(self._clock)
         worker = self._worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
         await worker.prepare()
-        host = place.advertised_host(self._broker.hosts)
+        host = await asyncio.to_thread(place.advertised_host, listens[0], brokers)
         node = Node(
             host=host, port=place.advertised_port, node_id=worker.node_id, cluster_id=f"flowshare-{place.fleet}"
         )
@@ -193,7 +195,7 @@ class WorkersBackend:
         )
         worker.settings.on_change(lambda config: listener.configure(config.limits))
         try:
-            await listener.start(*place.listen)
+            await listener.start(*listens)
         except ListenerError as error:
             raise BackendError(str(error)) from None
         self._own = listener.node.host, listener.node.port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import socket
 import uuid
@@ -30,13 +31,14 @@ WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104  compared with, not bound
 class FleetPlace:
     """One process's place in a fleet.
 
-    listen: host and port of the listener, port 0 any free one. advertise: what others are told, None: found out.
+    listen: host and port of the listener, port 0 any free one; None: see `listens`. advertise: what others are told,
+    None: found out.
     settings: of a fleet that never had any.
     """
 
     fleet: str
     lead: bool
-    listen: tuple[str, int]
+    listen: tuple[str, int] | None
     advertise: tuple[str, int] | None
     slots: int | None
     state_dir: Path | None
@@ -52,7 +54,7 @@ class FleetPlace:
         return cls(
             fleet=fleet_of(broker),
             lead=lead and broker.flag("lead", default=True),
-            listen=_address("listen", options["listen"]) if "listen" in options else ("", 0),
+            listen=_address("listen", options["listen"]) if "listen" in options else None,
             advertise=_address("advertise", options["advertise"]) if "advertise" in options else None,
             slots=None if slots is None else int(slots),
             state_dir=Path(options["state_dir"]) if "state_dir" in options else None,
@@ -64,11 +66,22 @@ class FleetPlace:
         """0: the port that is listened on."""
         return 0 if self.advertise is None else self.advertise[1]
 
-    def advertised_host(self, brokers: tuple[str, ...]) -> str:
-        """What was named, else where it listens, else the address from which this machine reaches the brokers."""
+    def listens(self, brokers: tuple[str, ...], *, guarded: bool) -> tuple[str, int]:
+        """Host and port: what was named, else all addresses and any free port.
+
+        A listener that is not `guarded`, by TLS or logins, is for this machine only where the brokers are on it.
+        """
+        if self.listen is not None:
+            return self.listen
+        near = _towards(brokers)
+        apart = self.advertise is not None and not loopback(self.advertise[0])
+        return (near, 0) if not guarded and not apart and loopback(near) else ("", 0)
+
+    def advertised_host(self, listens: str, brokers: tuple[str, ...]) -> str:
+        """What was named, else where it `listens`, else the address from which this machine reaches the brokers."""
         if self.advertise is not None:
             return self.advertise[0]
-        return self.listen[0] if self.listen[0] not in WILDCARDS else _towards(brokers)
+        return listens if listens not in WILDCARDS else _towards(brokers)
 
     def options(self) -> FleetOptions:
         """For the worker; node id and name are drawn."""
@@ -88,6 +101,16 @@ class FleetPlace:
 def fleet_of(broker: BrokerUrl) -> str:
     """Name of the fleet that a broker URL is about."""
     return broker.options.get("fleet", DEFAULT_FLEET)
+
+
+def loopback(host: str) -> bool:
+    """Whether it is this machine alone that reaches a listener there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _towards(brokers: tuple[str, ...]) -> str:

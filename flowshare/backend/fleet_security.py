@@ -8,14 +8,16 @@ brokers would. What is on:
     rights                  as soon as the listener asks who somebody is, or `listen_acls` is named: nobody but the
                             fleet itself may do anything that the ACL file does not grant
 
+A listener with neither TLS nor logins is for this machine only, unless `listen_insecure` says otherwise.
+
 The fleet's own processes, workers and commands, reach its listeners by `fleet_user` or by certificate. A worker's call
-to another one needs the fleet's secret and, where rights are on, CLUSTER_ACTION on the cluster: super users have it,
-`fleet_user` is one. Each option stands in the broker URL, or in the environment as FLOWSHARE_ and its name.
+to another one needs the keys of a member of the slot group (`fleet.proof`) and, where rights are on, CLUSTER_ACTION on
+the cluster: super users have it, `fleet_user` is one. Each option stands in the broker URL, or in the environment as
+FLOWSHARE_ and its name.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from flowshare.backend.base import BackendError
+from flowshare.backend.fleet_options import loopback
 from flowshare.backend.url import BadBrokerUrl
 
 if TYPE_CHECKING:
@@ -73,8 +76,8 @@ class FleetSecurity:
     """How a fleet's listeners are secured.
 
     tls, users_file, mechanisms, acl_file, super_users: as in `server.standalone.StandaloneOptions`. client_auth: none,
-    requested or required. insecure: listen beyond this machine although the brokers ask for more. own: how the fleet's
-    processes reach each other.
+    requested or required. insecure: listen beyond this machine although the brokers ask for more, or nobody is asked
+    anything. own: how the fleet's processes reach each other.
     """
 
     tls: ServerTls | None
@@ -119,21 +122,36 @@ class FleetSecurity:
             own=own,
         )
 
+    @property
+    def knows(self) -> bool:
+        """Whether the listener asks everybody who they are."""
+        return self.users_file is not None or self.client_auth == "required"
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the listener has TLS or logins."""
+        return self.tls is not None or self.knows
+
     def check(self, listen: str, kafka: Security) -> None:
-        """Refuse a listener at `listen` that gives away what the brokers protect. Raises: BackendError."""
-        if self.insecure or _loopback(listen):
+        """Refuse a listener at `listen` that gives away what the brokers protect, or that is not guarded at all.
+
+        Raises: BackendError
+        """
+        if self.insecure or loopback(listen):
             return
         missing: list[str] = []
-        if kafka.tls and self.tls is None:
+        if self.tls is None and (kafka.tls or not self.guarded):
             missing.append("TLS (listen_tls_cert)")
-        known = self.users_file is not None or self.client_auth == "required"
-        if (kafka.sasl or kafka.certificate_file is not None) and not known:
+        asked = kafka.sasl or kafka.certificate_file is not None
+        if not self.knows and (asked or not self.guarded):
             missing.append("logins (listen_sasl_users, or listen_tls_client_auth=required)")
         if missing:
+            less = asked or kafka.tls
             raise BackendError(
                 "this worker's listener can be reached from other machines and hands out what the worker may read, and "
-                f"the brokers ask for more than it does: add {' and '.join(missing)}; or listen on this machine only, "
-                "listen=127.0.0.1:0; or say listen_insecure=true"
+                f"{'the brokers ask for more than it does' if less else 'it asks nobody who they are'}: add "
+                f"{' and '.join(missing)}; or listen on this machine only, listen=127.0.0.1:0; or, where whoever "
+                "reaches it may read and change all, say listen_insecure=true (FLOWSHARE_LISTEN_INSECURE=true)"
             )
 
     async def doors(self, clock: Clock) -> Doors:
@@ -266,12 +284,3 @@ def _flag(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise BadBrokerUrl(f"{name}={text!r}: write true or false")
     return text.lower() == "true"
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flowshare.backend import fleet_options
 from flowshare.backend.base import BackendError
 from flowshare.backend.fleet import WorkersBackend
+from flowshare.backend.fleet_options import FleetPlace
 from flowshare.backend.fleet_security import FleetSecurity
 from flowshare.backend.url import BadBrokerUrl, parse_broker
 from flowshare.client.security import Security
@@ -96,6 +98,7 @@ def test_what_makes_no_sense_is_refused_saying_what_is_missing(query: str, words
 @pytest.mark.parametrize(
     ("query", "kafka", "missing"),
     [
+        ("", Security(), "asks nobody who they are: add TLS.* and logins"),
         ("", Security(protocol="SSL"), "TLS"),
         ("listen_tls_cert=c.pem", LOGIN, "logins"),
         ("", LOGIN, "TLS.* and logins"),
@@ -113,7 +116,8 @@ def test_a_listener_that_gives_away_what_the_brokers_protect_is_refused(
 
 
 def test_a_listener_that_asks_for_as_much_as_the_brokers_is_taken() -> None:
-    read().check("", Security())
+    read("listen_tls_cert=c.pem").check("", Security())
+    read("listen_sasl_users=users&fleet_user=a", **PASSWORD).check("10.0.0.1", Security())
     certain = "listen_tls_cert=c.pem&listen_tls_ca=ca.pem&listen_tls_client_auth=required"
     read(certain).check("10.0.0.1", LOGIN)
 
@@ -137,3 +141,27 @@ async def test_a_file_that_is_not_there_is_named(option: str) -> None:
 def test_a_backend_refuses_bad_options_when_it_is_made() -> None:
     with pytest.raises(BadBrokerUrl, match="listen_tls_cert"):
         WorkersBackend(parse_broker("kafka://a:1?share=workers&listen_tls_key=k.pem"))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "query", "listens"),
+    [
+        ("127.0.0.1:1", "", ("127.0.0.1", 0)),
+        ("127.0.0.1:1", "listen_insecure=true", ("127.0.0.1", 0)),
+        ("127.0.0.1:1", "advertise=127.0.0.2:9095", ("127.0.0.1", 0)),
+        ("127.0.0.1:1", "advertise=worker-1:9095", ("", 0)),
+        ("127.0.0.1:1", "listen_tls_cert=c.pem", ("", 0)),
+        ("127.0.0.1:1", "listen=0.0.0.0:9095", ("0.0.0.0", 9095)),
+        ("192.0.2.1:1", "", ("", 0)),
+        ("192.0.2.1:1", "listen=127.0.0.1:9095", ("127.0.0.1", 9095)),
+    ],
+)
+def test_where_nothing_is_guarded_a_worker_listens_on_the_loopback_if_its_brokers_do(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, query: str, listens: tuple[str, int]
+) -> None:
+    monkeypatch.setattr(fleet_options, "_towards", lambda brokers: "127.0.0.1" if "127" in brokers[0] else "10.0.0.7")
+    broker = parse_broker(f"kafka://{hosts}?share=workers&{query}")
+    place, secured = FleetPlace.of(broker, lead=True), FleetSecurity.of(broker, {})
+
+    assert place.listens(broker.hosts, guarded=secured.guarded) == listens
+    assert place.advertised_host("127.0.0.1", broker.hosts) == (place.advertise or ("127.0.0.1", 0))[0]
