@@ -32,3 +32,10 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 def resize(path: Path, size: str) -> None:
     """Give the file system another size."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(path)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Leave not one free byte on the file system."""
+    with (path / "junk").open("wb", buffering=0) as junk, contextlib.suppress(OSError):
+        while True:
+            junk.write(bytes(4096))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
 
-from flowshare.log.base import StorageError
+from flowshare.log.base import StorageError, no_room
 from flowshare.log.owner import OwnerLock
 from flowshare.slots.errors import SlotError
 from flowshare.slots.records import Entry
@@ -156,10 +156,7 @@ class SlotCache:
     def _open_blocking(self, now_ms: int) -> None:
         self._lock = OwnerLock(self._path, now_ms=now_ms)
         try:
-            file = self._path / IDENTITY_FILE
-            if not file.exists():
-                file.write_text(str(uuid.uuid4()))
-            self.identity = file.read_text().strip()
+            self.identity = _identity(self._path / IDENTITY_FILE)
         except OSError as error:
             self._lock.release()
             raise StorageError(f"{self._path} cannot be used for a worker's state: {error}") from error
@@ -211,6 +208,8 @@ class SlotCache:
         return None
 
     def _kept_blocking(self, slots: int) -> tuple[int, ...]:
+        if self._db is None:
+            return ()
         return tuple(slot for slot in range(slots) if self._db.get(_SLOT.pack(slot) + SUMMARY) is not None)
 
     def _entries(self, slot: int) -> list[Kept]:
@@ -257,3 +256,23 @@ class SlotCache:
         self._shut()
         if self._lock is not None:
             self._lock.release()
+
+
+def _identity(file: Path) -> str:
+    """The name in the file, or a new one; on a full disk that is not kept, and the next start has another.
+
+    Raises: OSError
+    """
+    known = file.read_text().strip() if file.exists() else ""
+    if known:
+        return known
+    made, draft = str(uuid.uuid4()), file.with_suffix(".new")
+    try:
+        draft.write_text(made)
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        if not no_room(error):
+            raise
+        logger.warning("%s has no room: the next start of this worker is another worker to its fleet", file.parent)
+    return made

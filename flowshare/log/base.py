@@ -7,6 +7,8 @@ survives is the implementation's setting).
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +71,10 @@ class StorageError(LogError):
     """The disk refused the write; nothing of it was confirmed."""
 
 
+class StorageFull(StorageError):
+    """There is no room on the disk. What is stored can be read; writing goes on when there is room again."""
+
+
 class StorageDamaged(LogError):
     """What is stored contradicts itself; nothing was changed by opening it."""
 
@@ -86,6 +92,13 @@ class NotLed(LogError):
 
 class StorageHeld(LogError):
     """Another process holds the path; the text names it."""
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether a disk refused something because it, or a quota on it, is full; RocksDB says so in words only."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from flowshare.log.writer import Gate, Request, Writer
 
 RESUME_FIRST_S: Final = 0.5
 RESUME_MAX_S: Final = 5.0
+REMIND_S: Final = 60.0
+"""Between two lines in the log about a storage that cannot be written."""
 logger = logging.getLogger(__name__)
 
 
@@ -21,7 +23,8 @@ class Commits:
     """Takes steps, in order of the calls; each is applied to what the loop knows when it is durable.
 
     `changed` is called with a partition after commits that touched it, once a commit. `roll_back` is called after a
-    write error, when the store takes writes again: what was not applied by then is not in the store.
+    write error, when the store takes writes again: what was not applied by then is not in the store. A store that was
+    opened for reading only, because its disk is full, is as one after a write error.
     """
 
     def __init__(
@@ -41,6 +44,10 @@ class Commits:
         self._delay_s = RESUME_FIRST_S
         self._closed = False
         self._writer = Writer(store, self._loop, self._committed)
+        self._reminded_s = clock.monotonic()
+        if store.full is not None:
+            logger.error("nothing can be written, the storage is read only: %s", store.full)
+            self._resume_later()
 
     def check(self) -> None:
         """Whether steps are taken now. Raises: StorageError."""
@@ -98,9 +105,10 @@ class Commits:
             if error is None:
                 request.future.set_result(None)
             else:
-                request.future.set_exception(StorageError(str(error)))
+                request.future.set_exception(type(error)(str(error)))
         if error is not None:
             logger.error("writing failed; nothing is confirmed until the storage takes writes again: %s", error)
+            self._reminded_s = self._clock.monotonic()
             self._resume_later()
 
     def _apply(self, requests: list[Request]) -> None:
@@ -124,7 +132,9 @@ class Commits:
     def _resumed(self, survivors: list[Request], error: StorageError | None) -> None:
         """On the loop: the store takes writes again, or not yet. `survivors` failed, but are stored."""
         if error is not None:
-            logger.warning("the storage cannot be written yet: %s", error)
+            if self._clock.monotonic() - self._reminded_s >= REMIND_S:
+                logger.warning("the storage cannot be written yet: %s", error)
+                self._reminded_s = self._clock.monotonic()
             self._resume_later()
             return
         self._delay_s = RESUME_FIRST_S

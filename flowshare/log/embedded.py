@@ -4,7 +4,7 @@ An append gets its offsets on the loop at once and is visible when it is durable
 that it survives the death of the process; with `fsync=True` also that of the machine. Store calls happen in the
 writer thread (`writer.py`) and a few reader threads, never on the loop; batches appended lately are read from memory
 (`tail.py`). After a write error everything unconfirmed fails, reading goes on, and the store is opened again in the
-background until writes work.
+background until writes work. A storage whose disk is full is opened so, too.
 """
 
 from __future__ import annotations
@@ -396,6 +396,8 @@ class EmbeddedStorage:
             listener(topic, partition)
 
     def _roll_back(self) -> None:
+        if self._lock.untold:
+            self._loop.run_in_executor(self._pool, self._lock.tell)
         self._budget.clear()
         self._ahead.clear()
         for partitions in self._partitions.values():

@@ -7,6 +7,7 @@ its own, but its message names nobody and a read-only opening ignores it.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +17,15 @@ from typing import Final
 
 import orjson
 
-from flowshare.log.base import StorageError, StorageHeld
+from flowshare.log.base import StorageError, StorageHeld, no_room
 
 LOCK_FILE: Final = "lock"
 OWNER_FILE: Final = "owner.json"
 WORKERS_DIRECTORY: Final = "workers"
 OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, "store", "confirmed"})
 """What a storage's directory holds (see `store.py` for the last two, `backend/workers.py` for the one before)."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class OwnerLock:
         self._path = path
         self.before: Owner | None = None
         """Who held the path before and did not let go of it in order."""
+        self.untold = False
+        """Whether `owner.json` is not there, because the disk has no room for it: nobody can join."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(path)
@@ -68,7 +73,7 @@ class OwnerLock:
         self.before = read_owner(path)
         self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname())
         try:
-            self._write()
+            self.tell()
         except OSError as error:
             os.close(self._file)
             raise StorageError(_unusable(path, error)) from error
@@ -76,7 +81,25 @@ class OwnerLock:
     def set_listener(self, listener: str | None) -> None:
         """Change where the holder listens. Raises: OSError."""
         self.owner = replace(self.owner, listener=listener)
-        self._write()
+        self.tell()
+
+    def tell(self) -> None:
+        """Write `owner.json`; with a full disk that can stay undone (`untold`). Raises: OSError."""
+        try:
+            try:
+                self._write()
+            except OSError as error:
+                if not no_room(error):
+                    raise
+                (self._path / OWNER_FILE).unlink(missing_ok=True)  # its own room is enough
+                self._write()
+            self.untold = False
+        except OSError as error:
+            if not no_room(error):
+                raise
+            if not self.untold:
+                logger.warning("%s has no room for %s: other processes cannot join this one", self._path, OWNER_FILE)
+            self.untold = True
 
     def release(self) -> None:
         """Remove `owner.json` and drop the lock."""
@@ -86,8 +109,12 @@ class OwnerLock:
     def _write(self) -> None:
         # A reader never sees half a file.
         draft = self._path / f"{OWNER_FILE}.new"
-        draft.write_bytes(orjson.dumps(asdict(self.owner)))
-        draft.replace(self._path / OWNER_FILE)
+        try:
+            draft.write_bytes(orjson.dumps(asdict(self.owner)))
+            draft.replace(self._path / OWNER_FILE)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -106,6 +133,8 @@ def _unusable(path: Path, error: OSError) -> str:
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             return f"{path} cannot be used as a storage: {place} is a file; name a directory in the broker URL"
+    if no_room(error):
+        return f"{path} cannot be used as a storage: {error.strerror}; make room on that disk first"
     return (
         f"{path} cannot be used as a storage: {error.strerror}; give this user the right to write there, or name "
         "another directory in the broker URL"

@@ -6,6 +6,8 @@ Traps of rocksdict that this module keeps from the others (all measured):
 - Opening for writing changes files, so everything is checked through a read-only opening first.
 - Without CURRENT it makes a new, empty store over the old files.
 - After "no space left" a store refuses writes until it is opened again; there is no call to resume.
+- Opening for writing copies the write-ahead log into sorted files; without room for that it fails. Opening for reading
+  needs no room.
 
 Methods block and are called from worker threads only.
 """
@@ -34,7 +36,7 @@ from rocksdict import (
 )
 
 from flowshare.log import keys
-from flowshare.log.base import StorageDamaged, StorageError
+from flowshare.log.base import StorageDamaged, StorageError, StorageFull, no_room
 from flowshare.log.marker import Marker, check_reached
 from flowshare.log.wal import check_wal
 
@@ -49,6 +51,7 @@ CHECK_BYTES: Final = 64 * 1024 * 1024
 CHECK_BYTES_MIN: Final = 64 * 1024
 """And of each partition at least."""
 MARKER_SYNC_COMMITS: Final = 256
+MAKE_ROOM: Final = "make room on that disk, and writing goes on by itself"
 
 Write = tuple[bytes, bytes | None]
 """Put, or with None delete."""
@@ -64,10 +67,13 @@ class Step(NamedTuple):
 
 
 class Store:
-    """One store, open until `close`. Reads may come from any thread, `commit` and `reopen` from one."""
+    """One store, open until `close`. Reads may come from any thread, `commit` and `reopen` from one.
+
+    full: why it is open for reading only, until `reopen`: the disk has no room to open it for writing.
+    """
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
-        """Open, or make a new one. Raises: StorageDamaged, StorageError."""
+        """Open, or make a new one. Raises: StorageDamaged, StorageError (StorageFull: no room for a new one)."""
         self._directory = path / STORE_DIRECTORY
         self._fsync = fsync
         self._turn = threading.Condition()
@@ -76,9 +82,10 @@ class Store:
         self._write_options = WriteOptions()
         self._write_options.sync = fsync
         self._db: Rdict | None = None
-        with _disk_errors():
+        self.full: StorageFull | None = None
+        self.commits = 0
+        with _disk_errors(path):
             self._marker = self._open(path / MARKER_FILE)
-        self.commits = self._marker.mark.confirmed
 
     def _open(self, marker_path: Path) -> Marker:
         if not marker_path.exists():
@@ -89,19 +96,34 @@ class Store:
             marker = Marker.load(marker_path)
         try:
             if marker.mark.confirmed or (self._directory / "CURRENT").exists():
-                commit = self._check(marker)
-                self._db = self._open_db(self._options)
+                self.commits = self._check(marker)
+                self.full = self._open_checked()
             else:
-                commit = 0
                 self._options.create_if_missing(True)
                 self._db = self._open_db(self._options)
                 self._options.create_if_missing(False)
                 self._put_version()
-            marker.write(commit, synced=commit)
+            if self.full is None:
+                marker.write(self.commits, synced=self.commits)
         except BaseException:
             marker.close()
             raise
         return marker
+
+    def _open_checked(self) -> StorageFull | None:
+        """Open for writing, or, where there is no room for that, for reading: why. Raises: StorageError."""
+        try:
+            probe_space(self._directory, 0)
+            with _disk_errors(self._directory):
+                self._db = self._open_db(self._options)
+        except StorageFull as error:
+            self._db = self._open_db(_options(), read_only=True)
+            try:
+                probe_space(self._directory)
+            except StorageFull as wanted:
+                return wanted
+            return error
+        return None
 
     def _put_version(self) -> None:
         assert self._db is not None
@@ -229,7 +251,9 @@ class Store:
                 else:
                     batch.put(key, value)
         batch.put(keys.COMMIT, keys.pack(number))
-        with _disk_errors():
+        if self.full is not None:
+            raise self.full
+        with _disk_errors(self._directory):
             if self._db is None:
                 raise StorageError("the store is closed")
             self._db.write(batch, self._write_options)
@@ -254,14 +278,14 @@ class Store:
             self._turn.wait_for(lambda: self._readers == 0)
             self._close_db()
             try:
-                with _disk_errors():
+                with _disk_errors(self._directory):
                     self._db = self._open_db(self._options)
                     commit = self._db.get(keys.COMMIT)
                     # A write that failed may be there all the same.
                     number = keys.unpack(commit) if commit is not None else 0
                     if number < self.commits:
                         raise StorageError(f"commit {self.commits} was confirmed, the store ends with {number}")
-                    self.commits = number
+                    self.commits, self.full = number, None
             except StorageError:
                 self._close_db()
                 with contextlib.suppress(Exception):
@@ -295,7 +319,7 @@ class Store:
 def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
     """Whether there is room to open a store again, which copies the write-ahead log into sorted files.
 
-    Raises: StorageError
+    Raises: StorageFull, StorageError
     """
     try:
         wanted = size + sum(file.stat().st_size for file in directory.glob("*.log"))
@@ -304,7 +328,7 @@ def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
         raise StorageError(f"{directory}: {error.strerror}") from error
     free = state.f_bavail * state.f_frsize
     if free < wanted:
-        raise StorageError(f"{directory}: {free} bytes are free, {wanted} are needed to go on")
+        raise StorageFull(f"{directory}: {free} bytes are free, {wanted} are needed to go on: {MAKE_ROOM}")
 
 
 def _synced() -> WriteOptions:
@@ -345,11 +369,13 @@ def _damage() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
+def _disk_errors(place: Path) -> Iterator[None]:
     """rocksdict raises plain Exception; what comes from writing is the disk's."""
     try:
         yield
     except (StorageDamaged, StorageError):
         raise
     except Exception as error:
+        if no_room(error):
+            raise StorageFull(f"the disk refused: {error}; {MAKE_ROOM} ({place})") from error
         raise StorageError(f"the disk refused: {error}") from error

@@ -108,7 +108,7 @@ class Writer:
         self._done = done
         self._turn = threading.Condition()
         self._queue: deque[Request] = deque()
-        self._refusal: StorageError | None = None
+        self._refusal: StorageError | None = store.full
         self._doubtful: tuple[int, list[Request]] | None = None
         self._survivors: list[Request] = []
         self._resume: Done | None = None
@@ -117,9 +117,10 @@ class Writer:
         self._thread.start()
 
     def check(self) -> None:
-        """Whether requests are taken. Raises: StorageError after a write error, until `accept`, and after `close`."""
+        """Whether requests are taken. Raises: StorageError after a write error, or an opening without room for
+        writing, until `accept`, and after `close`."""
         if self._refusal is not None:
-            raise StorageError(str(self._refusal))
+            raise type(self._refusal)(str(self._refusal))
 
     def submit(self, request: Request) -> None:
         """Queue. Raises: StorageError, see `check`."""
@@ -131,7 +132,7 @@ class Writer:
                 self._turn.notify()
 
     def resume(self, done: Done) -> None:
-        """Open the store again after a write error; `done(survived, error)` is called on the loop.
+        """Open the store again, after a write error or without room; `done(survived, error)` is called on the loop.
 
         `survived` are the requests of the failed commit if it is in the store all the same.
         """

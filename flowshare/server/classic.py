@@ -116,7 +116,10 @@ class ClassicGroups:
                 self._damage.add(group_id, group_key(group_id), f"its members: {error}")
                 continue
             self.entries[group_id] = Entry(group, loaded.offsets)
-        await self._forget_topics(lambda topic_id: self.topics.by_id(topic_id) is not None)
+        try:
+            await self._forget_topics(lambda topic_id: self.topics.by_id(topic_id) is not None)
+        except CoordinatorNotAvailable as error:
+            logger.warning("offsets of deleted topics are left for the next start: %s", error)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._watch(), name="classic groups"),

@@ -22,6 +22,7 @@ from flowshare.log.base import (
     RecordsTooLarge,
     StorageDamaged,
     StorageError,
+    StorageFull,
     TopicExists,
     UnknownTopic,
 )
@@ -41,6 +42,7 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     InvalidTimestamp: ErrorCode.INVALID_TIMESTAMP,
     RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
     StorageError: ErrorCode.KAFKA_STORAGE_ERROR,
+    StorageFull: ErrorCode.KAFKA_STORAGE_ERROR,
     StorageDamaged: ErrorCode.KAFKA_STORAGE_ERROR,
 }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import uuid
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -220,3 +223,32 @@ async def test_a_slot_that_is_led_is_kept_while_it_is_led(make):
         assert world.kafka.asked[m.ListOffsetsRequest] == 0
 
     await run_with(make, first, second)
+
+
+async def test_a_full_disk_keeps_nobody_from_leading(make, tmp_path, monkeypatch, caplog):
+    """State is in the slots' logs; what a directory without room cannot keep is read from there."""
+    write_text = Path.write_text
+
+    def refused(path, _):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def no_store(_):
+        raise Exception("IO error: No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    monkeypatch.setattr(SlotCache, "_open_db", no_store)
+    cache = await make()
+    assert uuid.UUID(cache.identity)
+    assert await cache.kept(8) == ()
+    assert await cache.load(0) is None
+    assert "has no room: the next start of this worker is another worker to its fleet" in caplog.text
+    await cache.close()
+    assert not (tmp_path / "state" / "identity").exists()
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    (tmp_path / "state" / "identity").touch()  # what a full disk leaves of a file that is written
+    cache = await make()
+    assert uuid.UUID(cache.identity)
+    await cache.close()
+    assert (await make()).identity == cache.identity

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from flowshare.log.base import StorageDamaged
+from flowshare.log.base import StorageDamaged, StorageFull
 from flowshare.protocol.scram import DIGESTS, ScramError, prepared
 from flowshare.server.security.credentials import Credential, Shape, decoy, drawn, hashed, plain_shape, salt_for
 
@@ -20,6 +21,7 @@ PREFIX: Final = b"x/user/"
 SECRET: Final = b"x/secret"
 STORED_MAX: Final = 10_000
 """Credentials that may be made over the wire."""
+logger = logging.getLogger(__name__)
 
 
 class Users:
@@ -136,7 +138,10 @@ class Users:
         if found:
             return found[0][1]
         secret = random(32)
-        await self._store.write([(SECRET, secret)])
+        try:
+            await self._store.write([(SECRET, secret)])
+        except StorageFull as error:
+            logger.warning("the secret of unknown users' salts is not kept, the next start has another: %s", error)
         return secret
 
 
