@@ -87,7 +87,7 @@ class GroupConfigs:
         validate_only: bool,
         by: tuple[str, str] | None = None,
     ) -> None:
-        """Set (None: unset) settings of a group, all or none.
+        """Set (None: unset) settings of a group, all or none; what changes nothing is not written.
 
         by: principal and host of who asks, kept beside what says where dead letters go (`server.dead_letters`); None:
         the server's own process.
@@ -101,11 +101,11 @@ class GroupConfigs:
         merged = {**{name: text for name, text in stored.items() if name != DEAD_LETTER_BY}, **changes}
         wanted = {name: text for name, text in merged.items() if text is not None}
         GroupConfig.parse(wanted, self._server)
-        if validate_only:
+        wanted = with_namer(wanted, changes, stored.get(DEAD_LETTER_BY), by)
+        if validate_only or wanted == stored:
             return
         if group_id not in self._stored and len(self._stored) >= CONFIGURED_MAX:
             raise Refused(ErrorCode.POLICY_VIOLATION, f"{CONFIGURED_MAX} groups have settings; remove some first")
-        wanted = with_namer(wanted, changes, stored.get(DEAD_LETTER_BY), by)
         value = orjson.dumps(wanted) if wanted else None
         await self._storage.write([(PREFIX + group_id.encode(), value)])
         self._keep(group_id, wanted)

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+import orjson
 import pytest
 
 from flowshare.clock import LoopClock
@@ -17,6 +18,8 @@ from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.owner import OWNER_FILE, OwnerLock, read_owner
 from flowshare.log.store import Store
 from flowshare.server.cluster import cluster_id
+from flowshare.server.damage import Damage
+from flowshare.server.group_configs import GroupConfigs
 from flowshare.server.security.users import Users
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
@@ -138,6 +141,21 @@ def test_a_server_starts_on_a_full_disk(path, disk):
         await users.start(os.urandom)
         assert set(server.topics) == {"t"}
         await server.close()
+
+    opened(path, body)
+
+
+def test_settings_that_a_group_has_already_are_no_write(path, disk):
+    """A worker that starts says its agents' settings each time; on a full disk it waits for room instead of ending."""
+
+    async def body(storage) -> None:
+        configs = GroupConfigs(storage, ServerConfig.embedded({}), Damage())
+        configs.take_up([(b"c/g", orjson.dumps({"share.auto.offset.reset": "earliest"}))])
+
+        await configs.alter("g", {"share.auto.offset.reset": "earliest"}, validate_only=False)
+        await configs.alter("h", {"share.auto.offset.reset": None}, validate_only=False)
+        with pytest.raises(StorageFull):
+            await configs.alter("g", {"share.auto.offset.reset": "latest"}, validate_only=False)
 
     opened(path, body)
 
