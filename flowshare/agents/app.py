@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack, cast, overload
 
 import faust
@@ -31,6 +32,7 @@ from flowshare.agents.settings import read_options, read_share
 from flowshare.agents.setup import group_settings
 from flowshare.agents.streams import DRAIN_S, Streams
 from flowshare.agents.topic import Topic
+from flowshare.log.folder import OwnFolder, make_private
 
 if TYPE_CHECKING:
     from flowshare.agents.host import Host
@@ -396,6 +398,8 @@ class App(faust.App):
     async def on_first_start(self) -> None:
         """Faust's hook: makes the data directory (`datadir`) if a table keeps its data on disk."""
         if self.streams.on_disk:
+            make_private(Path(self.conf.datadir))
+            OwnFolder.own(Path(self.conf.appdir)).close()  # what tables keep is no other user's to read
             self._create_directories()
 
     async def _wait_for_table_recovery_completed(self) -> bool:

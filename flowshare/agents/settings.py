@@ -17,6 +17,7 @@ from mode.utils.imports import symbol_by_name
 
 from flowshare.agents.errors import UsageError, refuse_unknown
 from flowshare.backend.url import SHARES, BadBrokerUrl, BrokerUrl, parse_broker
+from flowshare.log.folder import place_of
 
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
 DATADIR_ENV: Final = "APP_DATADIR"
@@ -102,7 +103,7 @@ def _data_folder(app_id: str, address: BrokerUrl | None) -> str:
     if DATADIR_ENV in os.environ:
         return os.environ[DATADIR_ENV]
     if address is not None and address.kind == "embedded":
-        folder = Path(address.path) / "apps" / app_id
+        folder = place_of(Path(address.path)) / "apps" / app_id
     else:
         base = Path(os.environ.get("XDG_STATE_HOME", ""))
         folder = (base if base.is_absolute() else Path.home() / ".local" / "state") / "flowshare" / app_id

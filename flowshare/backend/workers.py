@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from flowshare.log.folder import NotPrivate, OwnFolder
 from flowshare.log.owner import WORKERS_DIRECTORY
 
 if TYPE_CHECKING:
@@ -35,13 +36,12 @@ class Registration:
     """This process's file, from construction to `remove`. The calls block for a moment."""
 
     def __init__(self, path: Path, *, address: str, now_ms: int) -> None:
-        """Make this process known at the path. Raises: OSError."""
+        """Make this process known at the path. Raises: OSError, NotPrivate (the directory is another user's)."""
         self.entry = WorkerEntry(pid=os.getpid(), host=socket.gethostname(), address=address, since_ms=now_ms)
-        folder = path / WORKERS_DIRECTORY
-        folder.mkdir(exist_ok=True)
-        self._file = folder / f"{self.entry.pid}.json"
-        draft = folder / f"{self.entry.pid}.new"
-        self._locked = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with OwnFolder.own(path) as own, own.below(WORKERS_DIRECTORY) as folder:
+            self._file = folder.path / f"{self.entry.pid}.json"
+            draft = folder.path / f"{self.entry.pid}.new"
+            self._locked = folder.open(draft.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             # Locked and complete before it can be seen under its name.
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,20 +58,26 @@ class Registration:
 
 
 def running_workers(path: Path) -> list[WorkerEntry]:
-    """The path's workers that live, the first to come first. Files of dead ones are removed on the way."""
+    """The path's workers that live, the first to come first. Files of dead ones are removed on the way.
+
+    None where the path is another user's: what stands there is that user's to say.
+    """
     found: list[WorkerEntry] = []
-    with contextlib.suppress(OSError):  # no worker ever was here, or the path cannot be read
-        for file in (path / WORKERS_DIRECTORY).glob("*.json"):
-            entry = _living(file)
-            if entry is not None:
-                found.append(entry)
+    folder = OwnFolder.found(path)
+    if folder is None:
+        return found
+    with folder, contextlib.suppress(OSError):  # no worker ever was here, or the path cannot be read
+        workers = OwnFolder.found(folder.path / WORKERS_DIRECTORY)
+        if workers is not None:
+            with workers:
+                found = [entry for name in workers.names(".json") if (entry := _living(workers, name)) is not None]
     return sorted(found, key=lambda entry: (entry.since_ms, entry.pid))
 
 
-def _living(file: Path) -> WorkerEntry | None:
+def _living(folder: OwnFolder, name: str) -> WorkerEntry | None:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        descriptor = folder.open(name, os.O_RDONLY)
+    except (OSError, NotPrivate):
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,7 +85,7 @@ def _living(file: Path) -> WorkerEntry | None:
         return _read(descriptor)
     else:
         with contextlib.suppress(OSError):  # nothing but tidiness depends on it
-            file.unlink(missing_ok=True)
+            folder.remove(name)
         return None
     finally:
         os.close(descriptor)

@@ -13,6 +13,7 @@ The directory belongs to one process at a time (a lock), and names it: `identity
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import struct
@@ -33,6 +34,7 @@ from flowshare.slots.table import Kept, SlotTable
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
+    from flowshare.log.folder import OwnFolder
     from flowshare.slots.replay import SlotReader
 
 STORE_DIRECTORY: Final = "store"
@@ -156,8 +158,10 @@ class SlotCache:
     def _open_blocking(self, now_ms: int) -> None:
         self._lock = OwnerLock(self._path, now_ms=now_ms)
         try:
-            self.identity = _identity(self._path / IDENTITY_FILE)
-        except OSError as error:
+            self._path, folder = self._lock.path, self._lock.folder
+            folder.below(STORE_DIRECTORY).close()
+            self.identity = _identity(folder)
+        except (OSError, StorageError) as error:
             self._lock.release()
             raise StorageError(f"{self._path} cannot be used for a worker's state: {error}") from error
         try:
@@ -258,21 +262,20 @@ class SlotCache:
             self._lock.release()
 
 
-def _identity(file: Path) -> str:
-    """The name in the file, or a new one; on a full disk that is not kept, and the next start has another.
+def _identity(folder: OwnFolder) -> str:
+    """The name in the folder, or a new one; on a full disk that is not kept, and the next start has another.
 
-    Raises: OSError
+    Raises: OSError, StorageError
     """
-    known = file.read_text().strip() if file.exists() else ""
-    if known:
-        return known
-    made, draft = str(uuid.uuid4()), file.with_suffix(".new")
+    with contextlib.suppress(FileNotFoundError):
+        known = folder.read(IDENTITY_FILE).decode().strip()
+        if known:
+            return known
+    made = str(uuid.uuid4())
     try:
-        draft.write_text(made)
-        draft.replace(file)
+        folder.write(IDENTITY_FILE, made.encode(), lasting=True)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         if not no_room(error):
             raise
-        logger.warning("%s has no room: the next start of this worker is another worker to its fleet", file.parent)
+        logger.warning("%s has no room: the next start of this worker is another worker to its fleet", folder.path)
     return made

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from flowshare.log.base import StorageDamaged
+from flowshare.log.folder import open_private
 
 MAGIC: Final = b"flowshare marker"
 SLOT_BYTES: Final = 512
@@ -39,7 +40,7 @@ class Marker:
     """The open marker file. `write` is called by one thread."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_private(path, os.O_RDWR | os.O_CREAT)
         self._turn = 0
         self.mark = Mark()
 

@@ -10,7 +10,7 @@ from flowshare.log import keys
 from flowshare.log.base import Topic
 from flowshare.log.owner import OwnerLock
 from flowshare.log.partition import Partition, load_blocking
-from flowshare.log.store import Store
+from flowshare.log.store import STORE_DIRECTORY, Store
 from flowshare.log.topics import decode_topic
 
 
@@ -29,7 +29,8 @@ def open_blocking(path: Path, now_ms: int, *, fsync: bool) -> Opened:
     """
     lock = OwnerLock(path, now_ms=now_ms)
     try:
-        store = Store(path, fsync=fsync)
+        lock.folder.below(STORE_DIRECTORY).close()
+        store = Store(lock.path, fsync=fsync)
         try:
             return Opened(lock, store, _load(store))
         except BaseException:

@@ -12,12 +12,17 @@ import os
 import socket
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from flowshare.log.base import StorageError, StorageHeld, no_room
+from flowshare.log.folder import OwnFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 LOCK_FILE: Final = "lock"
 OWNER_FILE: Final = "owner.json"
@@ -51,32 +56,28 @@ class OwnerLock:
 
     def __init__(self, path: Path, *, now_ms: int) -> None:
         """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError."""
-        self._path = path
         self.before: Owner | None = None
         """Who held the path before and did not let go of it in order."""
         self.untold = False
         """Whether `owner.json` is not there, because the disk has no room for it: nobody can join."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            _refuse_foreign(path)
-            self._file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StorageError(_unusable(path, error)) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise StorageHeld(
-                f"{path} is held by {read_owner(path) or 'another process'}, which lets nobody join it: stop that one "
-                "first, or wait until it ends"
-            ) from None
-        self.before = read_owner(path)
         self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname())
+        self._file = -1
         try:
-            self.tell()
+            self.folder = OwnFolder.own(path, check=partial(_refuse_foreign, path))
         except OSError as error:
-            os.close(self._file)
             raise StorageError(_unusable(path, error)) from error
+        try:
+            self._take()
+        except BaseException as error:
+            self._drop()
+            if isinstance(error, OSError):
+                raise StorageError(_unusable(path, error)) from error
+            raise
+
+    @property
+    def path(self) -> Path:
+        """The directory: what was asked for, or a folder inside (`log.folder`)."""
+        return self.folder.path
 
     def set_listener(self, listener: str | None) -> None:
         """Change where the holder listens. Raises: OSError."""
@@ -91,37 +92,47 @@ class OwnerLock:
             except OSError as error:
                 if not no_room(error):
                     raise
-                (self._path / OWNER_FILE).unlink(missing_ok=True)  # its own room is enough
+                self.folder.remove(OWNER_FILE)  # its own room is enough
                 self._write()
             self.untold = False
         except OSError as error:
             if not no_room(error):
                 raise
             if not self.untold:
-                logger.warning("%s has no room for %s: other processes cannot join this one", self._path, OWNER_FILE)
+                logger.warning("%s has no room for %s: other processes cannot join this one", self.path, OWNER_FILE)
             self.untold = True
 
     def release(self) -> None:
         """Remove `owner.json` and drop the lock."""
-        (self._path / OWNER_FILE).unlink(missing_ok=True)
-        os.close(self._file)
+        self.folder.remove(OWNER_FILE)
+        self._drop()
+
+    def _take(self) -> None:
+        self._file = self.folder.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StorageHeld(
+                f"{self.path} is held by {read_owner(self.path) or 'another process'}, which lets nobody join it: "
+                "stop that one first, or wait until it ends"
+            ) from None
+        self.before = read_owner(self.path)
+        self.tell()
+
+    def _drop(self) -> None:
+        self.folder.close()
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def _write(self) -> None:
-        # A reader never sees half a file.
-        draft = self._path / f"{OWNER_FILE}.new"
-        try:
-            draft.write_bytes(orjson.dumps(asdict(self.owner)))
-            draft.replace(self._path / OWNER_FILE)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        self.folder.write(OWNER_FILE, orjson.dumps(asdict(self.owner)))
 
 
-def _refuse_foreign(path: Path) -> None:
+def _refuse_foreign(path: Path, names: Collection[str]) -> None:
     """Raise StorageError for a directory with others' files in it and nothing of a storage: a path was mistyped."""
-    names = {entry.name for entry in path.iterdir()}
     others = sorted(name for name in names if not name.startswith(".") and name != "lost+found")
-    if others and not names & OWN_NAMES:
+    if others and not OWN_NAMES.intersection(names):
         shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
         raise StorageError(
             f"{path} holds other files ({shown}) and no storage: name a new or empty directory in the broker URL"
@@ -142,8 +153,13 @@ def _unusable(path: Path, error: OSError) -> str:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Who `owner.json` names, None when it is missing or unreadable. It may be stale: only the lock decides."""
-    try:
-        return Owner(**orjson.loads((path / OWNER_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
+    """Who `owner.json` names, None when it is missing, unreadable or not this user's. It may be stale: only the lock
+    decides."""
+    folder = OwnFolder.found(path)
+    if folder is None:
         return None
+    with folder:
+        try:
+            return Owner(**orjson.loads(folder.read(OWNER_FILE)))
+        except (OSError, StorageError, ValueError, TypeError):
+            return None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowshare.backend.url import parse_broker
+from flowshare.log.folder import OwnFolder
 
 ANSWER_S: Final = 60.0
 CLOSE_S: Final = 5.0
@@ -136,27 +137,22 @@ def _folder(broker: str, group: str) -> Path:
 
 def user_folder() -> Path:
     """This user's folder among the temporary ones; where their name is too long for sockets, in /tmp. Nobody else can
-    open it. Raises: PermissionError."""
+    open it. Raises: NotPrivate, OSError."""
     name = f"flowshare-spark-{os.getuid()}"
     base = Path(tempfile.gettempdir()) / name
     return _private(base if len(os.fsencode(base)) <= BASE_BYTES else Path("/tmp", name))  # noqa: S108 - see `_private`
 
 
 def _private(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
-    return folder
+    with OwnFolder.own(folder) as own:
+        return own.path
 
 
 def _key(folder: Path) -> bytes:
     """The key of a folder, made by whoever comes first."""
-    path = folder / "key"
-    draft = folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
-    if not path.exists():
-        draft.touch(mode=0o600)
-        draft.write_bytes(secrets.token_bytes(KEY_BYTES))
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-        draft.unlink()
-    return path.read_bytes()
+    with OwnFolder.own(folder) as own:
+        try:
+            return own.read("key")
+        except FileNotFoundError:
+            own.make("key", secrets.token_bytes(KEY_BYTES))
+        return own.read("key")

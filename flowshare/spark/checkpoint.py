@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from flowshare.log.folder import NotPrivate, OwnFolder
 from flowshare.spark.agent import user_folder
 from flowshare.spark.gone import gone
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 NOTE_S: Final = 0.5
 """How often queries are looked for whose checkpoint is not noted yet."""
 NOTES: Final = "flowshare"
-"""Folder of a checkpoint for what a source notes; Spark heeds its own names only."""
+"""OwnFolder of a checkpoint for what a source notes; Spark heeds its own names only."""
 KEPT: Final = 1000
 """Notes of queries that are kept; the oldest go."""
 
@@ -88,27 +89,28 @@ class Checkpoint:
         An earlier process of the query may live on for a while. What it found out comes too late: this one runs what
         stands in the note. process: an id of its own. Raises: OSError, DamagedNote.
         """
-        with self._noting(member) as path:
+        with self._noting(member) as (folder, path):
             note = _noted(path)
-            _write_durably(path, {**note, "process": process})
+            _write_durably(folder, path.name, {**note, "process": process})
         return {name: value for name, value in note.items() if name != "process"}
 
     def write_note(self, member: str, process: str, note: dict[str, Any]) -> bool:
         """Replace the note, durably; False: it is another process's now. Raises: OSError, DamagedNote."""
-        with self._noting(member) as path:
+        with self._noting(member) as (folder, path):
             if _noted(path).get("process", process) != process:
                 return False
-            _write_durably(path, {**note, "process": process})
+            _write_durably(folder, path.name, {**note, "process": process})
         return True
 
     @contextlib.contextmanager
-    def _noting(self, member: str) -> Iterator[Path]:
-        """The path of a member's note, for one process at a time."""
-        folder = self._root / NOTES
-        folder.mkdir(exist_ok=True)
-        with (folder / f"{member}.lock").open("w") as lock:
+    def _noting(self, member: str) -> Iterator[tuple[OwnFolder, Path]]:
+        """The notes' folder and the path of a member's note, for one process at a time. Raises: NotPrivate, OSError."""
+        with (
+            OwnFolder.own(self._root / NOTES) as folder,
+            os.fdopen(folder.open(f"{member}.lock", os.O_RDWR | os.O_CREAT), "rb") as lock,
+        ):
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder / f"{member}.json"
+            yield folder, folder.path / f"{member}.json"
 
 
 def local_checkpoint(root: str) -> Checkpoint | None:
@@ -121,7 +123,7 @@ def local_checkpoint(root: str) -> Checkpoint | None:
 
 def find_checkpoint(member: str) -> Checkpoint | None:
     """The noted checkpoint whose query has this member; None: nobody noted one, or nothing is written to it yet."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, NotPrivate):
         for note in sorted(_notes(), key=_age, reverse=True):
             found = local_checkpoint(note.read_text())
             if found is not None and found.holds(member):
@@ -152,10 +154,8 @@ def _note_all(spark: SparkSession) -> None:
 def _note(query_id: str, root: str) -> None:
     for old in sorted(_notes(), key=_age)[:-KEPT]:
         old.unlink(missing_ok=True)
-    path = user_folder() / f"{query_id}.query"
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(root)
-    draft.replace(path)
+    with OwnFolder.own(user_folder()) as folder:
+        folder.write(f"{query_id}.query", root.encode())
 
 
 def _notes() -> Iterable[Path]:
@@ -205,13 +205,8 @@ def _noted(path: Path) -> dict[str, Any]:
     return found
 
 
-def _write_durably(path: Path, note: dict[str, Any]) -> None:
-    draft = path.with_suffix(".draft")
-    with draft.open("w") as file:
-        json.dump(note, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+def _write_durably(folder: OwnFolder, name: str, note: dict[str, Any]) -> None:
+    folder.write(name, json.dumps(note).encode(), lasting=True)
 
 
 def _parsed(line: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flowshare.agents.ddl import NoColumn, struct_fields
 from flowshare.agents.errors import UsageError
 from flowshare.agents.send import topic_name
 from flowshare.agents.sinks import Console, Folder, Jdbc, Produce
+from flowshare.log.folder import make_private
 from flowshare.spark.checkpoint import ASYNC_PROGRESS
 from flowshare.spark.claims import Files, check_claim, claim
 from flowshare.spark.jdbc import write_table
@@ -54,6 +55,8 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
         writer = _writer(pipeline, rows, sinks, broker)
     place = Files(spark, checkpoint(pipeline))
     _checkpoint_manager(spark, place)
+    if place.local and not pipeline.options.checkpoint:
+        make_private(Path(checkpoint(pipeline)))  # Spark's own files in it are open to all
     output = Files(spark, sinks[0].path) if sinks and _alone(sinks, pipeline.options.output_mode) else None
     if output is not None:
         check_claim(pipeline.name, output, place)

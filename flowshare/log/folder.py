@@ -1,0 +1,368 @@
+"""`OwnFolder`: a directory of this user's alone, in which other users of the machine read, prepare and replace nothing.
+
+Everything that flowshare keeps on a disk lies in one. Directories are 0700 and files 0600, whatever the umask. What is
+found where one is wanted:
+
+    nothing                                     made, with the parents that are missing
+    a directory of this user                    used; what others may do there is taken away, with a line in the log
+    the same with the sticky bit, like /tmp     others are meant to use it: a folder of our own inside is used
+    root's, and this user is not root           a mount, in a container: a folder of our own inside is used
+    another user's                              refused: its owner can change whatever lies in it
+    a symbolic link                             refused, also to a directory of this user: who made it can turn it
+    a link of another user's on the way there   refused
+    a parent that everybody may rename in       used, with a warning
+
+Files are opened below the directory's descriptor, never through a link, and have to be this user's. A file that has
+another name besides is not made private: that would change whatever the other name is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from flowshare.log.base import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+OTHERS: Final = 0o077
+READ_MAX: Final = 16 * 1024 * 1024
+"""Longest file that is read whole, in bytes; those of flowshare's own are much shorter."""
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class NotPrivate(StorageError):
+    """A file or directory that somebody else can change; the text says what to do."""
+
+
+class OwnFolder:
+    """An open directory. Made by `own` or `below`; methods block."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        """Where it is: what was asked for, or a folder inside."""
+        self._descriptor = descriptor
+
+    @classmethod
+    def own(cls, path: Path, *, check: Callable[[Collection[str]], None] | None = None) -> OwnFolder:
+        """Open a directory of this user's alone, or make it.
+
+        check: called with the names in an existing directory before anything is changed there; may raise.
+        Raises: NotPrivate, OSError.
+        """
+        path = Path(os.path.abspath(path))
+        _check_way(path)
+        _make_parents(path.parent)
+        folder = _entered(path, None, path)
+        try:
+            if check is not None:
+                check(folder.names())
+            folder.tighten()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def found(cls, path: Path) -> OwnFolder | None:
+        """The directory at `place_of(path)`, if it is there and this user's; nothing is made or changed."""
+        path = place_of(path)
+        try:
+            folder = OwnFolder(path, _open_directory(path, None, path))
+        except (OSError, NotPrivate):
+            return None
+        if folder._owner() != os.geteuid():
+            folder.close()
+            return None
+        return folder
+
+    def below(self, name: str) -> OwnFolder:
+        """A directory in this one, opened or made. Raises: NotPrivate, OSError."""
+        path = self.path / name
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, DIRECTORY_MODE, dir_fd=self._descriptor)
+        folder = OwnFolder(path, _open_directory(name, self._descriptor, path))
+        try:
+            if folder._owner() != os.geteuid():
+                raise _of_another(path, folder._owner())
+            folder.tighten()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a file in it, made where it is missing with O_CREAT; the descriptor is not inherited by programs.
+
+        Raises: NotPrivate, OSError.
+        """
+        return _open_file(name, flags, self._descriptor, self.path / name)
+
+    def write(self, name: str, content: bytes, *, lasting: bool = False) -> None:
+        """Put a file there, whole for whoever reads it meanwhile. lasting: also over a power cut. Raises: OSError."""
+        draft = self._draft(name, content, lasting=lasting)
+        try:
+            os.replace(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except BaseException:
+            self.remove(draft)
+            raise
+        if lasting:
+            os.fsync(self._descriptor)
+
+    def make(self, name: str, content: bytes) -> bool:
+        """Put a file there for good, if there is none; whether it was made. Raises: OSError."""
+        draft = self._draft(name, content, lasting=True)
+        try:
+            os.link(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except FileExistsError:
+            return False
+        finally:
+            self.remove(draft)
+        os.fsync(self._descriptor)
+        return True
+
+    def read(self, name: str) -> bytes:
+        """A file's content. Raises: NotPrivate, OSError (EFBIG: it is longer than `READ_MAX`)."""
+        with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
+            content = file.read(READ_MAX + 1)
+        if len(content) > READ_MAX:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self.path / name))
+        return content
+
+    def remove(self, name: str) -> None:
+        """Take a file away; harmless when it is not there. Raises: OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def names(self, ending: str = "") -> list[str]:
+        """Names in it that end so. Raises: OSError."""
+        return sorted(name for name in os.listdir(self._descriptor) if name.endswith(ending))
+
+    def close(self) -> None:
+        """Let go of the directory; harmless when that was done."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        """The folder; `close` at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _draft(self, name: str, content: bytes, *, lasting: bool) -> str:
+        draft = f"{name}.{secrets.token_hex(4)}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, FILE_MODE, dir_fd=self._descriptor)
+        try:
+            os.fchmod(descriptor, FILE_MODE)
+            _write_all(descriptor, content)
+            if lasting:
+                os.fsync(descriptor)
+        except BaseException:
+            self.remove(draft)
+            raise
+        finally:
+            os.close(descriptor)
+        return draft
+
+    def _owner(self) -> int:
+        return os.fstat(self._descriptor).st_uid
+
+    def tighten(self) -> None:
+        """Take away what others may do there, with a line in the log. Raises: OSError."""
+        mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode)
+        if mode == DIRECTORY_MODE:
+            return
+        os.fchmod(self._descriptor, DIRECTORY_MODE)
+        now = stat.S_IMODE(os.fstat(self._descriptor).st_mode)
+        if now & OTHERS:
+            logger.warning(
+                "%s cannot be closed to others, its file system keeps no permissions (mode %04o): keep it on another "
+                "one where the machine has users that may not read it",
+                self.path,
+                now,
+            )
+        elif mode & OTHERS:
+            logger.warning("%s was open to other users of this machine (mode %04o); it is 0700 now", self.path, mode)
+
+
+def place_of(path: Path) -> Path:
+    """Where flowshare keeps what it is to keep at `path`: there, or in a folder of this user's inside. Asks only."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return path
+    return path / _inner() if stat.S_ISDIR(found.st_mode) and _meant_for_all(found) else path
+
+
+def make_private(path: Path) -> None:
+    """Make a directory where none is, 0700 with its missing parents; one that is there is left as it is.
+
+    For directories that the user names, and whose rights are the user's to give. Raises: OSError.
+    """
+    _make_parents(Path(os.path.abspath(path)))
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a file of this user's alone by its path: see `OwnFolder.open`. Raises: NotPrivate, OSError."""
+    return _open_file(path.name, flags, None, path, parent=path.parent)
+
+
+def _entered(path: Path, above: int | None, shown: Path) -> OwnFolder:
+    """The directory, or the one inside it that is this user's; made where it is missing."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, DIRECTORY_MODE, dir_fd=above)
+    descriptor = _open_directory(path, above, shown)
+    try:
+        found = os.fstat(descriptor)
+        if above is None and _meant_for_all(found):
+            return _entered(_inside(descriptor, shown), descriptor, shown / _inner())
+        if found.st_uid != os.geteuid():
+            raise _of_another(shown, found.st_uid)
+        folder, descriptor = OwnFolder(shown, descriptor), -1
+        return folder
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _inside(descriptor: int, shown: Path) -> Path:
+    """The name of the own folder in a directory that is meant for all. Raises: NotPrivate."""
+    names = set(os.listdir(descriptor))
+    if _inner() not in names and {"lock", "store"} <= names:
+        raise NotPrivate(
+            f"{shown} holds a storage, but the directory is not this user's alone: move what is in it into "
+            f"{shown / _inner()} (mode 0700), or change the directory's owner"
+        )
+    return Path(_inner())
+
+
+def _meant_for_all(found: os.stat_result) -> bool:
+    return (found.st_uid == 0 and os.geteuid() != 0) or bool(found.st_mode & stat.S_ISVTX)
+
+
+def _inner() -> str:
+    return f"flowshare-{os.geteuid()}"
+
+
+def _open_directory(name: str | Path, above: int | None, shown: Path) -> int:
+    try:
+        return os.open(name, _OPEN_DIRECTORY, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(name, above):
+            raise NotPrivate(
+                f"{shown} is a symbolic link: name the directory itself ({_target(name, above)}), since whoever can "
+                "change the link could have flowshare write somewhere else"
+            ) from None
+        raise
+
+
+def _open_file(name: str, flags: int, above: int | None, shown: Path, *, parent: Path | None = None) -> int:
+    at = name if parent is None else str(parent / name)
+    try:
+        # Opened without waiting: a prepared pipe would hold the process.
+        descriptor = os.open(
+            at, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE, dir_fd=above
+        )
+    except OSError as error:
+        if error.errno == errno.ELOOP and _is_link(at, above):
+            raise NotPrivate(
+                f"{shown} is a symbolic link, which nobody but another user would make: remove it"
+            ) from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPrivate(f"{shown} is no file: remove it")
+        if found.st_uid != os.geteuid():
+            raise _of_another(shown, found.st_uid)
+        if stat.S_IMODE(found.st_mode) != FILE_MODE:
+            if found.st_nlink > 1:
+                raise NotPrivate(
+                    f"{shown} can be read by others and has a second name (a hard link): remove one of both"
+                )
+            os.fchmod(descriptor, FILE_MODE)
+        os.set_blocking(descriptor, True)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _of_another(path: Path, owner: int) -> NotPrivate:
+    return NotPrivate(
+        f"{path} belongs to another user (uid {owner}, this process is uid {os.geteuid()}): run as that user, name "
+        f"another directory, or give it to this one (chown -R {os.geteuid()} {path})"
+    )
+
+
+def _make_parents(path: Path) -> None:
+    if path.exists():
+        return
+    _make_parents(path.parent)
+    try:
+        path.mkdir(DIRECTORY_MODE)
+    except FileExistsError:
+        return
+    descriptor = os.open(path, _OPEN_DIRECTORY)
+    try:
+        os.fchmod(descriptor, DIRECTORY_MODE)  # the umask may have taken the owner's own rights
+    finally:
+        os.close(descriptor)
+
+
+def _check_way(path: Path) -> None:
+    """Look at what leads to a directory. Raises: NotPrivate."""
+    for place in path.parents:
+        with contextlib.suppress(OSError):
+            found = os.lstat(place)
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+                raise NotPrivate(
+                    f"{place}, on the way to {path}, is a symbolic link of another user (uid {found.st_uid}): name the "
+                    "directory without it"
+                )
+    for place in Path(os.path.realpath(path.parent), "_").parents:
+        with contextlib.suppress(OSError):
+            mode = os.stat(place).st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                logger.warning(
+                    "every user of this machine may put another directory in the place of %s: take the right away "
+                    "(chmod o-w %s)",
+                    path,
+                    place,
+                )
+
+
+def _is_link(name: str | Path, above: int | None) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _target(name: str | Path, above: int | None) -> str:
+    try:
+        return os.readlink(name, dir_fd=above)
+    except OSError:
+        return "its target"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
