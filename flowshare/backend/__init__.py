@@ -48,6 +48,7 @@ def open_backend(
                 settings=settings,
                 listen=listen,
                 patience_s=patience_s,
+                open_to_all=broker.flag("open"),
             )
         case "memory":
             from flowshare.backend.memory import MemoryBackend

@@ -29,6 +29,8 @@ class EmbeddedBackend:
     one disk flush a group of writes.
     settings: of the broker, while this process leads.
     listen: let other processes join while this one leads; without it they wait until it has ended.
+    open_to_all: while this one leads, everybody on this machine may join and read and write; else this user's processes
+    only, and who has the login in `client.properties` (`backend.path_login`).
     patience_s: how long others come first when nobody leads the path and a worker lives that could.
     """
 
@@ -41,6 +43,7 @@ class EmbeddedBackend:
         settings: Settings | None = None,
         listen: bool = True,
         patience_s: float = 0.0,
+        open_to_all: bool = False,
     ) -> None:
         self.path = Path(path)
         self._clock = clock or LoopClock()
@@ -48,6 +51,7 @@ class EmbeddedBackend:
         self._settings = settings
         self._listen = listen
         self._patience_s = patience_s
+        self._open_to_all = open_to_all
         self._registration: Registration | None = None
         self._shared: SharedPath | None = None
 
@@ -74,7 +78,9 @@ class EmbeddedBackend:
     @property
     def kafka(self) -> KafkaAddress | None:
         """The leader of the path, on the loopback interface; whoever leads next takes its port."""
-        return None if self.bootstrap is None else KafkaAddress(hosts=(self.bootstrap,))
+        if self._shared is None or self._shared.address is None:
+            return None
+        return KafkaAddress(hosts=(self._shared.address,), security=self._shared.security)
 
     async def start(self) -> None:
         """Lead the path, or join the process that does. Raises: BackendError, LogError."""
@@ -134,4 +140,5 @@ class EmbeddedBackend:
             settings=self._settings or Settings.parse({}),
             listen=self._listen,
             preferred=preferred,
+            open_to_all=self._open_to_all,
         )

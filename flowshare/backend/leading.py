@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.log.base import StorageError
 from flowshare.log.owner import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from flowshare.backend.path_login import Door
+    from flowshare.client.security import Security
     from flowshare.clock import Clock
     from flowshare.log.embedded import EmbeddedStorage
     from flowshare.protocol.messages import Connection
@@ -30,11 +34,18 @@ class Leading:
     """An opened path. Made by `lead`."""
 
     def __init__(
-        self, storage: EmbeddedStorage, server: Server, listener: Listener | None, address: str | None
+        self,
+        storage: EmbeddedStorage,
+        server: Server,
+        listener: Listener | None = None,
+        address: str | None = None,
+        security: Security | None = None,
     ) -> None:
         self.storage = storage
         self.server = server
         self.address = address
+        self.security = security
+        """How this user's processes log in at the address; None: nobody has to."""
         self._listener = listener
 
     def connect(self, client_id: str) -> Connection:
@@ -59,12 +70,19 @@ class Leading:
 
 
 async def lead(
-    path: Path, *, clock: Clock, fsync: bool, settings: Settings, listen: bool, preferred: str | None
+    path: Path,
+    *,
+    clock: Clock,
+    fsync: bool,
+    settings: Settings,
+    listen: bool,
+    preferred: str | None,
+    open_to_all: bool = False,
 ) -> Leading:
     """Take the path's lock, open and serve it.
 
-    listen: let other processes join. preferred: `host:port` to listen on if it is free; else the port of a holder that
-    was killed, else any. Raises: StorageHeld, LogError.
+    listen: let other processes join. open_to_all: everybody on this machine, without a login. preferred: `host:port`
+    to listen on if it is free; else the port of a holder that was killed, else any. Raises: StorageHeld, LogError.
     """
     await asyncio.to_thread(_import, listen=listen)  # this loop may have timers to keep
     from flowshare.log.embedded import EmbeddedStorage
@@ -78,30 +96,44 @@ async def lead(
         classic=settings.classic,
         transactions=settings.transactions,
     )
-    listener = None
-    address = None
+    leading = Leading(storage, server)
     try:
         await server.start()
         if listen:
+            door = None if open_to_all else await _door(storage, clock)
             ports = _ports(preferred, storage.owner_before)
-            listener, address = await _listen(storage, server, clock, settings.limits, ports)
-            await storage.set_listener(address)
-    except BaseException:
-        await asyncio.shield(Leading(storage, server, listener, address).close())
+            leading = await _listen(storage, server, clock, settings.limits, ports, door)
+            await storage.set_listener(leading.address, secret=door is not None)
+    except BaseException as error:
+        await asyncio.shield(leading.close())
+        if isinstance(error, OSError):
+            raise StorageError(f"{path} cannot be used as a storage: {error}") from error
         raise
-    return Leading(storage, server, listener, address)
+    return leading
+
+
+async def _door(storage: EmbeddedStorage, clock: Clock) -> Door:
+    from flowshare.backend.path_login import make_logins, open_door
+
+    logins = await asyncio.to_thread(make_logins, storage.folder, secrets.token_urlsafe)
+    return await open_door(logins, clock)
 
 
 async def _listen(
-    storage: EmbeddedStorage, server: Server, clock: Clock, limits: ListenerLimits, ports: tuple[int, ...]
-) -> tuple[Listener, str]:
+    storage: EmbeddedStorage,
+    server: Server,
+    clock: Clock,
+    limits: ListenerLimits,
+    ports: tuple[int, ...],
+    door: Door | None,
+) -> Leading:
     from flowshare.server.cluster import cluster_id
     from flowshare.server.edge.base import Node
     from flowshare.server.listener import Listener, ListenerError
 
     node = Node(host=LOOPBACK, port=0, cluster_id=await cluster_id(storage))
     for port in ports:
-        listener = Listener(server, node=node, clock=clock, limits=limits)
+        listener = Listener(server, node=node, clock=clock, limits=limits, sasl=None if door is None else door.sasl())
         try:
             host, bound = await listener.start(LOOPBACK, port)
         except ListenerError as error:
@@ -109,7 +141,9 @@ async def _listen(
                 raise
             logger.warning("port %d of before is taken, another one is used: %s", port, error)
             continue
-        return listener, f"{host}:{bound}"
+        # Nobody was let in yet: sockets are accepted when this loop goes on.
+        address = f"{host}:{bound}"
+        return Leading(storage, server, listener, address, None if door is None else door.bound(address))
     raise AssertionError("the last port is any free one")
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowshare.backend.leading import Leading
+    from flowshare.client.security import Security
     from flowshare.client.tcp import TcpConnection
     from flowshare.clock import Clock
     from flowshare.log.owner import Owner
@@ -67,6 +68,7 @@ class SharedPath:
         self._patience_s = patience_s
         self._patient_until_s = 0.0
         self._address: str | None = None
+        self._security: Security | None = None
         self._watched: TcpConnection | None = None
         self._known = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -78,6 +80,11 @@ class SharedPath:
     def address(self) -> str | None:
         """`host:port` where the leader listens, when that is known."""
         return self._address
+
+    @property
+    def security(self) -> Security | None:
+        """How this user's processes log in at `address`; None: nobody has to. Only when that is known."""
+        return self._security
 
     async def start(self) -> None:
         """Lead or join. Raises: StorageHeld (somebody has the path and lets nobody join), LogError, BackendError."""
@@ -118,7 +125,7 @@ class SharedPath:
             return self.leading.connect(client_id)
         if self._address is None:
             raise ConnectionError(f"{self._path}: nobody leads it at the moment")
-        return await self._open(self._address, client_id)
+        return await self._open(self._address, client_id, self._security)
 
     async def _settle(self) -> bool:
         """One try to lead or to join; whether it came to either.
@@ -132,7 +139,7 @@ class SharedPath:
         except StorageHeld as held:
             self._error = held
             return await self._join()
-        self._address = self.leading.address
+        self._address, self._security = self.leading.address, self.leading.security
         self._known.set()
         return True
 
@@ -148,31 +155,40 @@ class SharedPath:
             return False
         try:
             await asyncio.to_thread(_import)  # most of a second, and this loop may have timers to keep
-            self._watched = await self._open(owner.listener, "flowshare-watch")
+            security = await asyncio.to_thread(_security_at, self._path, owner.listener)
+            self._watched = await self._open(owner.listener, "flowshare-watch", security)
         except OSError as error:
             self._error = BackendError(
                 f"{self._path} is held by {owner}, which cannot be reached: {error}; stop that process, or wait for it "
                 "(a flowshare serve with TLS is reached by its address, kafka://host:port?security=SSL, only)"
             )
             return False
-        if self._watched.asks_for_login:
+        if security is None and self._watched.asks_for_login:
             watched, self._watched = self._watched, None
             await watched.close()
             raise BackendError(
                 f"{self._path} is held by {owner}, which asks for a login: use its address as the broker, "
                 f"kafka://user:password@{owner.listener}?security=SASL_PLAINTEXT (SASL_SSL with TLS), or stop it first"
             )
-        self._address = owner.listener
+        self._address, self._security = owner.listener, security
         logger.info("joined the leader of %s: %s", self._path, owner)
         self._known.set()
         return True
 
-    async def _open(self, address: str, client_id: str) -> TcpConnection:
+    async def _open(self, address: str, client_id: str, security: Security | None) -> TcpConnection:
+        from flowshare.client.errors import ClientError
         from flowshare.client.settings import LinkSettings
         from flowshare.client.tcp import open_tcp
 
         host, _, port = address.rpartition(":")
-        connection = await open_tcp(host, int(port), client_id=client_id, clock=self._clock, settings=LinkSettings())
+        try:
+            connection = await open_tcp(
+                host, int(port), client_id=client_id, clock=self._clock, settings=LinkSettings(), security=security
+            )
+        except ClientError as error:  # of the login: another one may listen there, or the secret is a new one
+            raise ConnectionError(
+                f"what listens on {address} did not prove that it leads {self._path}: {error}"
+            ) from error
         if not connection.is_flowshare:
             await connection.close()
             raise ConnectionError(f"what listens on {address} is not flowshare")
@@ -203,6 +219,16 @@ class SharedPath:
             if tries == SEEK_FAST_TRIES:
                 logger.error("still without a leader: %s", self._error)
             await self._clock.sleep(SEEK_S if tries < SEEK_FAST_TRIES else SEEK_SLOW_S)
+
+
+def _security_at(path: Path, address: str) -> Security | None:
+    """Raises: ConnectionError (the secret cannot be read)."""
+    from flowshare.backend.path_login import NoLogin, security_at
+
+    try:
+        return security_at(path, address)
+    except NoLogin as error:
+        raise ConnectionError(str(error)) from error
 
 
 def _import() -> None:

@@ -4,7 +4,8 @@
     memory://                       nothing is kept
     kafka://host:port[,host:port]   a Kafka cluster
 
-Options follow as a query: `embedded:///data/shop?fsync=true`. Faust, which garbles such URLs, never sees them. The
+Options follow as a query: `embedded:///data/shop?fsync=true`, or `?open=true`, which lets every user of the machine in
+at the path's port (docs/security.md). Faust, which garbles such URLs, never sees them. The
 settings of an embedded broker are options, too, under the names that they have in a server.properties:
 `embedded:///data/shop?offsets.retention.minutes=1440`; a name with a dot is one of them. Those of a fleet are
 for its first start: `kafka://host:port?share=workers&group.share.max.size=500`; `flowshare fleet config` changes them.
@@ -39,7 +40,7 @@ Kind = Literal["embedded", "memory", "kafka"]
 
 KINDS: Final[tuple[Kind, ...]] = ("embedded", "memory", "kafka")
 OPTIONS: Final[Mapping[str, frozenset[str]]] = {
-    "embedded": frozenset({"fsync"}),
+    "embedded": frozenset({"fsync", "open"}),
     "memory": frozenset(),
     "kafka": frozenset(
         {"security", "sasl_mechanism", "ca_file", "certificate_file", "key_file", "password_file", "check_hostname"}

@@ -31,6 +31,7 @@ from flowshare.log.base import (
 from flowshare.log.commits import Commits
 from flowshare.log.compactor import Compactor
 from flowshare.log.cutting import cut_blocking, kept_from_blocking
+from flowshare.log.folder import OwnFolder
 from flowshare.log.inspection import Inspector, Rules, check_own
 from flowshare.log.opening import let_go, open_blocking
 from flowshare.log.owner import Owner, OwnerLock
@@ -130,9 +131,14 @@ class EmbeddedStorage:
         """Who held the path before and did not let go of it in order: a process that was killed."""
         return self._lock.before
 
-    async def set_listener(self, listener: str | None) -> None:
-        """Say in `owner.json` where this process listens. Raises: OSError."""
-        await self.blocking(lambda: self._lock.set_listener(listener))
+    @property
+    def folder(self) -> OwnFolder:
+        """The directory; open as long as the storage is."""
+        return self._lock.folder
+
+    async def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
+        """Say in `owner.json` where this process listens, and whether for the path's secret. Raises: OSError."""
+        await self.blocking(lambda: self._lock.set_listener(listener, secret=secret))
 
     # --- topics ---------------------------------------------------------------------------------------------
 

@@ -37,13 +37,15 @@ logger = logging.getLogger(__name__)
 class Owner:
     """The holder: process, when it opened the path (ms since 1970), machine.
 
-    listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path.
+    listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path. secret: whether these
+    have to prove the path's secret there (`backend.path_login`).
     """
 
     pid: int
     since_ms: int
     host: str
     listener: str | None = None
+    secret: bool = False
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -79,9 +81,9 @@ class OwnerLock:
         """The directory: what was asked for, or a folder inside (`log.folder`)."""
         return self.folder.path
 
-    def set_listener(self, listener: str | None) -> None:
-        """Change where the holder listens. Raises: OSError."""
-        self.owner = replace(self.owner, listener=listener)
+    def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
+        """Change where the holder listens, and whether it asks for the path's secret there. Raises: OSError."""
+        self.owner = replace(self.owner, listener=listener, secret=secret)
         self.tell()
 
     def tell(self) -> None:
@@ -160,6 +162,14 @@ def read_owner(path: Path) -> Owner | None:
         return None
     with folder:
         try:
-            return Owner(**orjson.loads(folder.read(OWNER_FILE)))
-        except (OSError, StorageError, ValueError, TypeError):
+            return parse_owner(folder.read(OWNER_FILE))
+        except (OSError, StorageError):
             return None
+
+
+def parse_owner(content: bytes) -> Owner | None:
+    """What `owner.json` says; None when that is no owner."""
+    try:
+        return Owner(**orjson.loads(content))
+    except (ValueError, TypeError):
+        return None

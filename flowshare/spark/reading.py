@@ -30,8 +30,10 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from flowshare.backend.path_login import security_at
 from flowshare.backend.url import parse_broker
 from flowshare.client.cluster import Cluster
 from flowshare.client.kafka_producer import KafkaProducer
@@ -116,7 +118,8 @@ class LogReader:
 
     def __init__(self, broker: str, hosts: tuple[str, ...]) -> None:
         self._hosts = hosts
-        self._security = None if not broker.startswith("kafka") else parse_broker(broker).security()
+        url = parse_broker(broker)
+        self._security = security_at(Path(url.path), hosts[0]) if url.kind == "embedded" else url.security()
         self._loop = asyncio.new_event_loop()
         self._connection: ClusterConnection | None = None
         self._connecting = asyncio.Lock()

@@ -195,10 +195,10 @@ class Line:
             self._closers.append(backend.close)
             await backend.start()
             assert backend.kafka is not None, "whoever leads the path listens"
-            self._hosts = backend.kafka.hosts
+            self._hosts, security = backend.kafka.hosts, backend.kafka.security
         else:
             self._hosts, security = broker.hosts, broker.security()
-            self._secured = security.for_aiokafka()
+        self._secured = {} if security is None else security.for_aiokafka()
         patience = LinkSettings(connect_timeout_s=min(self.options.delivery_timeout, OPEN_S / 2))
         cluster = Cluster(self._hosts, clock=self._clock, client_id=CLIENT, settings=patience, security=security)
         self._closers.append(cluster.close)

@@ -22,6 +22,7 @@ import pytest
 import flowshare as fs
 from flowshare.agents.errors import OptionError, UsageError
 from flowshare.backend.base import KafkaAddress
+from flowshare.backend.path_login import client_security
 from flowshare.client.security import Security
 from flowshare.log.owner import read_owner
 
@@ -414,7 +415,8 @@ async def committed(log: Path, count: int) -> None:
 
     owner = read_owner(log)
     assert owner is not None
-    admin = AIOKafkaAdminClient(bootstrap_servers=owner.listener)
+    login = client_security(log).for_aiokafka()
+    admin = AIOKafkaAdminClient(bootstrap_servers=owner.listener, **login)
     await admin.start()
     try:
         async with asyncio.timeout(LIMIT_S):

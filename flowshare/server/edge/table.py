@@ -40,7 +40,9 @@ def families(
     sasl: who may log in, None: nobody has to. authorizer: who may do what, None: everybody everything.
     """
     acls = AclApis(authorizer if isinstance(authorizer, AclStore) else None)
-    logins = (SaslApis(sasl, clock), ScramApis(sasl.users)) if sasl is not None else ()
+    logins: tuple[Family, ...] = () if sasl is None else (SaslApis(sasl, clock),)
+    if sasl is not None and sasl.managed:
+        logins += (ScramApis(sasl.users),)
     return (
         acls,
         *logins,

@@ -72,11 +72,22 @@ def offered(named: Sequence[str] | None, *, tls: bool) -> tuple[str, ...]:
 
 
 class Sasl:
-    """Mechanisms and users of a listener. Raises at making: UnknownMechanism."""
+    """Mechanisms and users of a listener.
 
-    def __init__(self, users: Users, *, random: Callable[[int], bytes], mechanisms: Sequence[str] = MECHANISMS) -> None:
+    managed: users can be made over the wire. Raises at making: UnknownMechanism.
+    """
+
+    def __init__(
+        self,
+        users: Users,
+        *,
+        random: Callable[[int], bytes],
+        mechanisms: Sequence[str] = MECHANISMS,
+        managed: bool = True,
+    ) -> None:
         self.mechanisms = offered(mechanisms, tls=True)
         self.users = users
+        self.managed = managed
         self._random = random
 
     def login(self, mechanism: str) -> Login:

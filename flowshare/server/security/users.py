@@ -63,6 +63,10 @@ class Users:
         found = self._known(mechanism, name)
         return (found, True) if found is not None else (self._decoy(mechanism, name), False)
 
+    def fix(self, name: str, credential: Credential) -> None:
+        """A user of this process's own: not stored, and not changed over the wire."""
+        self._fixed[credential.mechanism, name] = credential
+
     def password_fits(self, name: str, password: str) -> bool:
         """Whether this is the user's password; takes as long when there is no such user. Blocks for milliseconds."""
         known = True
