@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from flowshare.forks import hold_alone
+
 if TYPE_CHECKING:
     from flowshare.clock import Clock
 
@@ -62,6 +64,9 @@ class Signals:
         self._forward = -1
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        hold_alone(self._reader.fileno())
+        hold_alone(self._writer.fileno())  # a forked child's signals are not this process's
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._watch, name="flowshare-signals", daemon=True)
 
     def install(self) -> None:
@@ -98,6 +103,10 @@ class Signals:
 
     def _in_main(self, number: int, _frame: FrameType | None) -> None:
         """The Python handler: there has to be one, else the C handler that writes to the descriptor is not there."""
+        if os.getpid() != self._pid:  # a forked child, in which nobody listens: as if it had not been taken
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         if self._on_main is not None and number in STOP_SIGNALS:
             self._on_main(signal.Signals(number))
 

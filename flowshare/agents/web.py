@@ -14,6 +14,7 @@ from aiohttp.web import SockSite
 from yarl import URL
 
 from flowshare.agents.errors import UsageError
+from flowshare.forks import hold_alone
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
@@ -48,12 +49,14 @@ def listen_for_pages(app: App) -> str:
 
 def _bound(bind: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        made = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
     except OSError as error:
         raise UsageError(
             f"the app's pages cannot be served on {bind}:{port}: {error.strerror}; leave web_port out for a free port, "
             "which is printed, or give each process its own"
         ) from error
+    hold_alone(made.fileno())
+    return made
 
 
 def _only_here(bind: str) -> bool:

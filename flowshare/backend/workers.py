@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from flowshare.forks import hold_alone
 from flowshare.log.folder import NotPrivate, OwnFolder
 from flowshare.log.owner import WORKERS_DIRECTORY
 
@@ -42,6 +43,7 @@ class Registration:
             self._file = folder.path / f"{self.entry.pid}.json"
             draft = folder.path / f"{self.entry.pid}.new"
             self._locked = folder.open(draft.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        hold_alone(self._locked)
         try:
             # Locked and complete before it can be seen under its name.
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,8 +54,9 @@ class Registration:
             raise
 
     def remove(self) -> None:
-        """Take the file away; harmless when it is gone."""
-        self._file.unlink(missing_ok=True)
+        """Take the file away; harmless when it is gone. It is not a forked child's."""
+        if os.getpid() == self.entry.pid:
+            self._file.unlink(missing_ok=True)
         os.close(self._locked)
 
 

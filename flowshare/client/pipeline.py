@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
 from flowshare.client.frames import FrameError, Frames
+from flowshare.forks import hold_alone
 
 if TYPE_CHECKING:
     from flowshare.client.settings import LinkSettings
@@ -149,6 +150,9 @@ class Pipeline(asyncio.Protocol):
         """The socket is open."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        socket = transport.get_extra_info("socket")
+        if socket is not None:
+            hold_alone(socket.fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed, by whomever."""

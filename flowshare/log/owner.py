@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from flowshare.forks import hold_alone
 from flowshare.log.base import StorageError, StorageHeld, no_room
 from flowshare.log.folder import OwnFolder
 
@@ -105,12 +106,14 @@ class OwnerLock:
             self.untold = True
 
     def release(self) -> None:
-        """Remove `owner.json` and drop the lock."""
-        self.folder.remove(OWNER_FILE)
+        """Remove `owner.json` and drop the lock; a forked child has neither."""
+        if os.getpid() == self.owner.pid:
+            self.folder.remove(OWNER_FILE)
         self._drop()
 
     def _take(self) -> None:
         self._file = self.folder.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        hold_alone(self._file)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from flowshare.forks import hold_alone
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
 from flowshare.server.limits import ListenerLimits
@@ -149,6 +150,7 @@ class Listener:
         elif self._node.port == 0:
             self._node = replace(self._node, port=bound_port)
         for listening in self._listening:
+            hold_alone(listening.fileno())
             self._accept_on(listening)
         self._watch()
         return bound_host, bound_port
@@ -250,6 +252,7 @@ class Listener:
             again = self.clock.call_later(ACCEPT_AGAIN_S, lambda: self._accept_on(listening))
             self._accepting_again[listening] = again
             return False
+        hold_alone(socket.fileno())
         socket.setblocking(False)
         refused = self._refusal(address)
         if refused is not None:

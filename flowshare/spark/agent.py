@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowshare.backend.url import parse_broker
+from flowshare.forks import hold_alone
 from flowshare.log.folder import OwnFolder
 
 ANSWER_S: Final = 60.0
@@ -53,6 +54,7 @@ class OutcomeListener:
         self._take, self._tell = take, tell
         self._key = _key(folder)
         self._listener = Listener(str(self._path), family="AF_UNIX", authkey=self._key)
+        hold_alone(self._listener._listener._socket.fileno())  # type: ignore[attr-defined]  # noqa: SLF001 - it tells none
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="flowshare outcomes", daemon=True)
         self._thread.start()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowshare.agents.load import LoadWatch
 from flowshare.agents.scaling import TARGET_AGE_S, read_seconds
+from flowshare.forks import hold_alone
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -51,7 +52,10 @@ class Site:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._bind, self._port).start()
+            site: Any = web.TCPSite(self._runner, self._bind, self._port)
+            await site.start()
+            for one in site._server.sockets:  # noqa: SLF001 - aiohttp tells none
+                hold_alone(one.fileno())
         except OSError as error:
             await self.close()
             raise PagesError(
