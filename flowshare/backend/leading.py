@@ -48,6 +48,11 @@ class Leading:
         """How this user's processes log in at the address; None: nobody has to."""
         self._listener = listener
 
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when another process leads the path, too, because its file system keeps no locks."""
+        return self.storage.lost
+
     def connect(self, client_id: str) -> Connection:
         """A connection within this process."""
         return self.server.connect(client_id=client_id)

@@ -5,6 +5,7 @@ Whoever has the path's lock opens the storage, serves it, listens on a loopback 
 or not, one of the others takes it within moments, opens the storage, and listens on the same port if it is free.
 
     SEEKING -- the lock was free --> LEADING            until `close`
+    LEADING -- another one leads, too --> SEEKING       where locks are not kept (`log.owner`)
     SEEKING -- the leader listens --> JOINED            until its connection ends
     JOINED  -- the connection ended --> SEEKING         trying the lock first
 
@@ -99,8 +100,7 @@ class SharedPath:
             elif tries >= FIRST_TRIES and self._clock.monotonic() >= deadline_s:
                 raise self._error or BackendError(f"{self._path}: nobody leads it and it cannot be opened")
             await self._clock.sleep(SEEK_S)
-        if self.leading is None:
-            self._task = asyncio.create_task(self._follow(), name=f"follow {self._path}")
+        self._task = asyncio.create_task(self._follow(), name=f"follow {self._path}")
 
     async def close(self) -> None:
         """Let go of the path."""
@@ -196,12 +196,21 @@ class SharedPath:
 
     async def _follow(self) -> None:
         """Stay with the leader; when it is gone, lead or find the next one."""
-        while self.leading is None:
-            assert self._watched is not None
-            await self._watched.wait_closed()
-            self._watched = None
-            self._known.clear()
-            logger.warning("the leader of %s is gone; taking its place or joining the next one", self._path)
+        while True:
+            if self.leading is not None:
+                await self.leading.lost.wait()
+                self._known.clear()
+                leading, self.leading = self.leading, None
+                try:
+                    await leading.close()
+                except Exception:
+                    logger.exception("%s could not be closed in order", self._path)
+            else:
+                assert self._watched is not None
+                await self._watched.wait_closed()
+                self._watched = None
+                self._known.clear()
+                logger.warning("the leader of %s is gone; taking its place or joining the next one", self._path)
             await self._seek()
 
     async def _seek(self) -> None:

@@ -90,6 +90,11 @@ class Commits:
         if self._timer is not None:
             self._timer.cancel()
 
+    def refuse(self, error: StorageError) -> None:
+        """Write nothing more, what is queued included; it fails with this error."""
+        self.stop()
+        self._writer.refuse(error)
+
     def close_blocking(self) -> None:
         """Write what is queued and end the writer. Call in a worker thread, after `stop`."""
         self._writer.close()

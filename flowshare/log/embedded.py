@@ -10,6 +10,7 @@ background until writes work. A storage whose disk is full is opened so, too.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,8 +34,8 @@ from flowshare.log.compactor import Compactor
 from flowshare.log.cutting import cut_blocking, kept_from_blocking
 from flowshare.log.folder import OwnFolder
 from flowshare.log.inspection import Inspector, Rules, check_own
-from flowshare.log.opening import let_go, open_blocking
-from flowshare.log.owner import Owner, OwnerLock
+from flowshare.log.opening import Opened, claim, let_go, let_lock_go, lock_blocking, open_blocking
+from flowshare.log.owner import BEAT_S, NO_LOCKS, Owner, OwnerLock
 from flowshare.log.partition import Partition, offset_at_blocking
 from flowshare.log.producing import decide_batch, decide_marker, produced
 from flowshare.log.readahead import ReadAhead
@@ -55,6 +56,7 @@ NO_CONFIGS: Final[Mapping[str, str]] = {}
 TAIL_BYTES: Final = 32 * 1024 * 1024
 READERS: Final = 2
 TIMESTAMP_MAX: Final = 2**63 - 1
+logger = logging.getLogger(__name__)
 
 
 class EmbeddedStorage:
@@ -80,6 +82,9 @@ class EmbeddedStorage:
         self._retention = SweepTask(clock, self._sweep, "old records could not be deleted")
         self._compaction = SweepTask(clock, self._compact, "compaction was cut short")
         self._closed = False
+        self.lost = asyncio.Event()
+        """Another process leads the path, too: nothing is written any more."""
+        self._keeping = asyncio.create_task(self._keep_name(), name="flowshare-storage-owner")
         self._commits = Commits(store, clock, changed=self._tell, roll_back=self._roll_back)
         self._appender = Appender(
             self._commits, self._budget, clock, find=self._partition, settings=self._registry.settings
@@ -106,17 +111,24 @@ class EmbeddedStorage:
         loop = asyncio.get_running_loop()
         now_ms = clock.now_ms()
 
-        opening = loop.run_in_executor(pool, lambda: open_blocking(Path(path), now_ms, fsync=fsync))
         try:
-            lock, store, topics = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(let_go)
+            lock = await _or_else(loop.run_in_executor(pool, lock_blocking, Path(path), now_ms), let_lock_go)
+            try:
+                await claim(lock, clock, pool)
+                opening: asyncio.Future[Opened] = loop.run_in_executor(pool, lambda: open_blocking(lock, fsync=fsync))
+            except BaseException:
+                lock.release()
+                raise
+            try:
+                opened = await _or_else(opening, let_go)
+            except Exception:
+                lock.release()
+                raise
+        except BaseException:
+            pool.shutdown(wait=False)
             raise
-        finally:
-            if not opening.done() or opening.exception() is not None:
-                pool.shutdown(wait=False)
-        storage = cls(lock, store, pool, clock, tail_bytes)
-        for topic, partitions in topics:
+        storage = cls(lock, opened.store, pool, clock, tail_bytes)
+        for topic, partitions in opened.topics:
             storage._partitions[topic.name] = partitions
             storage._put(topic)
         return storage
@@ -130,6 +142,24 @@ class EmbeddedStorage:
     def owner_before(self) -> Owner | None:
         """Who held the path before and did not let go of it in order: a process that was killed."""
         return self._lock.before
+
+    async def _keep_name(self) -> None:
+        """Say that this holder lives; write nothing more when the path is another's."""
+        while True:
+            await self._clock.sleep(BEAT_S)
+            try:
+                other = await self.blocking(self._lock.beat)
+            except (OSError, StorageError) as error:
+                logger.debug("%s: %s", self._lock.path, error)
+                continue
+            if other is not None:
+                refusal = StorageError(
+                    f"{self._lock.path} was taken by {other}, though this process has its lock; {NO_LOCKS}"
+                )
+                logger.critical("%s. Nothing more is written from here", refusal)
+                self._commits.refuse(refusal)
+                self.lost.set()
+                return
 
     @property
     def folder(self) -> OwnFolder:
@@ -362,6 +392,7 @@ class EmbeddedStorage:
             return
         self._closed = True
         self._commits.stop()
+        self._keeping.cancel()
         await self._retention.close()
         await self._compaction.close()
         await self._inspector.close()
@@ -422,3 +453,12 @@ class EmbeddedStorage:
         """Any thread. Raises: StorageError."""
         if self._closed:
             raise StorageError("the storage is closed")
+
+
+async def _or_else(work: asyncio.Future[T], undo: Callable[[asyncio.Future[T]], None]) -> T:
+    """The result of work in a thread; `undo` has it when the caller gives up before it is there."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(undo)
+        raise

@@ -140,6 +140,22 @@ class OwnFolder:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self.path / name))
         return content
 
+    def look(self, name: str) -> tuple[bytes, int] | None:
+        """A file's content and when it was touched last, in ns; None: there is no such file.
+
+        Raises: NotPrivate, OSError.
+        """
+        try:
+            descriptor = self.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(READ_MAX), os.fstat(descriptor).st_mtime_ns
+
+    def touch(self, name: str) -> None:
+        """Set the time of a file. Raises: OSError."""
+        os.utime(name, dir_fd=self._descriptor, follow_symlinks=False)
+
     def remove(self, name: str) -> None:
         """Take a file away; harmless when it is not there. Raises: OSError."""
         with contextlib.suppress(FileNotFoundError):

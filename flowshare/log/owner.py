@@ -2,6 +2,19 @@
 
 The lock is on an open file (flock), so it also keeps a second opening in the same process out. RocksDB has a lock of
 its own, but its message names nobody and a read-only opening ignores it.
+
+Not every file system keeps locks, and some network ones only among the processes of one machine: two holders ruin a
+store. So each holder tries its lock with a second descriptor, and touches `owner.json` every `BEAT_S`:
+
+    the second descriptor gets the lock, too    refused: nothing is locked here
+    `owner.json` names nobody, or this machine  the lock is believed
+    it names another machine's process, and     that one was killed, as far as `DOUBT_S` tells: the path is taken
+      is not touched for `DOUBT_S`
+    the same, and it is touched                 refused: that one lives, so locks do not reach from here to there
+    a holder finds another's name               it writes nothing more
+
+What this does not see is a holder that stood still for longer than `DOUBT_S` on another machine, with locks that do not
+reach there: such a mount is none for a path.
 """
 
 from __future__ import annotations
@@ -9,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import socket
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -28,6 +42,11 @@ if TYPE_CHECKING:
 LOCK_FILE: Final = "lock"
 OWNER_FILE: Final = "owner.json"
 WORKERS_DIRECTORY: Final = "workers"
+BEAT_S: Final = 1.0
+"""How often a holder says that it lives, and looks whether the path is still its own."""
+DOUBT_S: Final = 3.0
+"""How long the holder on another machine is given to say so."""
+NO_LOCKS: Final = "keep it on a local disk, or mount this one with locks (NFS: lockd; neither nolock nor local_lock)"
 OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, "store", "confirmed"})
 """What a storage's directory holds (see `store.py` for the last two, `backend/workers.py` for the one before)."""
 
@@ -36,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The holder: process, when it opened the path (ms since 1970), machine.
+    """The holder: process, when it opened the path (ms since 1970), machine; token: tells it from any other.
 
     listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path. secret: whether these
     have to prove the path's secret there (`backend.path_login`).
@@ -47,6 +66,7 @@ class Owner:
     host: str
     listener: str | None = None
     secret: bool = False
+    token: str = ""
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -57,13 +77,17 @@ class Owner:
 class OwnerLock:
     """The lock, held from construction to `release`."""
 
-    def __init__(self, path: Path, *, now_ms: int) -> None:
-        """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError."""
+    def __init__(self, path: Path, *, now_ms: int, doubt: bool = False) -> None:
+        """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError (NotPrivate, locks are not kept).
+
+        doubt: where `doubtful` is true, nothing is written before `claim`.
+        """
         self.before: Owner | None = None
         """Who held the path before and did not let go of it in order."""
         self.untold = False
         """Whether `owner.json` is not there, because the disk has no room for it: nobody can join."""
-        self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname())
+        self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), token=secrets.token_hex(8))
+        self._doubt = doubt
         self._file = -1
         try:
             self.folder = OwnFolder.own(path, check=partial(_refuse_foreign, path))
@@ -81,6 +105,30 @@ class OwnerLock:
     def path(self) -> Path:
         """The directory: what was asked for, or a folder inside (`log.folder`)."""
         return self.folder.path
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last holder was on another machine and did not let go: the lock alone may not keep it out."""
+        return self.before is not None and self.before.host != self.owner.host
+
+    def pulse(self) -> tuple[bytes, int] | None:
+        """What changes while the holder named in `owner.json` lives. Raises: OSError, NotPrivate."""
+        return self.folder.look(OWNER_FILE)
+
+    def claim(self) -> None:
+        """Write `owner.json`. Raises: OSError."""
+        self.tell()
+
+    def beat(self) -> Owner | None:
+        """Say that this holder lives; returns another one that `owner.json` names. Raises: OSError, NotPrivate."""
+        named = read_owner(self.path)
+        if named is None:  # somebody removed it
+            self.tell()
+        elif named.token != self.owner.token:
+            return named
+        else:
+            self.folder.touch(OWNER_FILE)
+        return None
 
     def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
         """Change where the holder listens, and whether it asks for the path's secret there. Raises: OSError."""
@@ -107,22 +155,43 @@ class OwnerLock:
 
     def release(self) -> None:
         """Remove `owner.json` and drop the lock; a forked child has neither."""
-        if os.getpid() == self.owner.pid:
+        named = read_owner(self.path)
+        if os.getpid() == self.owner.pid and named is not None and named.token == self.owner.token:
             self.folder.remove(OWNER_FILE)
         self._drop()
 
     def _take(self) -> None:
         self._file = self.folder.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
         hold_alone(self._file)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._locked(self._file):
             raise StorageHeld(
                 f"{self.path} is held by {read_owner(self.path) or 'another process'}, which lets nobody join it: "
                 "stop that one first, or wait until it ends"
-            ) from None
+            )
+        second = self.folder.open(LOCK_FILE, os.O_RDWR)
+        try:
+            if self._locked(second):
+                raise StorageError(
+                    f"{self.path} cannot be used as a storage: its file system keeps no locks, so that two processes "
+                    f"would ruin it; {NO_LOCKS}"
+                )
+        finally:
+            os.close(second)
         self.before = read_owner(self.path)
-        self.tell()
+        if not (self._doubt and self.doubtful):
+            self.tell()
+
+    def _locked(self, file: int) -> bool:
+        """Whether the lock was free, and is this descriptor's now. Raises: StorageError (there are none)."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be used as a storage: its file system has no locks ({error.strerror}); {NO_LOCKS}"
+            ) from error
+        return True
 
     def _drop(self) -> None:
         self.folder.close()

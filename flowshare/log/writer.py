@@ -145,6 +145,17 @@ class Writer:
         with self._turn:
             self._refusal = StorageError("the storage is closed") if self._closing else None
 
+    def refuse(self, error: StorageError) -> None:
+        """Fail what is queued and take nothing more; what is being written is written to its end."""
+        with self._turn:
+            self._closing = True
+            self._refusal = error
+            left = list(self._queue)
+            self._queue.clear()
+            self._turn.notify()
+        if left:
+            self._tell(self._done, left, error)
+
     def close(self) -> None:
         """Write what is queued and end the thread; blocks until then."""
         with self._turn:

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import orjson
 import pytest
 
 from flowshare.backend.base import BackendError
@@ -19,7 +21,8 @@ from flowshare.client.admin import ShareAdmin
 from flowshare.client.producer import Producer
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageHeld
-from flowshare.log.owner import read_owner
+from flowshare.log.owner import Owner, read_owner
+from flowshare.protocol.messages import MetadataRequest
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
 
 pytestmark = pytest.mark.asyncio
@@ -215,3 +218,17 @@ async def test_without_workers_patience_is_not_called_for(tmp_path: Path) -> Non
 
     assert command.leading
     await command.close()
+
+
+async def test_a_leader_that_finds_another_s_name_leads_no_longer(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("flowshare.log.embedded.BEAT_S", 0.0)
+    async with backends(tmp_path / "shop", 1) as (leader,):
+        connection = await leader.connect("test")
+        other = Owner(pid=7, since_ms=5, host="another-machine", token="t")
+        (tmp_path / "shop" / "owner.json").write_bytes(orjson.dumps(asdict(other)))
+
+        await until(lambda: not leader.leading)
+
+        with pytest.raises(ConnectionError):
+            await connection.send(MetadataRequest(topics=None))
+        assert read_owner(tmp_path / "shop") == other

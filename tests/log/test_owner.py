@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
@@ -13,7 +17,8 @@ import pytest
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError, StorageHeld
 from flowshare.log.embedded import EmbeddedStorage
-from flowshare.log.owner import OWNER_FILE, WORKERS_DIRECTORY, Owner, OwnerLock, read_owner
+from flowshare.log.owner import BEAT_S, DOUBT_S, OWNER_FILE, WORKERS_DIRECTORY, Owner, OwnerLock, read_owner
+from flowshare.testing.clock import ManualClock, settle
 from tests.log.places import content, opened
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +112,94 @@ def test_the_root_of_a_disk_of_its_own_is_empty_enough(tmp_path):
     (tmp_path / ".keep").touch()
 
     OwnerLock(tmp_path, now_ms=0).release()
+
+
+OTHER = Owner(pid=7, since_ms=5, host="another-machine", listener="127.0.0.1:9", token="t")
+
+
+def name(path: Path, owner: Owner) -> None:
+    path.joinpath(OWNER_FILE).write_bytes(orjson.dumps(asdict(owner)))
+
+
+def test_a_file_system_on_which_everybody_gets_the_lock_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+
+    with pytest.raises(StorageError, match="keeps no locks, so that two processes would ruin it; keep it on a local"):
+        OwnerLock(tmp_path, now_ms=0)
+
+    assert read_owner(tmp_path) is None
+
+
+def test_a_file_system_without_locks_is_refused_with_its_reason(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    with pytest.raises(StorageError, match=r"has no locks \(No locks available\); keep it on a local disk, or mount"):
+        OwnerLock(tmp_path, now_ms=0)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_holder_on_another_machine_that_lives_is_not_led_beside(tmp_path, lives):
+    name(tmp_path, OTHER)
+    tmp_path.joinpath("lock").touch()
+
+    async def body() -> Owner | None:
+        clock = ManualClock()
+        opening = asyncio.create_task(EmbeddedStorage.open(tmp_path, clock=clock))
+        while clock.next_due_s() is None:  # noqa: ASYNC110 - threads of the opening
+            await asyncio.sleep(0)
+        if lives:
+            os.utime(tmp_path / OWNER_FILE)
+        await clock.advance(DOUBT_S)
+        storage = await opening
+        named = read_owner(tmp_path)
+        assert named == storage.owner
+        await storage.close()
+        return named
+
+    if lives:
+        with pytest.raises(StorageError, match=r"is led by process 7 on another-machine .*, which lives: its locks do"):
+            asyncio.run(body())
+        assert read_owner(tmp_path) == OTHER
+    else:
+        assert asyncio.run(body()) is not None
+
+
+def test_a_holder_says_that_it_lives(tmp_path):
+    lock = OwnerLock(tmp_path, now_ms=0)
+    os.utime(tmp_path / OWNER_FILE, (0, 0))
+
+    assert lock.beat() is None
+
+    assert tmp_path.joinpath(OWNER_FILE).stat().st_mtime > 0
+    lock.release()
+
+
+def test_a_name_that_somebody_removed_is_written_again(tmp_path):
+    lock = OwnerLock(tmp_path, now_ms=0)
+    tmp_path.joinpath(OWNER_FILE).unlink()
+
+    assert lock.beat() is None
+    assert read_owner(tmp_path) == lock.owner
+    lock.release()
+
+
+def test_a_holder_that_finds_another_s_name_writes_nothing_more_and_leaves_it_there(tmp_path):
+    async def body() -> None:
+        clock = ManualClock()
+        storage = await EmbeddedStorage.open(tmp_path, clock=clock)
+        await storage.write([(b"before", b"1")])
+        name(tmp_path, OTHER)
+        await clock.advance(BEAT_S)
+        await storage.lost.wait()
+        await settle()
+
+        with pytest.raises(StorageError, match="was taken by process 7 on another-machine"):
+            await storage.write([(b"after", b"1")])
+        assert await storage.scan(b"before")
+        await storage.close()
+
+    asyncio.run(body())
+    assert read_owner(tmp_path) == OTHER
