@@ -10,6 +10,7 @@ machine. What it means stands in docs/scale.md.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import sys
 import time
@@ -80,7 +81,7 @@ def group_record(workers: int, slots: int) -> None:
                     assigned=tuple(slot for slot in range(slots) if slot % workers == number),
                     generation=7,
                     stamp=f"{number * 2_097_593 % 2**31} shop-{number}.workers.default.svc.cluster.local:9092 0",
-                    secret="0123456789abcdef" * 2,
+                    key=hashlib.sha256(b"%d" % number).hexdigest()[:32],
                 ),
             ),
         )

@@ -1,23 +1,25 @@
 """How the workers of a fleet prove to each other who they are.
 
-A worker draws a pair of keys (X25519) when it starts; the private half never leaves its memory. The public half stands
-in what it tells the slot group: only who may READ that group can put one there, and whoever is only told of the group
-(DESCRIBE) learns nothing that helps. A line between two workers begins with a greeting:
+A worker draws a pair of keys (X25519) when it starts; the private half never leaves its memory. The mark of the public
+half (128 bits of its SHA-256: the whole map has all of them, and Kafka's record has an end) stands in what it tells the
+slot group: only who may READ that group can put one there, and whoever is only told of the group (DESCRIBE) learns
+nothing that helps. A line between two workers begins with a greeting:
 
-    caller → callee    fleet_greet {from, to: public halves, generation, nonce}
-    callee → caller    {nonce}
+    caller → callee    fleet_greet {from: public half, to: mark, generation, nonce}
+    callee → caller    {key: public half, nonce}
 
 Both ends make the line's key of their own private half, the other's public half, and both nonces; nobody else can.
 Each call and each answer carries its text and a MAC over the direction, a number, the call's name and that text. So
 what is answered was asked by a worker of this fleet, of this one, on this line, once; and the answer is this worker's.
 
-A public half counts as long as the slot group's last map has it, and `KEPT_S` longer: who leaves in order is asked, and
+A mark counts as long as the slot group's last map has it, and `KEPT_S` longer: who leaves in order is asked, and
 asks, while it gives its slots away. A caller of a newer map is waited for: `GREET_S`, in which Kafka is asked, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from flowshare.slots.membership import SlotMap
 
 GREET: Final = "fleet_greet"
-"""{"from", "to", "generation", "nonce"} -> {"nonce"}: begins a line; what follows on it is proven."""
+"""{"from", "to", "generation", "nonce"} -> {"key", "nonce"}: begins a line; what follows on it is proven."""
 KEPT_S: Final = 30.0
 """How long a worker that left may still call; what others tell it, or it tells them, is over by then."""
 GREET_S: Final = 2.0
@@ -51,6 +53,7 @@ WINDOW: Final = 4096
 """Calls of a line that may overtake each other; more are never under way."""
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 16
+_MARK_DIGITS: Final = 32
 _LABEL: Final = b"flowshare fleet 1"
 _LINE: Final = "fleet line"
 _ASKED: Final = b"asked"
@@ -73,12 +76,16 @@ class Line(Protocol):
 
 
 class KeyPair:
-    """One worker's keys. `public`: the half that others are told, in hexadecimal digits. random: so many bytes."""
+    """One worker's keys. `public`: the half that others are told, and its `mark`, in hexadecimal digits.
+
+    random: so many bytes.
+    """
 
     def __init__(self, random: Random) -> None:
         self._private = X25519PrivateKey.from_private_bytes(random(_KEY_BYTES))
         self._random = random
         self.public: Final = self._private.public_key().public_bytes_raw().hex()
+        self.mark: Final = mark_of(self.public)
 
     def nonce(self) -> str:
         """What is said once."""
@@ -89,6 +96,11 @@ class KeyPair:
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
         made = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"\0".join((_LABEL, *map(str.encode, greeting))))
         return made.derive(shared)
+
+
+def mark_of(public: str) -> str:
+    """What a public half is known by."""
+    return hashlib.sha256(public.encode()).hexdigest()[:_MARK_DIGITS]
 
 
 class Greeting(NamedTuple):
@@ -104,7 +116,7 @@ class Greeting(NamedTuple):
 
 
 class Known:
-    """Public halves of the fleet's workers, as the slot group has them or had them shortly ago.
+    """Marks of the fleet's workers, as the slot group has them or had them shortly ago.
 
     describe: the slot group's map as Kafka tells it to anybody; None: not now.
     """
@@ -122,31 +134,31 @@ class Known:
         self._asking: asyncio.Task[None] | None = None
         directory.on_change(self._look)
 
-    def has(self, key: str) -> bool:
+    def has(self, mark: str) -> bool:
         """Whether it is one of the fleet's."""
-        return key in self._present or self._clock.monotonic() < self._former.get(key, 0.0)
+        return mark in self._present or self._clock.monotonic() < self._former.get(mark, 0.0)
 
     def of(self, node_id: int) -> str | None:
-        """The public half of a worker, also of one that left shortly ago."""
-        key = self._nodes.get(node_id)
-        return key if key is not None and self.has(key) else None
+        """The mark of a worker, also of one that left shortly ago."""
+        mark = self._nodes.get(node_id)
+        return mark if mark is not None and self.has(mark) else None
 
-    async def expect(self, key: str, generation: int) -> bool:
+    async def expect(self, mark: str, generation: int) -> bool:
         """Whether it is one of the fleet's, or becomes one shortly; generation: of the map that its owner has."""
-        if self.has(key) or not self._behind(generation) or self._waiting >= GREETINGS_MAX:
-            return self.has(key)
+        if self.has(mark) or not self._behind(generation) or self._waiting >= GREETINGS_MAX:
+            return self.has(mark)
         self._waiting += 1
         try:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask(), name="look at the slot group")
             with suppress(TimeoutError):
-                await self._clock.wait_for(self._heard_of(key, generation), GREET_S)
+                await self._clock.wait_for(self._heard_of(mark, generation), GREET_S)
         finally:
             self._waiting -= 1
-        return self.has(key)
+        return self.has(mark)
 
-    async def _heard_of(self, key: str, generation: int) -> None:
-        while not self.has(key) and self._behind(generation):
+    async def _heard_of(self, mark: str, generation: int) -> None:
+        while not self.has(mark) and self._behind(generation):
             await self._news.wait()
 
     async def close(self) -> None:
@@ -179,9 +191,9 @@ class Known:
 
     def _keep(self, found: SlotMap) -> None:
         now_s = self._clock.monotonic()
-        self._former = {key: until_s for key, until_s in self._former.items() if until_s > now_s}
+        self._former = {mark: until_s for mark, until_s in self._former.items() if until_s > now_s}
         self._former.update(dict.fromkeys(found.keys.values(), now_s + KEPT_S))
-        self._nodes = {node_id: key for node_id, key in self._nodes.items() if self.has(key)} | dict(found.keys)
+        self._nodes = {node_id: mark for node_id, mark in self._nodes.items() if self.has(mark)} | dict(found.keys)
         self._tell()
 
     def _tell(self) -> None:
@@ -193,16 +205,19 @@ class Known:
 
 
 async def greet(line: Line, pair: KeyPair, callee: str, *, generation: int, about: str) -> ProvenLine:
-    """Begin a line to the worker whose public half is `callee`. about: names that worker in errors.
+    """Begin a line to the worker whose mark is `callee`. about: names that worker in errors.
 
     Raises: ServerError, OSError.
     """
     nonce = pair.nonce()
     told = await line.call(GREET, **{"from": pair.public, "to": callee, "generation": generation, "nonce": nonce})
+    public = str(told.get("key", ""))
+    if mark_of(public) != callee:
+        raise NotConnected(f"{about}: what greets there is not that worker")
     try:
-        key = pair.line_key(callee, Greeting(pair.public, callee, nonce, str(told["nonce"])))
-    except (KeyError, ValueError) as error:
-        raise NotConnected(f"{about} does not greet as a worker does ({error!r})") from None
+        key = pair.line_key(public, Greeting(pair.public, public, nonce, str(told.get("nonce"))))
+    except ValueError as error:
+        raise NotConnected(f"{about} does not greet as a worker does ({error})") from None
     return ProvenLine(line, key, about)
 
 
@@ -286,23 +301,23 @@ class Door:
         caller, callee, generation, nonce = (call.request.get(name) for name in ("from", "to", "generation", "nonce"))
         if type(generation) is not int or not all(isinstance(one, str) for one in (caller, callee, nonce)):
             raise Refused(ErrorCode.INVALID_REQUEST, f"{GREET} needs from, to, generation and nonce")
-        trusted = await self._known.expect(caller, generation)
+        trusted = await self._known.expect(mark_of(caller), generation)
         mine = self._directory.map
         if mine is None or (not trusted and mine.generation < generation):
             raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "this worker is joining its fleet; try again")
         if not trusted:
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER)
-        if callee != self._pair.public:
+        if callee != self._pair.mark:
             raise Refused(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "another worker listened here before; try again when you know"
             )
         answered = self._pair.nonce()
         try:
-            key = self._pair.line_key(caller, Greeting(caller, callee, nonce, answered))
+            key = self._pair.line_key(caller, Greeting(caller, self._pair.public, nonce, answered))
         except ValueError:
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER) from None
-        call.peer.extra[_LINE] = _Session(caller, key)
-        return {"nonce": answered}
+        call.peer.extra[_LINE] = _Session(mark_of(caller), key)
+        return {"key": self._pair.public, "nonce": answered}
 
     def open(self, call: Call) -> Opened:
         """What a call says, if a worker of this fleet says it to this one, now. Raises: Refused."""

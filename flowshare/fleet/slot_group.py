@@ -104,7 +104,7 @@ class SlotGroup:
 
         node_id: drawn at random; the map may give another one (`SlotMap.node_id`). claims: slot -> epoch of what this
         worker has claimed, as it is now. cached: slots that it could take up quickest, as it starts.
-        key: the public half of the worker's keys.
+        key: the mark of the worker's keys (`fleet.proof`).
         on_map: gets the whole map after each round. on_doubt: whether `sure` is False, at each change.
         """
         self._brokers = cluster

@@ -322,7 +322,7 @@ class FleetWorker:
             on_map=self.directory.agreed,
             on_doubt=self._keeper.doubted,
             cached=cached,
-            key=self._pair.public,
+            key=self._pair.mark,
             clock=self._clock,
         )
 

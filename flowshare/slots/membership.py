@@ -8,7 +8,7 @@ the assignment it gets the whole map (`SlotMap`), for it has to send clients to 
 - Stamp: a static member that comes back gets its old assignment without a new round, and nobody learns where it is
   now. It sees that by the stamp, which is new each time a worker tells something new: an assignment with another
   stamp answers older news, and the worker joins again.
-- Key: the public half of the worker's keys, by which others know its calls (`fleet.proof`). Nothing that is told here
+- Key: the mark of the worker's public key, by which others know its calls (`fleet.proof`). Nothing that is told here
   is a secret: DescribeGroups shows it to whoever may DESCRIBE the group.
 """
 
@@ -47,7 +47,7 @@ class Told:
 
     host, port: where clients and other workers reach it. assigned, generation: what it was given last; −1: nothing yet,
     and `assigned` is what it has in its cache.
-    claims: slot -> epoch of the claims it holds. key: the public half of its keys, in hexadecimal digits.
+    claims: slot -> epoch of the claims it holds. key: the mark of its public key.
     """
 
     node_id: int
@@ -75,7 +75,7 @@ class SlotMap:
     claims: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     """Slot -> node id and epoch of the highest claim that its holder told."""
     keys: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Node id -> public half, of all workers."""
+    """Node id -> mark of the public key, of all workers."""
     node_id: int = NOBODY
     stamp: str = ""
     whole: bool = True

@@ -187,7 +187,7 @@ class Worker:
             claims=self.keeper.claims,
             on_map=self.directory.agreed,
             on_doubt=self.keeper.doubted,
-            key=self.pair.public,
+            key=self.pair.mark,
             clock=fleet.clock,
         )
 

@@ -16,7 +16,7 @@ from flowshare.fleet.directory import Directory, Place
 from flowshare.fleet.groups import FACTS, HAS
 from flowshare.fleet.leaders import GONE, REPLACE
 from flowshare.fleet.names import slot_group
-from flowshare.fleet.proof import GREET, KEPT_S, Door, KeyPair, Known, greet
+from flowshare.fleet.proof import GREET, KEPT_S, Door, KeyPair, Known, greet, mark_of
 from flowshare.fleet.settings import SET
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DescribeGroupRequest
@@ -47,7 +47,7 @@ def agreed(*pairs: KeyPair, generation: int = 1) -> SlotMap:
         slots=1,
         owners={0: 1},
         nodes={number: ("h", 9_000 + number) for number, _ in enumerate(pairs, 1)},
-        keys={number: one.public for number, one in enumerate(pairs, 1)},
+        keys={number: one.mark for number, one in enumerate(pairs, 1)},
     )
 
 
@@ -102,7 +102,7 @@ class Wire:
 async def line(wire: Wire, caller: KeyPair, *, callee: KeyPair | None = None, generation: int = 1):
     """A line of `caller` over the wire."""
     keys = wire.callee.keys if callee is None else callee
-    return await greet(wire, caller, keys.public, generation=generation, about="worker 1")
+    return await greet(wire, caller, keys.mark, generation=generation, about="worker 1")
 
 
 # --- who is only told of the fleet ----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_with_the_public_half_of_another_worker_nobody_gets_further_than_the_gre
             stranger = Peer(fleet, fleet.machines[0], Place(0, *fleet.machines[0].address))
             stolen = pair(7)
             stolen.public = two._pair.public
-            made = await greet(stranger, stolen, one._pair.public, generation=1, about="it")
+            made = await greet(stranger, stolen, one._pair.mark, generation=1, about="it")
             for name, fields in CALLS.items():
                 with pytest.raises(ServerError, match="for the workers of this fleet only"):
                     await made.call(name, **fields)
@@ -243,7 +243,11 @@ def test_a_call_to_one_worker_is_good_at_no_other():
         wire = Wire(Callee(clock, pair(1), everybody))
         with pytest.raises(ServerError, match="another worker listened here before"):
             await line(wire, pair(2), callee=pair(3))
-        wire.change = lambda body: body | {"to": pair(1).public} if body.get("call") == GREET else body
+        wire.change = lambda body: body | {"to": pair(1).mark} if body.get("call") == GREET else body
+        with pytest.raises(NotConnected, match="what greets there is not that worker"):
+            await line(wire, pair(2), callee=pair(3))
+        turned = {"to": pair(1).mark, "key": pair(3).public}
+        wire.change = lambda body: {name: turned.get(name, value) for name, value in body.items()}
         made = await line(wire, pair(2), callee=pair(3))
         with pytest.raises(ServerError, match="workers of this fleet only"):
             await made.call("x")
@@ -263,17 +267,17 @@ def test_calls_that_overtake_each_other_are_all_taken_once():
 def test_a_public_half_that_is_none_lets_nobody_in(bad):
     async def scenario(clock):
         known = agreed(pair(1))
-        known.keys[2] = bad
+        known.keys[2] = mark_of(bad)
         wire = Wire(Callee(clock, pair(1), known))
         mine = pair(2)
         mine.public = bad
         with pytest.raises(ServerError, match="workers of this fleet only"):
             await line(wire, mine)
-        with pytest.raises(NotConnected):
-            await greet(SimpleNamespace(call=nonce), pair(1), bad, generation=1, about="worker 2")
+        with pytest.raises(NotConnected, match="does not greet as a worker does"):
+            await greet(SimpleNamespace(call=greets), pair(1), mark_of(bad), generation=1, about="worker 2")
 
-    async def nonce(*_, **__):
-        return {"nonce": "00"}
+    async def greets(*_, **__):
+        return {"key": bad, "nonce": "00"}
 
     virtually(scenario)
 
@@ -284,7 +288,7 @@ def test_a_public_half_that_is_none_lets_nobody_in(bad):
 def test_a_greeting_without_sense_is_refused_in_words(fields):
     async def scenario(clock):
         wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
-        good = {"from": pair(2).public, "to": pair(1).public, "generation": 1, "nonce": "00"} if fields else {}
+        good = {"from": pair(2).public, "to": pair(1).mark, "generation": 1, "nonce": "00"} if fields else {}
         with pytest.raises(ServerError, match="needs from, to, generation and nonce"):
             await wire.answer({"call": GREET, **good, **fields})
 
@@ -316,7 +320,7 @@ def test_a_worker_that_left_hears_those_that_came_later_for_its_slots():
         callee.described = agreed(pair(2), generation=2)
 
         assert await (await line(Wire(callee), pair(2), generation=2)).call("x") == {"echo": {}}
-        assert callee.known.of(1) == pair(2).public
+        assert callee.known.of(1) == pair(2).mark
         await callee.known.close()
 
     virtually(scenario)
@@ -342,7 +346,7 @@ def test_who_left_is_heard_until_what_it_gives_away_is_taken():
         callee.directory.agreed(agreed(pair(1), generation=2))
 
         assert await made.call("x") == {"echo": {}}
-        assert callee.known.of(2) == pair(2).public
+        assert callee.known.of(2) == pair(2).mark
         await clock.sleep(KEPT_S)
         with pytest.raises(ServerError, match="workers of this fleet only"):
             await made.call("x")

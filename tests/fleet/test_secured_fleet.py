@@ -143,7 +143,7 @@ async def call_as_a_worker(guarded, first, second):
         security=guarded.security("alice", "wonder land"),
     )
     with pytest.raises(ServerError, match="User:alice is no worker") as refused:
-        await greet(alice, keys, first.worker._pair.public, generation=1, about="first")
+        await greet(alice, keys, first.worker._pair.mark, generation=1, about="first")
     assert refused.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     with pytest.raises(ServerError, match="User:alice is no worker"):
         await alice.call(FACTS, group_id=guarded.group)
