@@ -28,7 +28,7 @@ from flowshare.agents.faust_producer import FaustProducer
 from flowshare.agents.leader import Leader
 from flowshare.agents.pipeline import SharePipeline
 from flowshare.agents.sending import SendingThread
-from flowshare.agents.settings import read_options, read_share
+from flowshare.agents.settings import read_options, read_share, read_web_hosts
 from flowshare.agents.setup import group_settings
 from flowshare.agents.streams import DRAIN_S, Streams
 from flowshare.agents.topic import Topic
@@ -66,7 +66,8 @@ class App(faust.App):
     id: names the app's groups. broker: where the log is, e.g. `embedded:///var/lib/shop` (the environment variable
     FLOWSHARE_BROKER replaces it). share: who leads the share groups on a Kafka cluster, `auto` (the brokers, where they
     can), `native` (the brokers) or `workers` (the workers themselves, which needs no share groups of the brokers).
-    fleet: names the workers that lead together, by default the app's id. The other options are Faust's (timezone,
+    fleet: names the workers that lead together, by default the app's id. web_hosts: by which hosts others than this
+    machine ask for its pages, e.g. `["shop.example.com"]` (docs/security.md). The other options are Faust's (timezone,
     web_port, datadir, …); an unknown one is refused.
     """
 
@@ -79,6 +80,8 @@ class App(faust.App):
             options["broker"] = broker
         self.share = read_share(id, options.get("share", "auto"))
         """Who leads the share groups of a Kafka cluster: `auto`, `native` or `workers`."""
+        self.web_hosts = read_web_hosts(id, options.get("web_hosts", ()))
+        """Further hosts by which pages may be asked for."""
         self._broker, options = read_options(id, options)
         options.setdefault("Topic", Topic)
         options.setdefault("Serializers", "flowshare.agents.registry:Registry")

@@ -16,6 +16,7 @@ from faust.types.settings import Settings
 from mode.utils.imports import symbol_by_name
 
 from flowshare.agents.errors import UsageError, refuse_unknown
+from flowshare.agents.gate import BadPages, read_hosts
 from flowshare.backend.url import SHARES, BadBrokerUrl, BrokerUrl, parse_broker
 from flowshare.log.folder import place_of
 
@@ -34,7 +35,7 @@ _COMPAT: Final = frozenset(
         "replication_factor",
     }
 )
-_OWN: Final = frozenset({"broker", "share", "fleet", "monitor", "config_source", "loop", "beacon"})
+_OWN: Final = frozenset({"broker", "share", "fleet", "web_hosts", "monitor", "config_source", "loop", "beacon"})
 _IN_THE_URL: Final = ("broker_consumer", "broker_producer", "broker_credentials", "ssl_context")
 _MADE_LATER: Final = (
     "Table",
@@ -62,7 +63,7 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     UsageError for a broker URL that cannot be read.
     """
     refuse_unknown(f"App({app_id!r})", options, known_options())
-    left = {name: value for name, value in options.items() if name not in ("share", "fleet")}
+    left = {name: value for name, value in options.items() if name not in ("share", "fleet", "web_hosts")}
     broker = os.environ.get(BROKER_ENV) or left.pop("broker", None)
     left.pop("broker", None)
     left["broker"] = PLACEHOLDER
@@ -115,6 +116,16 @@ def read_share(app_id: str, given: Any) -> str:
     if given not in SHARES:
         raise UsageError(f"App({app_id!r}): share takes 'auto', 'native' or 'workers', not {given!r}")
     return str(given)
+
+
+def read_web_hosts(app_id: str, given: Any) -> tuple[str, ...]:
+    """The option `web_hosts`. Raises: UsageError."""
+    hosts = (given,) if isinstance(given, str) else tuple(given)
+    try:
+        read_hosts(hosts, {})
+    except BadPages as error:
+        raise UsageError(f"App({app_id!r}): web_hosts: {error}") from None
+    return hosts
 
 
 def _place_of_groups(app_id: str, options: Mapping[str, Any]) -> dict[str, str]:

@@ -1,20 +1,25 @@
 """The web server of an app's own pages (`@app.page`): one port a process.
 
 Faust's has one fixed port, which the second process on a machine finds taken, and tells others the machine's name while
-it listens on loopback only.
+it listens on loopback only. Who may ask is decided by the host and the origin of a request, as for flowshare's pages
+(`gate.py`); what the application's pages then ask of who asks is theirs. Faust's own (`/table/`, `/router/`, …), which
+tell names and values, are the operator's.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.web import SockSite
+from aiohttp import web as http
 from yarl import URL
 
 from flowshare.agents.errors import UsageError
-from flowshare.forks import hold_alone
+from flowshare.agents.gate import BadPages, Gate, Need, is_loopback, read_host, read_hosts, read_token
+from flowshare.agents.site import BOUNDS_OF_APPS, OF_APPS, Connection, Door, Handler, Listening, bound, judged, refusal
+from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
@@ -30,34 +35,98 @@ def listen_for_pages(app: App) -> str:
     """
     conf: Any = app.conf
     _, options = app._default_options  # noqa: SLF001 - Faust's name; the settings do not tell a default from a choice
-    sock = _bound(str(conf.web_bind), options.get("web_port") or 0)
+    bind = str(conf.web_bind)
+    sock = _bound(bind, options.get("web_port") or 0)
     port = sock.getsockname()[1]
-    host = conf.web_bind if _only_here(conf.web_bind) else conf.web_host
-    url = URL.build(scheme="http" if conf.web_ssl_context is None else "https", host=str(host), port=port)
+    host = bind if is_loopback(bind) else conf.web_host
+    scheme = "http" if conf.web_ssl_context is None else "https"
+    url = URL.build(scheme=scheme, host=str(host), port=port)
     object.__setattr__(conf, "web_port", port)  # Settings' own warns of what was read before
     if "canonical_url" not in options:
         object.__setattr__(conf, "canonical_url", url)
     web: Any = app.web
+    door = Door(BOUNDS_OF_APPS, LoopClock())
 
-    def site() -> SockSite:
-        return SockSite(web._runner, sock, ssl_context=conf.web_ssl_context)  # noqa: SLF001 - Faust's name
+    def site() -> Listening:
+        return Listening(web._runner, door, sock, conf.web_ssl_context)  # noqa: SLF001 - Faust's name
 
     web._transport_handlers["tcp"] = site  # noqa: SLF001
+    _guard_of(web).gate = _gate(app, scheme)
     logger.info("the app's pages are at %s", url)
     return str(url)
 
 
+def _gate(app: App, scheme: str) -> Gate:
+    """Who may ask. Raises: UsageError."""
+    conf: Any = app.conf
+    told = str(conf.web_host)
+    try:
+        return Gate(
+            read_hosts((*app.web_hosts, told) if read_host(told) else app.web_hosts, os.environ),
+            bind=str(conf.web_bind),
+            machine=socket.gethostname(),
+            token=read_token(environment=os.environ),
+            scheme=scheme,
+            origins=conf.web_cors_options or (),
+            strict=False,
+        )
+    except BadPages as error:
+        raise UsageError(f"App({app.app_id!r}): {error}") from None
+
+
+class _Guard:
+    """The middleware before all pages of one of Faust's web servers."""
+
+    __middleware_version__ = 1  # aiohttp's mark of a middleware
+
+    def __init__(self, faust: Any) -> None:
+        self._faust = faust
+        self.gate = Gate(bind="", machine="")
+
+    async def __call__(self, request: http.Request, handler: Handler) -> http.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.begin()
+        resource = request.match_info.route.resource
+        view = None if resource is None else self._faust.views.get(resource.canonical)
+        verdict = judged(self.gate, request, Need.OPERATOR if _tells_names(view) else Need.HOST)
+        if verdict.status != 200:
+            return _dressed(refusal(verdict))
+        try:
+            return _dressed(await handler(request))
+        except http.HTTPException as error:
+            _dressed(error)
+            raise
+
+
+def _guard_of(web: Any) -> _Guard:
+    """The guard of the app's web server, which stays when the app is stopped and started again."""
+    there: Any = web.web_app.middlewares
+    for one in there:
+        if isinstance(one, _Guard):
+            return one
+    guard = _Guard(web)
+    there.insert(0, guard)
+    return guard
+
+
+def _tells_names(view: Any) -> bool:
+    """Whether it is one of Faust's own pages; its index says `OK` and nothing else."""
+    module = type(view).__module__
+    return module.startswith("faust.web.apps.") and not module.endswith(".production_index")
+
+
+def _dressed(answer: http.StreamResponse) -> http.StreamResponse:
+    for name, text in OF_APPS.items():
+        answer.headers.setdefault(name, text)
+    return answer
+
+
 def _bound(bind: str, port: int) -> socket.socket:
     try:
-        made = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        return bound(bind, port)
     except OSError as error:
         raise UsageError(
             f"the app's pages cannot be served on {bind}:{port}: {error.strerror}; leave web_port out for a free port, "
             "which is printed, or give each process its own"
         ) from error
-    hold_alone(made.fileno())
-    return made
-
-
-def _only_here(bind: str) -> bool:
-    return bind.startswith("127.") or bind in ("localhost", "::1")

@@ -90,11 +90,16 @@ def _ask(workers: dict[str, str], page: str) -> tuple[Rows, list[str]]:
 
     rows: Rows = []
     silent: list[str] = []
+    hidden = False
     for name, address in workers.items():
         try:
-            rows += [{"worker": name, **row} for row in pages.get(address, page)]
+            found = [{"worker": name, **row} for row in pages.get(address, page)]
+            hidden = hidden or any("agent" not in row for row in found)
+            rows += [{"agent": "-", "topic": "-", **row} for row in found]
         except Failure as failure:
             silent.append(f"worker {name}: {failure}")
+    if hidden:
+        click.echo(f"warning: {pages.NUMBERS_ONLY}", err=True)
     return sorted(rows, key=lambda row: -row["age_s"]), silent
 
 

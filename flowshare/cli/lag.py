@@ -191,4 +191,6 @@ def _topics_of(address: str) -> Rows:
         rows: Rows = pages.get(address, "/lag?topics=1")
     except Failure:
         return []  # it starts, or ends
+    if any("group" not in row for row in rows):
+        raise Failure(pages.NUMBERS_ONLY)
     return rows

@@ -11,6 +11,7 @@ from flowshare.cli import logs
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
+    from flowshare.agents.gate import PageSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,7 @@ def on_spark(
     workers: str | None,
     concurrency: int | None,
     drain_timeout: float | None,
-    web_port: int | None,
-    web_bind: str,
+    pages: PageSettings,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -49,8 +49,7 @@ def on_spark(
             size=Size.read(workers, where),
             concurrency=concurrency,
             drain_timeout_s=drain_timeout,
-            web_port=web_port or 0,
-            web_bind=web_bind,
+            pages=pages,
             prepare=Prepare(log_level, log_format),
         )
         return run_fleet(app, settings)

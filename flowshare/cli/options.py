@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from flowshare.agents.app import App
+    from flowshare.agents.gate import PageSettings
 
 Fun = TypeVar("Fun", bound=Callable[..., Any])
 
@@ -48,6 +52,37 @@ def broker_options(function: Fun) -> Fun:
         "--broker", metavar="URL", help=f"For example embedded:///tmp/shop. Default: ${BROKER_ENV}, or --app's."
     )(function)
     return debug_option(function)
+
+
+def page_options(function: Fun) -> Fun:
+    """`--web-port`, `--web-bind`, `--web-host`, `--web-token-file`, for `page_settings`."""
+    for option in (
+        click.option(
+            "--web-token-file",
+            metavar="FILE",
+            help="The operator's token for health and metrics: names, stacks, orders.",
+        ),
+        click.option(
+            "--web-host", metavar="HOST", multiple=True, help="A host by which others ask for them; may be repeated."
+        ),
+        click.option(
+            "--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on."
+        ),
+        click.option(
+            "--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]"
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def page_settings(app: App, port: int | None, bind: str, hosts: Sequence[str], token_file: str | None) -> PageSettings:
+    """Where health and metrics are served, and to whom. Raises: BadPages."""
+    from flowshare.agents.gate import PageSettings, read_hosts, read_token
+
+    return PageSettings(
+        port=port or 0, bind=bind, hosts=read_hosts((*hosts, *app.web_hosts)), token=read_token(token_file)
+    )
 
 
 def setting(text: str) -> tuple[str, str | None]:

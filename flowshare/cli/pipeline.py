@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import debug_option
+from flowshare.cli.options import debug_option, page_options, page_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowshare.agents.app import App
+    from flowshare.agents.gate import PageSettings
     from flowshare.agents.pipeline import SharePipeline
 
 logger = logging.getLogger("flowshare.pipeline")
@@ -29,8 +30,7 @@ logger = logging.getLogger("flowshare.pipeline")
 @click.option("--master", help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…  [default: local[*,4]]")
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
 @click.option("--once", is_flag=True, help="Read what is there now, and end.")
-@click.option("--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]")
-@click.option("--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on.")
+@page_options
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @debug_option
@@ -42,6 +42,8 @@ def pipeline(
     once: bool,
     web_port: int | None,
     web_bind: str,
+    web_host: tuple[str, ...],
+    web_token_file: str | None,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -66,9 +68,8 @@ def pipeline(
         if not equals:
             raise click.UsageError(f"--conf takes KEY=VALUE, not {text!r}")
         settings[key] = value
-    good = asyncio.run(
-        _run(app, app_path, chosen, settings, master=master, once=once, port=web_port or 0, bind=web_bind)
-    )
+    where = page_settings(app, web_port, web_bind, web_host, web_token_file)
+    good = asyncio.run(_run(app, app_path, chosen, settings, master=master, once=once, where=where))
     return 0 if good else 1
 
 
@@ -101,8 +102,7 @@ async def _run(
     *,
     master: str | None,
     once: bool,
-    port: int,
-    bind: str,
+    where: PageSettings,
 ) -> bool:
     """The broker first, as it may be out of reach and Spark takes seconds; then Spark, the pages, the pipelines."""
     from flowshare.agents.signals import stop_signals
@@ -132,7 +132,7 @@ async def _run(
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, supervisor.stop)
-        pages = PipelinePages(supervisor, port=port, bind=bind)
+        pages = PipelinePages(supervisor, where)
         stack.push_async_callback(pages.close)
         logger.info("health and metrics at http://%s", await pages.start())
         return await supervisor.run()

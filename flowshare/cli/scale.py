@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import SECONDS, debug_option
+from flowshare.cli.options import SECONDS, debug_option, page_options, page_settings
 
 if TYPE_CHECKING:
     from flowshare.agents.scaling import ScalePolicy
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--drain-timeout", type=click.FloatRange(0, min_open=False), help="Seconds handlers get to finish at the end."
 )
-@click.option("--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]")
-@click.option("--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on.")
+@page_options
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @debug_option
@@ -43,6 +42,8 @@ def scale(
     drain_timeout: float | None,
     web_port: int | None,
     web_bind: str,
+    web_host: tuple[str, ...],
+    web_token_file: str | None,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -67,6 +68,8 @@ def scale(
         arguments += ["--concurrency", str(concurrency)]
     if drain_timeout is not None:
         arguments += ["--drain-timeout", str(drain_timeout)]
+    if web_token_file is not None:
+        arguments += ["--web-token-file", web_token_file]
     policy = ScalePolicy(min=fewest, max=most, down_after_s=down_after)
     return supervise(
         app,
@@ -74,8 +77,7 @@ def scale(
         drain_timeout,
         worker_command(arguments),
         beside=_scaling(policy, target_age),
-        web_port=web_port or 0,
-        web_bind=web_bind,
+        settings=page_settings(app, web_port, web_bind, web_host, web_token_file),
     )
 
 

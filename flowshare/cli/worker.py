@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import debug_option
+from flowshare.cli.options import debug_option, page_options, page_settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from flowshare.agents.app import App
+    from flowshare.agents.gate import PageSettings
     from flowshare.agents.host import Host
     from flowshare.agents.supervisor import Supervisor
 
@@ -28,8 +29,7 @@ logger = logging.getLogger("flowshare.worker")
 @click.option(
     "-c", "--concurrency", type=click.IntRange(1, 10_000), help="Records at once, instead of the agents' own."
 )
-@click.option("--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]")
-@click.option("--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on.")
+@page_options
 @click.option(
     "--drain-timeout", type=click.FloatRange(0, min_open=False), help="Seconds handlers get to finish at the end."
 )
@@ -47,6 +47,8 @@ def worker(
     concurrency: int | None,
     web_port: int | None,
     web_bind: str,
+    web_host: tuple[str, ...],
+    web_token_file: str | None,
     drain_timeout: float | None,
     log_level: str,
     log_format: str,
@@ -82,6 +84,7 @@ def worker(
 
         load_reader()
         keep_loaded()
+    settings = page_settings(app, web_port, web_bind, web_host, web_token_file)
     introduce(app, concurrency)
     if master is not None:
         from flowshare.cli.on_spark import on_spark
@@ -93,18 +96,15 @@ def worker(
             workers=workers,
             concurrency=concurrency,
             drain_timeout=drain_timeout,
-            web_port=web_port,
-            web_bind=web_bind,
+            pages=settings,
             log_level=log_level,
             log_format=log_format,
         )
     if procs is not None:
-        return supervise(
-            app, procs, drain_timeout, worker_command(sys.argv[1:]), web_port=web_port or 0, web_bind=web_bind
-        )
+        return supervise(app, procs, drain_timeout, worker_command(sys.argv[1:]), settings=settings)
 
     def pages(host: Host) -> WebServer:
-        return WebServer(host, port=web_port or 0, bind=web_bind, drain_timeout_s=drain_timeout)
+        return WebServer(host, settings, drain_timeout_s=drain_timeout)
 
     return run_worker(app, WorkerOptions(drain_timeout_s=drain_timeout, parts=(pages,)))
 
@@ -144,12 +144,11 @@ def supervise(
     command: Sequence[str],
     beside: Callable[[Supervisor], Awaitable[None]] | None = None,
     *,
-    web_port: int,
-    web_bind: str,
+    settings: PageSettings,
 ) -> int:
     """Run workers under a supervisor, and `beside` next to it; the exit code. command: that of a worker.
 
-    web_port, web_bind: where health and metrics of all of them are served; port 0: a free one.
+    settings: where health and metrics of all of them are served, and to whom.
     """
     from flowshare.agents.capabilities import asked_of
     from flowshare.agents.supervisor import SupervisorOptions, run_supervisor
@@ -170,9 +169,7 @@ def supervise(
         backend = open_backend(broker, lead=True, asked=asked_of(app.share_agents.values()))
 
     def pages(supervisor: Supervisor) -> SupervisorPages:
-        return SupervisorPages(
-            supervisor, backend, port=web_port, bind=web_bind, drain_timeout_s=options.drain_timeout_s
-        )
+        return SupervisorPages(supervisor, backend, settings, drain_timeout_s=options.drain_timeout_s)
 
     return run_supervisor(backend, options, beside, pages)
 

@@ -19,14 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
+from flowshare.agents import own_user
 from flowshare.backend import open_backend
 from flowshare.backend.workers import running_workers
 from flowshare.client.admin import ShareAdmin
@@ -119,9 +120,8 @@ class Worker:
         if address is None:
             return None
         try:
-            with urllib.request.urlopen(f"http://{address}/lag", timeout=5) as page:
-                found = json.load(page)
-        except (OSError, ValueError):
+            found = json.loads(own_user.ask(address, "/lag", timeout_s=5).body)
+        except (OSError, ValueError, HTTPException):
             return None
         parts = [row["backlog"] for row in found if row["topic"] == TOPIC]
         return sum(parts) if parts and min(parts) >= 0 else None

@@ -16,7 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from flowshare.agents import lag
-from flowshare.web.server import Handler, WebServer
+from flowshare.agents.gate import PageSettings
+from flowshare.web.server import Handler, WebServer, json_answer, rows_answer, verdict_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.spark")
 
+STATE: Final = frozenset({"state"})
+"""Texts of `/workers` that are no names."""
 STATES: Final = ("waiting", "starting", "ready", "silent", "draining", "pausing")
 _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "received": ("records_received", "Deliveries taken from the group."),
@@ -109,8 +112,8 @@ class FleetView:
 class FleetPages(WebServer):
     """Serves the pages of one fleet."""
 
-    def __init__(self, view: FleetView, *, port: int = 0, bind: str = "127.0.0.1") -> None:
-        super().__init__(cast("Host", view), port=port, bind=bind)
+    def __init__(self, view: FleetView, settings: PageSettings | None = None) -> None:
+        super().__init__(cast("Host", view), settings)
         self._view = view
         self._workers = CollectorRegistry()
         self._workers.register(_Workers(view.fleet, view.runtimes))
@@ -122,22 +125,19 @@ class FleetPages(WebServer):
     def _routes(self) -> dict[str, Handler]:
         return {**super()._routes(), "/workers": self._rows}
 
-    async def _rows(self, _request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        return web.json_response(self._view.fleet.rows())
+    async def _rows(self, request: web.Request) -> web.Response:
+        return rows_answer(request, self._view.fleet.rows(), keep=STATE)
 
     async def _in_flight(self, request: web.Request) -> web.Response:
-        from aiohttp import web
+        if "stacks" in request.query and verdict_of(request).operator:
+            return json_answer(await self._view.fleet.in_flight(stacks=True))
+        return rows_answer(request, await self._kept.get("inflight", self._records))
 
-        return web.json_response(await self._view.fleet.in_flight(stacks="stacks" in request.query))
+    async def _records(self) -> list[dict[str, Any]]:
+        return await self._view.fleet.in_flight(stacks=False)
 
-    async def _prometheus(self, request: web.Request) -> web.Response:
-        response = await super()._prometheus(request)
-        sums = response.body
-        assert isinstance(sums, bytes)
-        response.body = sums + generate_latest(self._workers)
-        return response
+    async def _text(self) -> bytes:
+        return await super()._text() + generate_latest(self._workers)
 
 
 class _Workers(Collector):

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from flowshare.agents.gate import PageSettings
+from flowshare.agents.site import Site
+from flowshare.clock import LoopClock
 from flowshare.spark.driver import TROUBLES
-from flowshare.web.server import Site
+from flowshare.web.server import NEEDS, TEXT, Kept, health, rows_answer
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -37,22 +39,25 @@ GAUGES: Final[Mapping[str, tuple[str, str]]] = {
     "batch_s": ("batch_seconds", "How long the last batch took."),
     "backlog": ("backlog_records", "Records that the group has not finished."),
 }
+STATE: Final = frozenset({"state"})
 WELL: Final = frozenset({"running", "ended"})
 
 
 class PipelinePages:
     """Serves a supervisor's pages on its loop."""
 
-    def __init__(self, supervisor: PipelineSupervisor, *, port: int = 0, bind: str = "127.0.0.1") -> None:
+    def __init__(self, supervisor: PipelineSupervisor, settings: PageSettings | None = None) -> None:
         self._supervisor = supervisor
-        self._site = Site(port=port, bind=bind)
+        self._settings = settings or PageSettings()
+        self._site: Site | None = None
+        self._kept = Kept(LoopClock())
         self._registry = CollectorRegistry()
         self._registry.register(_PipelineCollector(supervisor))
 
     async def start(self) -> str:
         """Listen; returns `host:port`. Raises: PagesError when the port is taken."""
-        app = web.Application()
-        app.add_routes(
+        self._site = Site(self._settings, needs=NEEDS)
+        return await self._site.open(
             [
                 web.get("/live", self._live),
                 web.get("/ready", self._ready),
@@ -60,25 +65,27 @@ class PipelinePages:
                 web.get("/pipelines", self._pipelines),
             ]
         )
-        return await self._site.open(app)
 
     async def close(self) -> None:
         """Stop listening."""
-        await self._site.close()
+        if self._site is not None:
+            await self._site.close()
 
-    async def _live(self, _: web.Request) -> web.Response:
-        return _json({"ok": True, "reasons": []})
+    async def _live(self, request: web.Request) -> web.Response:
+        return health(request, ())
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         reasons = [f"pipeline {one.name} is {one.state}" for one in self._supervisor.figures if one.state not in WELL]
-        return _json({"ok": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        return health(request, reasons)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        text = generate_latest(self._registry)
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=await self._kept.get("metrics", self._text), headers={"Content-Type": TEXT})
 
-    async def _pipelines(self, _: web.Request) -> web.Response:
-        return _json([asdict(one) for one in self._supervisor.figures])
+    async def _text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    async def _pipelines(self, request: web.Request) -> web.Response:
+        return rows_answer(request, [asdict(one) for one in self._supervisor.figures], keep=STATE)
 
 
 class _PipelineCollector(Collector):
@@ -107,7 +114,3 @@ class _PipelineCollector(Collector):
         for row, labels in rows:
             running.add_metric(labels, float(row["state"] == "running"))
         yield running
-
-
-def _json(value: Any, *, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

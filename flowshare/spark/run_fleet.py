@@ -17,12 +17,13 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.autoscale import Autoscaler
 from flowshare.agents.capabilities import asked_of
+from flowshare.agents.gate import SECRETS, PageSettings
 from flowshare.agents.loading import split_path
 from flowshare.agents.scaling import TARGET_AGE_S, ScalePolicy
 from flowshare.agents.service import new_loop
@@ -55,8 +56,9 @@ PREFIX: Final = "FLOWSHARE_"
 NOT_PASSED: Final = frozenset(
     {"FLOWSHARE_SUPERVISOR_PID", "FLOWSHARE_WORKER_NUMBER", "FLOWSHARE_READY_FD"}
     | {"FLOWSHARE_LISTEN", "FLOWSHARE_ADVERTISE", "FLOWSHARE_STATE_DIR"}
+    | SECRETS
 )
-"""Variables that are about the driver's own process."""
+"""Variables that are about the driver's own process: its pages' token is of no use to others."""
 NAME_MAX: Final = 12
 
 
@@ -65,7 +67,8 @@ class FleetSettings:
     """What `flowshare worker --on` was told.
 
     workers: None: as many as the master has slots. drain_timeout_s: None: what the agents say. prepare: sets logging up
-    in a worker, told its slot; importable there. web_port: 0: a free one.
+    in a worker, told its slot; importable there. pages: where health and metrics
+    are served, and to whom.
     """
 
     app_path: str
@@ -73,8 +76,7 @@ class FleetSettings:
     size: Size
     concurrency: int | None = None
     drain_timeout_s: float | None = None
-    web_port: int = 0
-    web_bind: str = "127.0.0.1"
+    pages: PageSettings = field(default_factory=PageSettings)
     prepare: Callable[[int], object] | None = None
 
 
@@ -180,7 +182,7 @@ class _Run:
         admin = ShareAdmin(lambda: backend.connect(self._app.app_id), clock=self._clock)
         stack.push_async_callback(admin.close)
         view = FleetView(self._app, fleet, backend, admin, self._clock)
-        pages = FleetPages(view, port=self._settings.web_port, bind=self._settings.web_bind)
+        pages = FleetPages(view, self._settings.pages)
         stack.push_async_callback(pages.close)
         address = await pages.start()
         await backend.set_address(address)

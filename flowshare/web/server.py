@@ -3,88 +3,89 @@
     /live      200 while there is hope for this process, else 503: restart it
     /ready     200 when the agents run and the handler loop answers, else 503
     /metrics   Prometheus text
-    /inflight  JSON: the records that handlers work on
+    /inflight  JSON: the records that handlers work on; `?stacks`: and where each of them is
     /lag       JSON: backlog, in flight, oldest age, redeliveries a share-partition; `?topics`: sums and rates a topic
     /scale     JSON: how many workers the app needs, as autoscalers read it; `?target_age=` seconds or text as 30s
-    /drain     POST, from this machine only: fetch no more, finish what is running; answers when that is done
+    /drain     POST: fetch no more, finish what is running; answers when that is done
 
-Bound to 127.0.0.1 on a free port unless told otherwise. An application's own pages are Faust's web server's and run on
-the handler loop.
+Who gets what is decided in `agents.gate`: /live and /ready answer everybody but a page in a browser, the others who
+asks by one of our hosts, with numbers instead of names; names, stacks and /drain are the operator's. Bound to 127.0.0.1
+on a free port unless told otherwise. An application's own pages are Faust's web server's and run on the handler loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import ipaddress
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from flowshare.agents.gate import Need, PageSettings, Verdict, numbers
 from flowshare.agents.load import LoadWatch
 from flowshare.agents.scaling import TARGET_AGE_S, read_seconds
-from flowshare.forks import hold_alone
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from flowshare.agents.host import Host
+    from flowshare.agents.site import Connection, Site
+    from flowshare.clock import Clock
     from flowshare.web.metrics import Metrics
 
+T = TypeVar("T")
 Handler = Callable[["web.Request"], Awaitable["web.Response"]]
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+NEEDS: Final[Mapping[str, Need]] = {"/live": Need.NOTHING, "/ready": Need.NOTHING, "/drain": Need.OPERATOR}
+KEPT_S: Final = 1.0
 
 
-class PagesError(Exception):
-    """The health pages cannot be served; the text says what to do."""
+class Kept:
+    """What was costly to make: told again for a second, and made once for all who ask meanwhile.
 
+    Keys are the code's, never what somebody wrote.
+    """
 
-class Site:
-    """Where pages are listened for; port 0: a free one."""
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._made: dict[str, tuple[float, Any]] = {}
+        self._making: dict[str, asyncio.Future[Any]] = {}
 
-    def __init__(self, *, port: int, bind: str) -> None:
-        self._port = port
-        self._bind = bind
-        self._runner: web.AppRunner | None = None
+    async def get(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
+        """The thing of this name."""
+        made = self._made.get(key)
+        if made is not None and self._clock.monotonic() - made[0] < KEPT_S:
+            kept: T = made[1]
+            return kept
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = asyncio.ensure_future(self._make(key, make))
+            making.add_done_callback(lambda _: self._making.pop(key, None))
+        value: T = await asyncio.shield(making)
+        return value
 
-    async def open(self, app: web.Application) -> str:
-        """Listen; returns the address. Raises: PagesError when the port is taken."""
-        from aiohttp import web
-
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
-        await self._runner.setup()
-        try:
-            site: Any = web.TCPSite(self._runner, self._bind, self._port)
-            await site.start()
-            for one in site._server.sockets:  # noqa: SLF001 - aiohttp tells none
-                hold_alone(one.fileno())
-        except OSError as error:
-            await self.close()
-            raise PagesError(
-                f"health and metrics cannot listen on {self._bind}:{self._port}: {error.strerror or error}; "
-                "choose another --web-port, or leave it out for a free one"
-            ) from error
-        host, port = self._runner.addresses[0][:2]
-        return f"{host}:{port}"
-
-    async def close(self) -> None:
-        """Stop listening and drop what is open; harmless when it does not listen."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+    async def _make(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
+        now_s = self._clock.monotonic()
+        value = await make()
+        self._made[key] = now_s, value
+        return value
 
 
 class WebServer:
     """Serves one host's health, metrics and lists. `start` and `close` on the service loop.
 
-    drain_timeout_s: seconds that handlers get when `/drain` is asked for; None: what the agents say.
+    settings: where, and to whom. drain_timeout_s: seconds that handlers get when `/drain` is asked for; None: what the
+    agents say.
     """
 
     def __init__(
-        self, host: Host, *, port: int = 0, bind: str = "127.0.0.1", drain_timeout_s: float | None = None
+        self, host: Host, settings: PageSettings | None = None, *, drain_timeout_s: float | None = None
     ) -> None:
         self._host = host
+        self._settings = settings or PageSettings()
         self._drain_timeout_s = drain_timeout_s
         self._load: LoadWatch | None = None
-        self._site = Site(port=port, bind=bind)
+        self._site: Site | None = None
+        self._kept = Kept(host.clock)
         self._metrics: Metrics | None = None
         self.address = ""
         """`host:port` once started."""
@@ -94,15 +95,15 @@ class WebServer:
         await asyncio.to_thread(_import)  # 0.1 s, while the agents on this loop fetch their first records
         from aiohttp import web
 
+        from flowshare.agents.site import PagesError, Site
         from flowshare.web.metrics import Metrics
 
         self._load = LoadWatch(self._host)
         self._metrics = Metrics(self._host, self._load)
-        app = web.Application()
-        app.add_routes([web.get(path, handler) for path, handler in self._routes().items()])
-        app.add_routes([web.post("/drain", self._drain)])
+        self._site = Site(self._settings, needs=NEEDS)
+        routes = [web.get(path, handler) for path, handler in self._routes().items()]
         try:
-            self.address = await self._site.open(app)
+            self.address = await self._site.open([*routes, web.post("/drain", self._drain)])
         except PagesError:
             await self.close()
             raise
@@ -113,7 +114,8 @@ class WebServer:
         """Stop listening and drop what is open."""
         if self._load is not None:
             await self._load.close()
-        await self._site.close()
+        if self._site is not None:
+            await self._site.close()
 
     def _routes(self) -> dict[str, Handler]:
         return {
@@ -129,35 +131,40 @@ class WebServer:
     async def _index(self, _request: web.Request) -> web.Response:
         return json_answer({"pages": [path for path in self._routes() if path != "/"]})
 
-    async def _live(self, _request: web.Request) -> web.Response:
-        return _health(self._host.live())
+    async def _live(self, request: web.Request) -> web.Response:
+        return health(request, self._host.live())
 
-    async def _ready(self, _request: web.Request) -> web.Response:
-        return _health(self._host.ready())
+    async def _ready(self, request: web.Request) -> web.Response:
+        return health(request, self._host.ready())
 
     async def _prometheus(self, _request: web.Request) -> web.Response:
         from aiohttp import web
 
+        return web.Response(body=await self._kept.get("metrics", self._text), headers={"Content-Type": TEXT})
+
+    async def _text(self) -> bytes:
         assert self._metrics is not None
-        text = self._metrics.text()
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return self._metrics.text()
 
     async def _in_flight(self, request: web.Request) -> web.Response:
-        return json_answer(self._host.in_flight(stacks="stacks" in request.query))
+        if "stacks" in request.query and verdict_of(request).operator:
+            return json_answer(self._host.in_flight(stacks=True))
+        return rows_answer(request, await self._kept.get("inflight", self._records))
+
+    async def _records(self) -> list[dict[str, Any]]:
+        return self._host.in_flight(stacks=False)
 
     async def _lag(self, request: web.Request) -> web.Response:
         if "topics" in request.query:
-            return json_answer(self._watched.topics(_target_age(request)))
-        return json_answer(await self._host.lag(all_groups="all" in request.query))
+            return rows_answer(request, self._watched.topics(_target_age(request)))
+        every = "all" in request.query
+        rows = await self._kept.get("lag of all" if every else "lag", lambda: self._host.lag(all_groups=every))
+        return rows_answer(request, rows)
 
     async def _scale(self, request: web.Request) -> web.Response:
-        return json_answer(self._watched.report(_target_age(request)))
+        return rows_answer(request, self._watched.report(_target_age(request)))
 
-    async def _drain(self, request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        if not from_here(request.remote):
-            raise web.HTTPForbidden(text="a worker is drained from its own machine or container only")
+    async def _drain(self, _request: web.Request) -> web.Response:
         return json_answer({"drained": await self._host.drain(self._drain_timeout_s)})
 
     @property
@@ -177,21 +184,29 @@ def _target_age(request: web.Request) -> float:
         raise web.HTTPBadRequest(text=f"target_age: {error}") from None
 
 
-def from_here(remote: str | None) -> bool:
-    """Whether a peer's address is this machine's."""
-    try:
-        return ipaddress.ip_address(remote or "").is_loopback
-    except ValueError:
-        return False
-
-
 def _import() -> None:
-    importlib.import_module("aiohttp.web")
+    importlib.import_module("flowshare.agents.site")
     importlib.import_module("flowshare.web.metrics")
 
 
-def _health(reasons: tuple[str, ...]) -> web.Response:
-    return json_answer({"ok": not reasons, "reasons": list(reasons)}, status=503 if reasons else 200)
+def verdict_of(request: web.Request) -> Verdict:
+    """As what who asks was let in."""
+    return cast("Connection", request.protocol).verdict
+
+
+def health(request: web.Request, reasons: Sequence[str]) -> web.Response:
+    """Whether all is well, and why not for who may know it: reasons name agents, brokers and workers."""
+    told = list(reasons)
+    if told and not verdict_of(request).trusted:
+        told = [f"{len(told)} reasons, for who asks by one of this server's hosts (--web-host) or with its token"]
+    return json_answer({"ok": not reasons, "reasons": told}, status=503 if reasons else 200)
+
+
+def rows_answer(
+    request: web.Request, value: Any, *, keep: frozenset[str] = frozenset(), status: int = 200
+) -> web.Response:
+    """JSON for the operator; for others without names. keep: texts that are none."""
+    return json_answer(value if verdict_of(request).operator else numbers(value, keep), status=status)
 
 
 def json_answer(value: Any, *, status: int = 200) -> web.Response:

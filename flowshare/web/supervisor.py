@@ -7,23 +7,29 @@
     /workers   JSON: number, process, address and state of each worker
     /inflight  JSON: the records that handlers work on, with the worker's number
     /lag       as a worker's; /scale too
-    /drain     POST, from this machine only: all workers fetch no more and finish what is running
+    /drain     POST: all workers fetch no more and finish what is running
 
+Who gets what is decided as for a worker. The workers are asked by the way that their own user has (`agents.own_user`).
 A worker that does not answer within `ASK_S` is left out, and told of by /ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.web.server import Site, from_here, json_answer
+from flowshare.agents import own_user
+from flowshare.agents.gate import PageSettings
+from flowshare.clock import LoopClock
+from flowshare.web.server import NEEDS, TEXT, Kept, health, json_answer, rows_answer, verdict_of
 
 if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
+    from flowshare.agents.site import Site
     from flowshare.agents.supervisor import Supervisor
     from flowshare.backend.base import Backend
 
@@ -32,33 +38,37 @@ BYTES_MAX: Final = 64 * 1024 * 1024
 """Of one worker's page."""
 LATER_S: Final = 10.0
 """How much longer than its drain time a worker's answer to /drain is waited for."""
-TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+STATE: Final = frozenset({"state"})
 
 
 class SupervisorPages:
-    """Serves them. backend: what the supervisor leads, None: nothing. drain_timeout_s: of its workers."""
+    """Serves them.
+
+    backend: what the supervisor leads, None: nothing. settings: where, and to whom. drain_timeout_s: of its workers.
+    """
 
     def __init__(
         self,
         supervisor: Supervisor,
         backend: Backend | None,
+        settings: PageSettings | None = None,
         *,
-        port: int = 0,
-        bind: str = "127.0.0.1",
         drain_timeout_s: float,
     ) -> None:
         self._supervisor = supervisor
         self._backend = backend
-        self._site = Site(port=port, bind=bind)
+        self._settings = settings or PageSettings()
+        self._site: Site | None = None
+        self._kept = Kept(LoopClock())
         self._drain_timeout_s = drain_timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._open = False
 
     async def start(self) -> str:
         """Listen; returns the address. Raises: PagesError when the port is taken."""
-        import aiohttp
         from aiohttp import web
 
-        app = web.Application()
+        from flowshare.agents.site import Site
+
         routes = {
             "/": self._index,
             "/live": self._live,
@@ -70,29 +80,28 @@ class SupervisorPages:
             "/scale": self._any,
         }
         self._paths = [path for path in routes if path != "/"]
-        app.add_routes([*(web.get(path, handler) for path, handler in routes.items()), web.post("/drain", self._drain)])
-        address = await self._site.open(app)
-        self._session = aiohttp.ClientSession()
+        found = [*(web.get(path, handler) for path, handler in routes.items()), web.post("/drain", self._drain)]
+        self._site = Site(self._settings, needs=NEEDS)
+        address = await self._site.open(found)
+        self._open = True
         return address
 
     async def close(self) -> None:
         """Stop listening; harmless when it does not."""
-        await self._site.close()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._open = False
+        if self._site is not None:
+            await self._site.close()
 
     # --- the pages ----------------------------------------------------------------------------------------------
 
     async def _index(self, _: web.Request) -> web.Response:
         return json_answer({"pages": self._paths})
 
-    async def _live(self, _: web.Request) -> web.Response:
-        return json_answer({"ok": True, "reasons": []})
+    async def _live(self, request: web.Request) -> web.Response:
+        return health(request, ())
 
-    async def _ready(self, _: web.Request) -> web.Response:
-        reasons = await self._reasons()
-        return json_answer({"ok": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+    async def _ready(self, request: web.Request) -> web.Response:
+        return health(request, await self._kept.get("ready", self._reasons))
 
     async def _reasons(self) -> list[str]:
         """Why not all workers work."""
@@ -107,16 +116,18 @@ class SupervisorPages:
     async def _metrics(self, _: web.Request) -> web.Response:
         from aiohttp import web
 
+        return web.Response(body=await self._kept.get("metrics", self._text), headers={"Content-Type": TEXT})
+
+    async def _text(self) -> bytes:
         told, reasons = await asyncio.gather(self._ask_all("/metrics", text=True), self._reasons())
         states = {"ready": len(self._supervisor.ready), "down": self._supervisor.size - len(self._supervisor.ready)}
         led = {} if self._backend is None else self._backend.stats()
         texts = {number: text for number, text in told.items() if text is not None}
-        body = await asyncio.to_thread(_merged, texts, states, not reasons, led)
-        return web.Response(body=body, headers={"Content-Type": TEXT})
+        return await asyncio.to_thread(_merged, texts, states, not reasons, led)
 
-    async def _workers(self, _: web.Request) -> web.Response:
+    async def _workers(self, request: web.Request) -> web.Response:
         supervisor = self._supervisor
-        numbers = sorted({*supervisor.running, *supervisor.ready, *supervisor.down})
+        found = sorted({*supervisor.running, *supervisor.ready, *supervisor.down})
         rows = [
             {
                 "worker": number,
@@ -125,27 +136,26 @@ class SupervisorPages:
                 "state": "ready" if number in supervisor.ready else "down" if number in supervisor.down else "starting",
                 "why": supervisor.down.get(number),
             }
-            for number in numbers
+            for number in found
         ]
-        return json_answer(rows)
+        return rows_answer(request, rows, keep=STATE)
 
     async def _in_flight(self, request: web.Request) -> web.Response:
-        told = await self._ask_all(f"/inflight?{request.query_string}")
-        return json_answer([{"worker": number, **row} for number, rows in told.items() for row in rows or ()])
+        stacks = "stacks" in request.query and verdict_of(request).operator
+        page = "/inflight?stacks" if stacks else "/inflight"
+        told = await self._kept.get(page, lambda: self._ask_all(page))
+        return rows_answer(request, [{"worker": number, **row} for number, rows in told.items() for row in rows or ()])
 
     async def _any(self, request: web.Request) -> web.Response:
         """What any worker can tell of the groups, from the first that does."""
         for number in sorted(self._supervisor.ready):
             status, told = await self._get(number, f"{request.path}?{request.query_string}")
             if told is not None:
-                return json_answer(told, status=status)
-        return json_answer({"error": "no worker answers", "reasons": list(self._supervisor.problems())}, status=503)
+                return rows_answer(request, told, status=status)
+        reasons = list(self._supervisor.problems()) if verdict_of(request).trusted else []
+        return json_answer({"error": "no worker answers", "reasons": reasons}, status=503)
 
-    async def _drain(self, request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        if not from_here(request.remote):
-            raise web.HTTPForbidden(text="workers are drained from their own machine or container only")
+    async def _drain(self, _request: web.Request) -> web.Response:
         limit_s = self._drain_timeout_s + LATER_S
         told = await self._ask_all("/drain", method="POST", limit_s=limit_s)
         return json_answer({"drained": all(one is not None and one["drained"] for one in told.values())})
@@ -169,12 +179,15 @@ class SupervisorPages:
         import orjson
 
         address = self._supervisor.ready.get(number)
-        if not address or self._session is None:
+        if not address or not self._open:
             return 503, None
         limit = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._session.request(method, f"http://{address}{page}", timeout=limit) as answer:
-                body = await answer.content.read(BYTES_MAX)
+            async with (
+                self._session(address) as session,
+                session.request(method, f"http://{address}{page}", timeout=limit, allow_redirects=False) as answer,
+            ):
+                body = await _whole(answer)
                 if answer.status not in (200, 400, 503):
                     return answer.status, None
                 if text or answer.content_type != "application/json":
@@ -182,6 +195,42 @@ class SupervisorPages:
                 return answer.status, orjson.loads(body)
         except (OSError, ValueError, aiohttp.ClientError, TimeoutError):
             return 503, None
+
+    def _session(self, address: str) -> aiohttp.ClientSession:
+        """One that asks this worker: by its own user's way, else with the token."""
+        import aiohttp
+
+        try:
+            sock = own_user.connect(address, ASK_S)
+        except own_user.OtherUser as error:
+            raise OSError(str(error)) from None
+        if sock is not None:
+            return aiohttp.ClientSession(connector=_on(sock))
+        token = self._settings.token
+        return aiohttp.ClientSession(headers={} if token is None else {"Authorization": f"Bearer {token.decode()}"})
+
+
+def _on(sock: socket.socket) -> aiohttp.BaseConnector:
+    """A connector with one connection, that of this socket."""
+    import aiohttp
+
+    class Connected(aiohttp.UnixConnector):
+        async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
+            _, protocol = await self._loop.create_unix_connection(self._factory, sock=sock)
+            return protocol
+
+    sock.setblocking(False)
+    return Connected(path="")
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    """Everything that it says. Raises: ValueError when that is too much."""
+    found = bytearray()
+    async for piece in answer.content.iter_any():
+        found += piece
+        if len(found) > BYTES_MAX:
+            raise ValueError("a worker's page is too long")
+    return bytes(found)
 
 
 def _merged(texts: Mapping[int, str], states: Mapping[str, int], ready: bool, led: Mapping[str, Any]) -> bytes:

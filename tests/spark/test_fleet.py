@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from flowshare.agents import own_user
 from flowshare.backend import make_producer, open_backend
 from flowshare.client.admin import ShareAdmin
 from flowshare.clock import LoopClock
@@ -138,8 +138,7 @@ class Place:
 
     def page(self, path: str):
         (address,) = re.findall(r"metrics at http://(\S+)", self.log())
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
-            text = answer.read().decode()
+        text = own_user.ask(address, path, timeout_s=10).body.decode()
         return text if path == "/metrics" else json.loads(text)
 
     def stop(self) -> int:

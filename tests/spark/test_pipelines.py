@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+from flowshare.agents import own_user
 from flowshare.dev.jars import libraries
 from tests.chaos.spark import jvm_of
 from tests.spark.serving import serving
@@ -105,8 +105,7 @@ def sale(number):
 
 
 def page(address, path):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
-        return answer.read().decode()
+    return own_user.ask(address, path, timeout_s=10).body.decode()
 
 
 def test_pipelines_run_once_into_folders_topics_and_batches(tmp_path, pipes):

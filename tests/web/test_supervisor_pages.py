@@ -11,12 +11,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from flowshare.agents import own_user
+from flowshare.agents.gate import PageSettings
+from flowshare.agents.site import PagesError
 from flowshare.web.merged import MergedMetrics
-from flowshare.web.server import PagesError
+from flowshare.web.server import WebServer
 from flowshare.web.supervisor import SupervisorPages
+from tests.web.test_web import StandIn
 
 pytestmark = pytest.mark.asyncio
 
+TOKEN = "a-token-of-24-characters"
 METRICS = """\
 # HELP flowshare_ready 1 when /ready answers 200.
 # TYPE flowshare_ready gauge
@@ -90,11 +95,15 @@ async def crew(*workers: Worker, led=None):
         runners.append(runner)
         supervisor.ready[number] = "{}:{}".format(*runner.addresses[0][:2])
     backend = None if led is None else SimpleNamespace(stats=lambda: led)
-    pages = SupervisorPages(supervisor, backend, drain_timeout_s=1.0)
+    pages = SupervisorPages(supervisor, backend, PageSettings(token=TOKEN.encode()), drain_timeout_s=1.0)
     address = await pages.start()
 
-    async def get(page: str, method: str = "GET") -> tuple[int, str]:
-        async with aiohttp.ClientSession() as session, session.request(method, f"http://{address}{page}") as answer:
+    async def get(page: str, method: str = "GET", *, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
+        shown = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession(headers={**shown, **headers}) as session,
+            session.request(method, f"http://{address}{page}") as answer,
+        ):
             return answer.status, await answer.text()
 
     try:
@@ -170,12 +179,62 @@ async def test_all_workers_are_drained_by_one_post():
         assert [worker.drained for worker in workers] == [1, 1]
 
 
+async def test_orders_stacks_and_names_are_the_operators_and_others_get_numbers():
+    workers = Worker(3), Worker(4)
+    async with crew(*workers) as (get, supervisor):
+        supervisor.down = {3: "worker 3 cannot start: there is no module 'shop'"}
+        assert (await get("/drain", "POST", token=None))[0] == 403
+        assert [worker.drained for worker in workers] == [0, 0]
+        rows = json.loads((await get("/inflight?stacks", token=None))[1])
+        assert rows == [{"worker": 1, "offset": 3}, {"worker": 2, "offset": 4}]
+        assert json.loads((await get("/workers", token=None))[1])[2] == {
+            "worker": 3,
+            "pid": None,
+            "address": None,
+            "state": "down",
+        }
+        assert "shop" not in (await get("/workers", token=None))[1]
+        assert "shop" in (await get("/workers"))[1]
+
+
+async def test_foreign_hosts_and_origins_are_refused_and_probes_told_no_names():
+    async with crew(Worker(3)) as (get, supervisor):
+        supervisor.down = {3: "worker 3 cannot start: there is no module 'shop'"}
+        for page in ("/", "/metrics", "/workers", "/inflight", "/lag", "/scale"):
+            assert (await get(page, token=None, Host="evil.example"))[0] == 421
+        for page in ("/live", "/ready", "/workers", "/none"):
+            assert (await get(page, Origin="http://evil.example"))[0] == 403
+        status, text = await get("/ready", token=None, Host="10.0.0.7:8081")
+        assert (status, "shop" in text) == (503, False)
+        assert (await get("/live", token=None, Host="10.0.0.7:8081"))[0] == 200
+        assert (await get("/metrics", Host="10.0.0.7:8081"))[0] == 200
+
+
+async def test_workers_are_asked_by_their_own_users_way():
+    host = StandIn()
+    worker = WebServer(host)
+    supervisor = Crew()
+    supervisor.ready[1] = await worker.start()
+    pages = SupervisorPages(supervisor, None, drain_timeout_s=1.0)
+    address = await pages.start()
+    try:
+        rows = await asyncio.to_thread(own_user.ask, address, "/inflight?stacks", timeout_s=5)
+        drained = await asyncio.to_thread(own_user.ask, address, "/drain", method="POST", timeout_s=5)
+    finally:
+        await pages.close()
+        await worker.close()
+
+    assert json.loads(rows.body) == [{"worker": 1, "agent": "bill", "offset": 17, "stack": "here"}]
+    assert drained.body == b'{"drained":true}'
+    assert len(host.drains) == 1
+
+
 async def test_a_port_that_is_taken_is_said_with_what_to_do():
     first = SupervisorPages(Crew(), None, drain_timeout_s=1.0)
     port = int((await first.start()).rpartition(":")[2])
     try:
         with pytest.raises(PagesError, match=f"127.0.0.1:{port}.*--web-port"):
-            await SupervisorPages(Crew(), None, port=port, drain_timeout_s=1.0).start()
+            await SupervisorPages(Crew(), None, PageSettings(port=port), drain_timeout_s=1.0).start()
     finally:
         await first.close()
 

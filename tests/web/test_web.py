@@ -6,14 +6,17 @@ import json
 import aiohttp
 import pytest
 
+from flowshare.agents import own_user
+from flowshare.agents.gate import PageSettings, read_hosts
 from flowshare.agents.options import AgentOptions
 from flowshare.agents.rates import HandlerLook
+from flowshare.agents.site import PagesError
 from flowshare.agents.times import HandlerTimes
 from flowshare.backend.capabilities import NATIVE
 from flowshare.client.admin import BatchFacts
 from flowshare.clock import LoopClock
 from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
-from flowshare.web.server import PagesError, WebServer
+from flowshare.web.server import KEPT_S, Kept, WebServer
 
 
 class StandIn:
@@ -115,14 +118,22 @@ class Runtime:
         return {**self.counters.counters(), **gauges}
 
 
-async def get(host, page, *, method="GET", looks=0, **options):
-    server = WebServer(host, **options)
+TOKEN = "a-token-of-24-characters"
+
+
+async def get(host, page, *, method="GET", looks=0, headers=None, token=TOKEN, hosts=(), **options):
+    """Status and text of a page. token: that is shown, None: none is."""
+    server = WebServer(host, PageSettings(token=TOKEN.encode(), hosts=read_hosts(hosts, {})), **options)
     address = await server.start()
+    shown = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         for _ in range(looks):
             await server._load.look()
             await asyncio.sleep(0)
-        async with aiohttp.ClientSession() as session, session.request(method, f"http://{address}{page}") as answer:
+        async with (
+            aiohttp.ClientSession(headers={**shown, **(headers or {})}) as session,
+            session.request(method, f"http://{address}{page}") as answer,
+        ):
             return answer.status, await answer.text()
     finally:
         await server.close()
@@ -147,7 +158,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do():
     port = int((await first.start()).rpartition(":")[2])
 
     with pytest.raises(PagesError, match=f"127.0.0.1:{port}.*--web-port"):
-        await WebServer(StandIn(), port=port).start()
+        await WebServer(StandIn(), PageSettings(port=port)).start()
 
     await first.close()
 
@@ -230,14 +241,147 @@ async def test_lag_by_topic_has_rates():
 
 
 @pytest.mark.asyncio
-async def test_a_worker_is_drained_by_a_post_from_its_own_machine_only(monkeypatch):
+async def test_a_worker_is_drained_by_a_post_of_the_operator_only():
     host = StandIn()
 
     assert (await get(host, "/drain"))[0] == 405
+    assert (await get(host, "/drain", method="POST", token=None))[0] == 403, "a process of another user of this machine"
+    assert (await get(host, "/drain", method="POST", token="another-of-24-characters"))[0] == 401
+    assert (await get(host, "/drain", method="POST", headers={"Origin": "http://evil.example"}))[0] == 403
+    assert host.drains == []
     assert await get(host, "/drain", method="POST", drain_timeout_s=7.0) == (200, '{"drained":true}')
-    monkeypatch.setattr("aiohttp.web_request.BaseRequest.remote", "10.1.2.3")
-    assert (await get(host, "/drain", method="POST"))[0] == 403
     assert host.drains == [7.0]
+
+
+@pytest.mark.asyncio
+async def test_the_workers_own_user_drains_it_without_any_token():
+    host = StandIn()
+    server = WebServer(host)
+    address = await server.start()
+    try:
+        answer = await asyncio.to_thread(own_user.ask, address, "/drain", method="POST", timeout_s=5)
+    finally:
+        await server.close()
+
+    assert (answer.status, answer.body) == (200, b'{"drained":true}')
+    assert host.drains == [None]
+
+
+@pytest.mark.parametrize("page", ["/", "/metrics", "/inflight", "/lag", "/scale", "/drain", "/none"])
+@pytest.mark.asyncio
+async def test_a_page_in_a_browser_that_made_its_name_lead_here_gets_nothing(page):
+    rebound = {"Host": "evil.example:8081"}
+    host = StandIn()
+
+    assert (await get(host, page, headers=rebound, token=None))[0] == 421
+    assert (await get(host, page, headers=rebound))[0] in (200, 404, 405), "whoever has the token is no page"
+    assert (await get(host, page, headers={"Host": "shop.svc:80"}, token=None, hosts=["shop.svc"]))[0] in (
+        200,
+        404,
+        405,
+    )
+
+
+@pytest.mark.parametrize("page", ["/", "/live", "/ready", "/metrics", "/inflight", "/lag", "/scale", "/none"])
+@pytest.mark.asyncio
+async def test_a_page_of_another_origin_gets_nothing_from_any_page(page):
+    assert (await get(StandIn(), page, headers={"Origin": "http://evil.example"}))[0] == 403
+    assert (await get(StandIn(), page, headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
+
+
+@pytest.mark.asyncio
+async def test_probes_come_by_any_address_and_are_told_no_names():
+    host = StandIn()
+    host.not_ready = host.dead = ("bill: the dead letters of orders fail", "broker-1 is away")
+    for page in ("/live", "/ready"):
+        status, text = await get(host, page, headers={"Host": "10.0.0.7:8081"}, token=None)
+        assert status == 503
+        assert "2 reasons" in text
+        assert not [name for name in ("bill", "orders", "broker-1") if name in text]
+        assert "broker-1 is away" in (await get(host, page, headers={"Host": "10.0.0.7:8081"}))[1]
+        assert "broker-1 is away" in (await get(host, page, token=None))[1], "asked by one of our hosts"
+
+
+@pytest.mark.asyncio
+async def test_prometheus_scrapes_a_pod_by_its_address_with_the_token_or_by_a_listed_one():
+    by_address = {"Host": "10.0.0.7:8081"}
+
+    assert (await get(StandIn(), "/metrics", headers=by_address, token=None))[0] == 421
+    assert (await get(StandIn(), "/metrics", headers=by_address))[0] == 200
+    assert (await get(StandIn(), "/metrics", headers=by_address, token=None, hosts=["10.0.0.7"]))[0] == 200
+
+
+@pytest.mark.asyncio
+async def test_stacks_and_names_are_the_operators_and_others_get_numbers():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+
+    assert json.loads((await get(host, "/inflight?stacks=1", token=None))[1]) == [{"offset": 17}]
+    assert json.loads((await get(host, "/inflight", token=None))[1]) == [{"offset": 17}]
+    for page in ("/lag", "/lag?topics", "/lag?all", "/scale"):
+        status, text = await get(host, page, looks=2, token=None)
+        assert status == 200
+        assert not [name for name in ("bill", "orders", "shop") if name in text], text
+    scale = json.loads((await get(host, "/scale", looks=2, token=None))[1])
+    assert (scale["workers"], scale["known"], scale["agents"][0]["topics"][0]["backlog"]) == (1, True, 14)
+
+
+@pytest.mark.asyncio
+async def test_many_who_ask_for_what_is_costly_have_it_made_once():
+    host = StandIn()
+    asked = []
+    looked = asyncio.Event()
+
+    async def lag(*, all_groups=False):
+        asked.append(all_groups)
+        await looked.wait()
+        return [{"group": "g", "backlog": 7}]
+
+    host.lag = lag
+    server = WebServer(host)
+    address = await server.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def ask():
+                async with session.get(f"http://{address}/lag") as answer:
+                    return await answer.json()
+
+            asking = [asyncio.ensure_future(ask()) for _ in range(30)]
+            while not asked:  # noqa: ASYNC110 - the page has no event
+                await asyncio.sleep(0)
+            looked.set()
+            assert await asyncio.gather(*asking) == [[{"backlog": 7}]] * 30
+    finally:
+        await server.close()
+
+    assert asked == [False]
+
+
+@pytest.mark.asyncio
+async def test_what_could_not_be_made_is_made_again():
+    made = iter((ValueError("no"), 7, 8))
+    clock = ManualClock()
+    kept = Kept(clock)
+
+    async def make():
+        found = next(made)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with pytest.raises(ValueError, match="no"):
+        await kept.get("a", make)
+    assert [await kept.get("a", make) for _ in range(2)] == [7, 7]
+    clock.now_s += KEPT_S
+    assert await kept.get("a", make) == 8
+
+
+class ManualClock(LoopClock):
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
 
 
 @pytest.mark.asyncio
@@ -251,3 +395,12 @@ async def test_metrics_tell_what_the_process_leads_and_nothing_when_it_leads_not
     assert "flowshare_fleet_slots_led 2.0" in something
     assert "flowshare_fleet_slots_claimed_total 5.0" in something
     assert "flowshare_state_writes_total 70.0" in something
+
+
+async def status_and_text(address, page, method="GET", headers=None):
+    """What a page at an address answers."""
+    async with (
+        aiohttp.ClientSession(headers=headers or {}) as session,
+        session.request(method, f"http://{address}{page}") as answer,
+    ):
+        return answer.status, await answer.text()

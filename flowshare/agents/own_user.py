@@ -1,0 +1,138 @@
+"""The way to a process's pages that only its own user has: a Unix socket beside the port, whose peers the system names.
+
+No browser reaches it, nothing has to be kept secret or found in a file system that may be read-only, and whoever can
+reach 127.0.0.1 of the process can reach it, as it lies in the same network namespace. It has the name of the address
+that is listened on, so it is free when that is. A peer counts as the own user if the system says that it runs as this
+process's user, or as root, and is seen from here as a process: a neighbour in a pod has the same user number sooner or
+later, but lives among other processes.
+
+Linux only. Elsewhere the token is what operators show.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user, group (`struct ucred`)."""
+_PREFIX: Final = "\0flowshare-pages/"
+ANSWER_MAX: Final = 64 * 1024 * 1024
+"""Bytes of a page."""
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+
+class OtherUser(Exception):
+    """Somebody else listens where this user's process is looked for."""
+
+
+class _Socket(Protocol):
+    def getsockopt(self, level: int, name: int, buflen: int, /) -> bytes: ...
+
+
+def supported() -> bool:
+    """Whether this system has such sockets."""
+    return sys.platform == "linux"
+
+
+def names(address: str) -> tuple[str, ...]:
+    """Where the process may be reached whose pages are at `host:port`, the likeliest first."""
+    host, _, port = address.rpartition(":")
+    hosts = [host]
+    if host in _LOOPBACK:
+        hosts += [one for one in (*_LOOPBACK[1:], "0.0.0.0", "[::]") if one != host]  # noqa: S104 - names, not bound
+    return tuple(f"{_PREFIX}{one}:{port}" for one in hosts if len(one) < 80)
+
+
+def listen(address: str) -> socket.socket | None:
+    """A socket for this user's own processes, beside the pages at `host:port`; None: the system has none.
+
+    Raises: OSError when the name is taken.
+    """
+    if not supported():
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(f"{_PREFIX}{address}")
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect(address: str, timeout_s: float) -> socket.socket | None:
+    """A connection to this user's process whose pages are at `host:port`; None: there is none here. Blocks.
+
+    Raises: OtherUser.
+    """
+    if not supported():
+        return None
+    for name in names(address):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(name)
+        except OSError:
+            sock.close()
+            continue
+        user = _user(sock)
+        if user != os.geteuid() and os.geteuid() != 0:
+            sock.close()
+            raise OtherUser(f"the process at {address} is another user's: ask as that user, or with its token")
+        return sock
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a page answered."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class _Connection(http.client.HTTPConnection):
+    """Over a socket that is connected already, if there is one."""
+
+    def __init__(self, address: str, timeout_s: float, connected: socket.socket | None) -> None:
+        super().__init__(address, timeout=timeout_s)
+        self.sock: Any = connected
+
+
+def ask(address: str, page: str, *, method: str = "GET", timeout_s: float, token: bytes | None = None) -> Answer:
+    """What a page of the process at `host:port` answers: by this way, else over TCP with the token. Blocks.
+
+    Raises: OSError, http.client.HTTPException, OtherUser.
+    """
+    connected = connect(address, timeout_s)
+    connection = _Connection(address, timeout_s, connected)
+    try:
+        show = connected is None and token is not None
+        connection.request(method, page, headers={"Authorization": f"Bearer {(token or b'').decode()}"} if show else {})
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers.get_content_type(), answer.read(ANSWER_MAX))
+    finally:
+        connection.close()
+
+
+def is_own(sock: _Socket) -> bool:
+    """Whether this user, or root, is at the other end of a socket of `listen`."""
+    process, user, _ = _CREDENTIALS.unpack(_credentials(sock))
+    return process > 0 and user in (0, os.geteuid())
+
+
+def _user(sock: _Socket) -> int:
+    _, user, _ = _CREDENTIALS.unpack(_credentials(sock))
+    return int(user)
+
+
+def _credentials(sock: _Socket) -> bytes:
+    option: Any = getattr(socket, "SO_PEERCRED", 0)
+    return sock.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)

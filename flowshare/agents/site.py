@@ -1,0 +1,405 @@
+"""Where pages are listened for: bounds on connections and requests, and the gate before every page.
+
+A connection has one request, and bounds for its bytes, the time it takes to come and the time its answer takes to be
+read. Whoever is over them loses the connection. Between two requests the loop turns once, so that what else runs on it
+waits for one page at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from aiohttp import web
+
+from flowshare.agents import own_user
+from flowshare.agents.gate import Asked, Gate, Need, PageSettings, Verdict
+from flowshare.clock import LoopClock
+from flowshare.forks import hold_alone
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aiohttp.web_server import Server
+
+    from flowshare.clock import Clock, TimerHandle
+
+logger = logging.getLogger("flowshare.pages")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+BACKLOG: Final = 64
+KEEP_ALIVE_S: Final = 75.0
+"""Of an app's own pages, between two requests."""
+OF_APPS: Final[Mapping[str, str]] = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Content-Security-Policy": "frame-ancestors 'self'",
+}
+"""Headers of an app's own pages, where the page says nothing else."""
+HEADERS: Final[Mapping[str, str]] = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "flowshare",
+}
+"""Headers of flowshare's pages, which are JSON and text."""
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class PagesError(Exception):
+    """The pages cannot be served; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of the connections to one port.
+
+    connections: at once. by_address: of one address, or of one IPv6 network of a machine (64 bits). head_s: seconds
+    that a request's head takes to come. send_s: seconds until somebody has read what lies ready. request_bytes: of a
+    request; 0: the application says it. one_request: connections end with their answer.
+    """
+
+    connections: int = 256
+    by_address: int = 64
+    head_s: float = 10.0
+    send_s: float = 30.0
+    request_bytes: int = 32 * 1024
+    one_request: bool = True
+
+
+BOUNDS: Final = Bounds()
+BOUNDS_OF_APPS: Final = Bounds(
+    connections=1000, by_address=500, head_s=30.0, send_s=60.0, request_bytes=0, one_request=False
+)
+
+
+class Door:
+    """Counts connections, and has those that send no request leave when there is no room."""
+
+    def __init__(self, bounds: Bounds, clock: Clock) -> None:
+        self.bounds = bounds
+        self.clock = clock
+        self.refused = 0
+        """Connections that found no room."""
+        self._by_address: dict[str, int] = {}
+        self._open: dict[Connection, str] = {}
+        self._waiting: dict[Connection, None] = {}
+
+    @property
+    def open(self) -> int:
+        """Connections there are."""
+        return len(self._open)
+
+    def enter(self, connection: Connection, address: str) -> bool:
+        """Whether there is room for it; the one that has waited longest without a request makes some."""
+        if self._by_address.get(address, 0) >= self.bounds.by_address:
+            return self._refuse()
+        if len(self._open) >= self.bounds.connections:
+            longest = next(iter(self._waiting), None)
+            if longest is None:
+                return self._refuse()
+            longest.drop()
+        self._open[connection] = address
+        self._waiting[connection] = None
+        self._by_address[address] = self._by_address.get(address, 0) + 1
+        return True
+
+    def begun(self, connection: Connection) -> None:
+        """Its request has come."""
+        self._waiting.pop(connection, None)
+
+    def leave(self, connection: Connection) -> None:
+        """It is gone; harmless twice."""
+        self._waiting.pop(connection, None)
+        address = self._open.pop(connection, None)
+        if address is None:
+            return
+        left = self._by_address[address] - 1
+        if left:
+            self._by_address[address] = left
+        else:
+            del self._by_address[address]
+
+    def _refuse(self) -> bool:
+        if self.refused == 0:
+            logger.warning("the pages have too many connections: some are refused from now on")
+        self.refused += 1
+        return False
+
+
+class Connection(web.RequestHandler):
+    """One connection, within the bounds of its door."""
+
+    def __init__(self, door: Door, manager: Server, **kwargs: Any) -> None:
+        super().__init__(manager, loop=asyncio.get_running_loop(), **kwargs)
+        self._door = door
+        self._timer: TimerHandle | None = None
+        self._sending: TimerHandle | None = None
+        self._link: asyncio.Transport | None = None
+        self._bytes = 0
+        self._begun = False
+        self.own_user = False
+        """Whether this user's own process is at the other end, by the way that only it has."""
+        self.peer = ""
+        """The address at the other end."""
+        self.verdict = Verdict(403)
+        """As what the last request's sender was let in."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio's: it is open."""
+        link = self._link = cast("asyncio.Transport", transport)
+        sock: Any = transport.get_extra_info("socket")
+        local = sock is not None and sock.family == socket.AF_UNIX
+        self.own_user = local and own_user.is_own(sock)
+        peername = transport.get_extra_info("peername")
+        self.peer = peername[0] if isinstance(peername, tuple) else ""
+        if (local and not self.own_user) or not self._door.enter(self, _network(self.peer)):
+            self._force_close = True
+            link.abort()
+            return
+        link.set_write_buffer_limits(0)  # so that it is told of every byte that nobody has read
+        self._timer = self._door.clock.call_later(self._door.bounds.head_s, self._late)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's: bytes have come."""
+        self._bytes += len(data)
+        if 0 < self._door.bounds.request_bytes < self._bytes:
+            if not self._begun and self._link is not None and not self._force_close:
+                self._link.write(_TOO_LARGE)
+            self.force_close()
+            return
+        super().data_received(data)
+
+    def begin(self) -> None:
+        """The head of a request is there."""
+        if not self._begun:
+            self._begun = True
+            self._door.begun(self)
+            _cancel(self._timer)
+
+    def drop(self) -> None:
+        """End it at once."""
+        self._door.leave(self)
+        if self._link is not None:
+            self._link.abort()
+
+    def pause_writing(self) -> None:
+        """asyncio's: bytes lie ready that nobody reads."""
+        super().pause_writing()
+        _cancel(self._sending)
+        self._sending = self._door.clock.call_later(self._door.bounds.send_s, self.drop)
+
+    def resume_writing(self) -> None:
+        """asyncio's: all of them were read."""
+        _cancel(self._sending)
+        super().resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """asyncio's: it is closed."""
+        self._door.leave(self)
+        _cancel(self._timer)
+        _cancel(self._sending)
+        super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """aiohttp's, without what somebody sent in the log or in the answer."""
+        if status >= 500:
+            logger.error("a page failed: path=%r", request.path, exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer was begun")
+        text = "the page failed; the log says why" if status >= 500 else "this is no HTTP request that can be read"
+        answer = web.Response(status=status, text=text)
+        answer.headers.update(HEADERS)
+        answer.force_close()
+        return answer
+
+    def _late(self) -> None:
+        if not self._begun:
+            self.drop()
+
+
+class Listening(web.BaseSite):
+    """aiohttp's site on one socket, whose connections go through a door."""
+
+    def __init__(
+        self, runner: web.AppRunner, door: Door, sock: socket.socket, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(runner, ssl_context=ssl_context, backlog=BACKLOG)
+        self._door = door
+        self._sock = sock
+
+    @property
+    def name(self) -> str:
+        """aiohttp's: names the site."""
+        return f"flowshare:{self._sock.fileno()}"
+
+    async def start(self) -> None:
+        """Listen."""
+        await super().start()
+        server = self._runner.server
+        assert server is not None
+        options = dict(server._kwargs)  # noqa: SLF001 - what aiohttp makes its own connections of
+        if not self._door.bounds.one_request:
+            options["keepalive_timeout"] = KEEP_ALIVE_S
+
+        def connection() -> Connection:
+            return Connection(self._door, server, **options)
+
+        loop = asyncio.get_running_loop()
+        if self._sock.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(connection, sock=self._sock, backlog=BACKLOG)
+        else:
+            self._server = await loop.create_server(connection, sock=self._sock, ssl=self._ssl_context, backlog=BACKLOG)
+
+
+class Site:
+    """Where pages are listened for, and the gate before them.
+
+    needs: what a path asks of who asks for it, `Need.HOST` where it says nothing.
+    """
+
+    def __init__(
+        self,
+        settings: PageSettings,
+        *,
+        needs: Mapping[str, Need],
+        bounds: Bounds = BOUNDS,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._needs = needs
+        self._gate = Gate(settings.hosts, bind=settings.bind, machine=socket.gethostname(), token=settings.token)
+        self._door = Door(bounds, LoopClock() if clock is None else clock)
+        self._own = Door(bounds, self._door.clock)
+        self._turn = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
+
+    async def open(self, routes: Iterable[web.RouteDef]) -> str:
+        """Listen; returns the address. Raises: PagesError when the port is taken."""
+        app = web.Application(middlewares=[self._guard], client_max_size=self._door.bounds.request_bytes)
+        app.add_routes(list(routes))
+        settings = self._settings
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=0.1, lingering_time=0.0
+        )
+        await self._runner.setup()
+        try:
+            sock = await asyncio.to_thread(bound, settings.bind, settings.port)
+        except OSError as error:
+            await self.close()
+            raise PagesError(
+                f"health and metrics cannot listen on {settings.bind}:{settings.port}: {error.strerror or error}; "
+                "choose another --web-port, or leave it out for a free one"
+            ) from error
+        address = shown(sock)
+        await Listening(self._runner, self._door, sock).start()
+        try:
+            own = own_user.listen(address)
+        except OSError as error:
+            logger.warning("the own user's way to the pages at %s is taken (%s): orders want the token", address, error)
+        else:
+            if own is not None:
+                await Listening(self._runner, self._own, own).start()
+        return address
+
+    async def close(self) -> None:
+        """Stop listening and drop what is open; harmless when it does not listen."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.begin()
+        async with self._turn:
+            await self._door.clock.sleep(0)  # one page a turn of the loop, whoever asks for how many
+        resource = request.match_info.route.resource
+        need = Need.HOST if resource is None else self._needs.get(resource.canonical, Need.HOST)
+        verdict = judged(self._gate, request, need)
+        if verdict.status != 200:
+            return _dressed(refusal(verdict))
+        if request.body_exists and (request.content_length is None or request.content_length > 0):
+            return _dressed(web.Response(status=413, text="a page takes no body"))
+        connection.verdict = verdict
+        try:
+            return _dressed(await handler(request))
+        except web.HTTPException as error:
+            _dressed(error)
+            raise
+
+
+def judged(gate: Gate, request: web.Request, need: Need) -> Verdict:
+    """What the gate says of a request."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)
+    headers = request.headers
+    asked = Asked(
+        method=request.method,
+        hosts=tuple(headers.getall("Host", ())),
+        origins=tuple(headers.getall("Origin", ())),
+        credentials=tuple(headers.getall("Authorization", ())),
+        fetch_site=headers.get("Sec-Fetch-Site", ""),
+        fetch_mode=headers.get("Sec-Fetch-Mode", ""),
+        peer=connection.peer,
+        own_user=connection.own_user,
+    )
+    return gate.judge(asked, need)
+
+
+def refusal(verdict: Verdict) -> web.Response:
+    """The answer to who is not let in."""
+    answer = web.Response(status=verdict.status, text=verdict.why)
+    if verdict.status == 401:
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    answer.force_close()
+    return answer
+
+
+def _dressed(answer: web.StreamResponse) -> web.StreamResponse:
+    answer.headers.update(HEADERS)
+    answer.force_close()
+    return answer
+
+
+def bound(bind: str, port: int) -> socket.socket:
+    """A socket that is bound there, port 0: a free one. Blocks while a name is looked up. Raises: OSError."""
+    # Without a host: all addresses.
+    found = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = found[0]
+    sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
+    sock.setblocking(False)
+    hold_alone(sock.fileno())
+    return sock
+
+
+def shown(sock: socket.socket) -> str:
+    """`host:port` of a socket, an IPv6 address in brackets."""
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _network(text: str) -> str:
+    """What counts as one address."""
+    with contextlib.suppress(ValueError):
+        found = ipaddress.ip_address(text)
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+            return str(ipaddress.ip_network((found, 64), strict=False))
+    return text
+
+
+def _cancel(timer: TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,314 @@
+"""What holds for every connection to flowshare's pages: bounds, headers, and nobody waits for anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from flowshare.agents import own_user
+from flowshare.agents.gate import Need, PageSettings, read_hosts
+from flowshare.agents.site import HEADERS, Bounds, Door, Site, _network
+from flowshare.clock import LoopClock
+
+pytestmark = pytest.mark.asyncio
+
+TOKEN = "a-token-of-24-characters"
+
+
+class Timer:
+    def __init__(self, callback) -> None:
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class HandClock(LoopClock):
+    """Timers run when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: dict[float, list[Timer]] = {}
+
+    def call_later(self, delay_s, callback):
+        timer = Timer(callback)
+        self.timers.setdefault(delay_s, []).append(timer)
+        return timer
+
+    def run(self, delay_s: float) -> None:
+        """Let all that wait so long be due."""
+        for timer in self.timers.pop(delay_s, []):
+            if timer.callback is not None:
+                timer.callback()
+
+
+class Pages:
+    """A site with some pages, and who asks it."""
+
+    def __init__(self, **bounds) -> None:
+        self.clock = HandClock()
+        self.gone = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.size = 10
+        self.writers: list[asyncio.StreamWriter] = []
+        self.site = Site(
+            PageSettings(token=TOKEN.encode(), hosts=read_hosts((), {})),
+            needs={"/live": Need.NOTHING},
+            bounds=Bounds(**bounds),
+            clock=self.clock,
+        )
+        self.address = ""
+
+    async def start(self) -> None:
+        async def live(_: web.Request) -> web.Response:
+            return web.Response(text="well")
+
+        async def big(_: web.Request) -> web.Response:
+            return web.Response(body=b"x" * self.size)
+
+        async def slow(_: web.Request) -> web.Response:
+            self.begun.set()
+            await self.gone.wait()
+            return web.Response(text="done")
+
+        async def bad(_: web.Request) -> web.Response:
+            raise ValueError("of the page")
+
+        routes = {"/live": live, "/big": big, "/slow": slow, "/bad": bad}
+        self.address = await self.site.open([web.get(path, handler) for path, handler in routes.items()])
+
+    async def connect(self, text: str = ""):
+        host, _, port = self.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(text.encode())
+        self.writers.append(writer)
+        return reader, writer
+
+    async def raw(self, text: str) -> str:
+        reader, writer = await self.connect(text)
+        try:
+            return (await reader.read()).decode()
+        except ConnectionError:
+            return ""
+        finally:
+            writer.close()
+
+    async def get(self, path: str, *headers: str, method: str = "GET") -> str:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.address}", *headers, "", ""]
+        return await self.raw("\r\n".join(lines))
+
+    async def waiting(self, count: int) -> None:
+        """Until so many connections are open."""
+        while self.site._door.open != count:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def pages(**bounds):
+    made = Pages(**bounds)
+    await made.start()
+    try:
+        yield made
+    finally:
+        made.gone.set()
+        for writer in made.writers:
+            writer.close()
+        await made.site.close()
+
+
+async def ended(reader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_all_answers_have_headers_that_hold_browsers_back(caplog):
+    async with pages() as site:
+        asked = [
+            await site.get("/live"),
+            await site.get("/none"),
+            await site.get("/live", method="DELETE"),
+            await site.get("/big", "Origin: http://evil.example"),
+            await site.get("/bad"),
+            await site.raw("nonsense\r\n\r\n"),
+        ]
+
+    assert [text.split(" ", 2)[1] for text in asked] == ["200", "404", "405", "403", "500", "400"]
+    for text in asked:
+        assert [name for name, said in HEADERS.items() if f"{name}: {said}" not in text] == [], text
+        assert "Connection: keep-alive" not in text
+
+
+async def test_what_a_stranger_sends_stands_in_no_log_and_in_no_answer(caplog):
+    with caplog.at_level(logging.DEBUG):
+        async with pages() as site:
+            answers = [
+                await site.raw(f"GET /live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\x01\r\n\r\n"),
+                await site.raw(f"GET /bad?token={TOKEN} HTTP/1.1\r\nHost: {site.address}\r\n\r\n"),
+                await site.get("/big", f"Authorization: Bearer {TOKEN}"),
+            ]
+
+    assert TOKEN not in caplog.text
+    assert not [text for text in answers if TOKEN in text]
+    assert "a page failed: path='/bad'" in caplog.text
+
+
+async def test_a_connection_has_one_request_however_many_were_sent():
+    async with pages() as site:
+        answers = await site.raw(f"GET /live HTTP/1.1\r\nHost: {site.address}\r\n\r\n" * 50)
+
+    assert answers.count("HTTP/1.1 200") == 1
+
+
+async def test_a_request_that_is_too_long_is_refused():
+    async with pages(request_bytes=4096) as site:
+        assert " 431 " in await site.get("/live", *(f"X-{number}: {'y' * 1000}" for number in range(5)))
+        assert " 413 " in await site.raw(f"GET /live HTTP/1.1\r\nHost: {site.address}\r\nContent-Length: 9\r\n\r\n")
+        chunked = f"GET /live HTTP/1.1\r\nHost: {site.address}\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+        assert " 413 " in await site.raw(chunked)
+        assert " 200 " in await site.raw(f"GET /live HTTP/1.1\r\nHost: {site.address}\r\nContent-Length: 0\r\n\r\n")
+
+
+async def test_a_request_that_does_not_come_to_its_end_loses_its_connection():
+    async with pages(head_s=10.0) as site:
+        nothing, _ = await site.connect()
+        half, _ = await site.connect("GET /live HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        slow, _ = await site.connect(f"GET /slow HTTP/1.1\r\nHost: {site.address}\r\n\r\n")
+        await site.begun.wait()
+        await site.waiting(3)
+        site.clock.run(10.0)
+        assert await ended(nothing)
+        assert await ended(half)
+        site.gone.set()
+        assert b"done" in await slow.read(), "a page that takes its time is no slow request"
+
+
+async def test_who_does_not_read_loses_the_connection_and_holds_nobody():
+    async with pages(send_s=30.0) as site:
+        site.size = 16 * 1024 * 1024
+        _, writer = await site.connect(f"GET /big HTTP/1.1\r\nHost: {site.address}\r\n\r\n")
+        writer.transport.pause_reading()
+        while 30.0 not in site.clock.timers:  # noqa: ASYNC110 - the transport has no event for it
+            await asyncio.sleep(0)
+        site.size = 10
+        assert " 200 " in await site.get("/big")
+        site.clock.run(30.0)
+        await site.waiting(0)
+        writer.close()
+
+
+class Caller:
+    """A connection that only comes and goes."""
+
+    dropped = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+async def test_connections_of_one_address_are_bounded():
+    door = Door(Bounds(connections=10, by_address=2), HandClock())
+    first = Caller()
+
+    assert door.enter(first, "10.0.0.1")
+    assert door.enter(Caller(), "10.0.0.1")
+    assert not door.enter(Caller(), "10.0.0.1")
+    assert door.enter(Caller(), "10.0.0.2")
+    door.leave(first)
+    door.leave(first)
+    assert door.enter(Caller(), "10.0.0.1")
+    assert (door.open, door.refused) == (3, 1)
+
+
+async def test_who_has_waited_longest_without_a_request_makes_room():
+    door = Door(Bounds(connections=3, by_address=3), HandClock())
+    asking, first, second, third = Caller(), Caller(), Caller(), Caller()
+    for number, caller in enumerate((asking, first, second)):
+        assert door.enter(caller, f"10.0.0.{number}")
+    door.begun(asking)
+
+    assert door.enter(third, "10.0.0.9")
+    assert [one.dropped for one in (asking, first, second, third)] == [False, True, False, False]
+
+
+async def test_a_machines_many_addresses_of_version_six_count_as_one():
+    assert _network("2001:db8::1:2:3:4") == _network("2001:db8::ffff")
+    assert _network("2001:db8:0:1::1") != _network("2001:db8::1")
+    assert _network("::ffff:10.0.0.1") != _network("::ffff:10.0.0.2")
+
+
+async def test_a_full_house_of_requests_refuses_newcomers_until_one_is_done():
+    async with pages(connections=1, by_address=1) as site:
+        slow, _ = await site.connect(f"GET /slow HTTP/1.1\r\nHost: {site.address}\r\n\r\n")
+        await site.begun.wait()
+        assert await site.get("/live") == ""
+        answer = await asyncio.to_thread(own_user.ask, site.address, "/live", timeout_s=5)
+        assert answer.body == b"well", "the own user has room of its own"
+        site.gone.set()
+        assert b"done" in await slow.read()
+        await site.waiting(0)
+        assert " 200 " in await site.get("/live")
+
+
+async def test_other_work_on_the_loop_has_a_turn_between_any_two_pages():
+    async with pages() as site:
+        turns: list[str] = []
+        real = site.site._gate
+
+        class Noting:
+            def judge(self, asked, need):
+                turns.append("page")
+                return real.judge(asked, need)
+
+        site.site._gate = Noting()
+        done = asyncio.Event()
+
+        async def work() -> None:
+            while not done.is_set():
+                turns.append("work")
+                await asyncio.sleep(0)
+
+        working = asyncio.ensure_future(work())
+        await asyncio.gather(*(site.get("/live") for _ in range(30)))
+        done.set()
+        await working
+
+    assert turns.count("page") == 30
+    assert not [pair for pair in itertools.pairwise(turns) if pair == ("page", "page")]
+
+
+async def test_another_users_process_is_let_in_by_nobodys_way(monkeypatch):
+    async with pages() as site:
+        monkeypatch.setattr(own_user, "is_own", lambda sock: False)
+        with pytest.raises(OSError, match=r"reset|closed|without response"):
+            await asyncio.to_thread(own_user.ask, site.address, "/live", timeout_s=5)
+
+
+async def test_an_address_of_version_six_stands_in_brackets():
+    site = Site(PageSettings(bind="::1"), needs={})
+    try:
+        assert (await site.open([])).startswith("[::1]:")
+    finally:
+        await site.close()
+
+
+async def test_the_own_users_way_being_taken_ends_nothing(caplog):
+    taken = []
+
+    def listen(address):
+        taken.append(address)
+        raise OSError(98, "Address already in use")
+
+    site = Site(PageSettings(), needs={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_user, "listen", listen)
+        address = await site.open([])
+    await site.close()
+
+    assert taken == [address]
+    assert "want the token" in caplog.text
