@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from flowshare.agents import lag
 from flowshare.agents.gate import PageSettings
-from flowshare.web.server import Handler, WebServer, json_answer, rows_answer, verdict_of
+from flowshare.web.server import Handler, WebServer, json_answer, kept_answer, rows_answer, verdict_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -131,7 +131,7 @@ class FleetPages(WebServer):
     async def _in_flight(self, request: web.Request) -> web.Response:
         if "stacks" in request.query and verdict_of(request).operator:
             return json_answer(await self._view.fleet.in_flight(stacks=True))
-        return rows_answer(request, await self._kept.get("inflight", self._records))
+        return await kept_answer(request, self._kept, "inflight", self._records)
 
     async def _records(self) -> list[dict[str, Any]]:
         return await self._view.fleet.in_flight(stacks=False)

@@ -149,7 +149,7 @@ class WebServer:
     async def _in_flight(self, request: web.Request) -> web.Response:
         if "stacks" in request.query and verdict_of(request).operator:
             return json_answer(self._host.in_flight(stacks=True))
-        return rows_answer(request, await self._kept.get("inflight", self._records))
+        return await kept_answer(request, self._kept, "inflight", self._records)
 
     async def _records(self) -> list[dict[str, Any]]:
         return self._host.in_flight(stacks=False)
@@ -158,8 +158,8 @@ class WebServer:
         if "topics" in request.query:
             return rows_answer(request, self._watched.topics(_target_age(request)))
         every = "all" in request.query
-        rows = await self._kept.get("lag of all" if every else "lag", lambda: self._host.lag(all_groups=every))
-        return rows_answer(request, rows)
+        key = "lag of all" if every else "lag"
+        return await kept_answer(request, self._kept, key, lambda: self._host.lag(all_groups=every))
 
     async def _scale(self, request: web.Request) -> web.Response:
         return rows_answer(request, self._watched.report(_target_age(request)))
@@ -209,9 +209,27 @@ def rows_answer(
     return json_answer(value if verdict_of(request).operator else numbers(value, keep), status=status)
 
 
+async def kept_answer(request: web.Request, kept: Kept, key: str, make: Callable[[], Awaitable[Any]]) -> web.Response:
+    """As `rows_answer`, for what is costly to make and long to write down: kept in both forms."""
+    operator = verdict_of(request).operator
+
+    async def body() -> bytes:
+        import orjson
+
+        found = await kept.get(key, make)
+        return orjson.dumps(found if operator else numbers(found))
+
+    return _json(await kept.get(f"{key} for {'operators' if operator else 'others'}", body))
+
+
 def json_answer(value: Any, *, status: int = 200) -> web.Response:
     """An answer of JSON."""
     import orjson
+
+    return _json(orjson.dumps(value), status=status)
+
+
+def _json(body: bytes, *, status: int = 200) -> web.Response:
     from aiohttp import web
 
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents import own_user
 from flowshare.agents.gate import PageSettings
 from flowshare.clock import LoopClock
-from flowshare.web.server import NEEDS, TEXT, Kept, health, json_answer, rows_answer, verdict_of
+from flowshare.web.server import NEEDS, TEXT, Kept, health, json_answer, kept_answer, rows_answer, verdict_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -143,8 +143,12 @@ class SupervisorPages:
     async def _in_flight(self, request: web.Request) -> web.Response:
         stacks = "stacks" in request.query and verdict_of(request).operator
         page = "/inflight?stacks" if stacks else "/inflight"
-        told = await self._kept.get(page, lambda: self._ask_all(page))
-        return rows_answer(request, [{"worker": number, **row} for number, rows in told.items() for row in rows or ()])
+
+        async def rows() -> list[dict[str, Any]]:
+            told = await self._ask_all(page)
+            return [{"worker": number, **row} for number, rows in told.items() for row in rows or ()]
+
+        return await kept_answer(request, self._kept, page, rows)
 
     async def _any(self, request: web.Request) -> web.Response:
         """What any worker can tell of the groups, from the first that does."""
