@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, NotConnected, ServerError
-from flowshare.fleet.proof import Line, ProvenLine, greet
+from flowshare.fleet.proof import STRANGER, Line, ProvenLine, greet
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -105,12 +105,18 @@ class Peers:
                 return
 
     async def _call(self, node_id: int, name: str, **fields: Any) -> dict[str, Any]:
-        line = await self._line(node_id)
+        line: ProvenLine | None = None
         try:
+            line = await self._line(node_id)
             answer = await line.call(name, **fields)
         except OSError:
-            await self._drop(node_id, line)
+            if line is not None:
+                await self._drop(node_id, line)
             raise
+        except ServerError as error:
+            if error.message != STRANGER:
+                raise
+            raise NotConnected(f"worker {node_id} knows that this one was given up; it joins its fleet again") from None
         self._heard[node_id] += 1
         return answer
 

@@ -58,7 +58,8 @@ _LABEL: Final = b"flowshare fleet 1"
 _LINE: Final = "fleet line"
 _ASKED: Final = b"asked"
 _ANSWERED: Final = b"answered"
-_STRANGER: Final = "this call is for the workers of this fleet only"
+STRANGER: Final = "this call is for the workers of this fleet only"
+"""What is said to who is none; a worker that the slot group gave up hears it, too, until it has joined again."""
 
 Body = dict[str, Any]
 Random = Callable[[int], bytes]
@@ -299,14 +300,15 @@ class Door:
     async def greet(self, call: Call) -> Body:
         """Begin a line. Raises: Refused."""
         caller, callee, generation, nonce = (call.request.get(name) for name in ("from", "to", "generation", "nonce"))
-        if type(generation) is not int or not all(isinstance(one, str) for one in (caller, callee, nonce)):
+        words = all(isinstance(one, str) for one in (caller, callee, nonce))
+        if type(generation) is not int or not words or len(nonce) != 2 * _NONCE_BYTES:
             raise Refused(ErrorCode.INVALID_REQUEST, f"{GREET} needs from, to, generation and nonce")
         trusted = await self._known.expect(mark_of(caller), generation)
         mine = self._directory.map
         if mine is None or (not trusted and mine.generation < generation):
             raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "this worker is joining its fleet; try again")
         if not trusted:
-            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER)
+            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER)
         if callee != self._pair.mark:
             raise Refused(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "another worker listened here before; try again when you know"
@@ -315,7 +317,7 @@ class Door:
         try:
             key = self._pair.line_key(caller, Greeting(caller, self._pair.public, nonce, answered))
         except ValueError:
-            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER) from None
+            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER) from None
         call.peer.extra[_LINE] = _Session(mark_of(caller), key)
         return {"key": self._pair.public, "nonce": answered}
 
@@ -332,7 +334,7 @@ class Door:
             or not self._known.has(session.caller)
             or not session.takes(number)
         ):
-            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, _STRANGER)
+            raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER)
         return Opened(orjson.loads(text), name, number, session.key)
 
 

@@ -283,12 +283,12 @@ def test_a_public_half_that_is_none_lets_nobody_in(bad):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"from": 1}, {"nonce": None}, {"generation": "1"}, {"generation": True}, {"to": []}]
+    "fields", [{}, {"nonce": "00"}, {"from": 1}, {"nonce": None}, {"generation": "1"}, {"generation": True}, {"to": []}]
 )
 def test_a_greeting_without_sense_is_refused_in_words(fields):
     async def scenario(clock):
         wire = Wire(Callee(clock, pair(1), agreed(pair(1), pair(2))))
-        good = {"from": pair(2).public, "to": pair(1).mark, "generation": 1, "nonce": "00"} if fields else {}
+        good = {"from": pair(2).public, "to": pair(1).mark, "generation": 1, "nonce": "00" * 16} if fields else {}
         with pytest.raises(ServerError, match="needs from, to, generation and nonce"):
             await wire.answer({"call": GREET, **good, **fields})
 
@@ -363,5 +363,23 @@ def test_a_worker_that_knows_no_map_yet_asks_to_be_called_again():
         with pytest.raises(ServerError, match="joining its fleet; try again") as refused:
             await line(wire, pair(2))
         assert refused.value.retriable
+
+    virtually(scenario)
+
+
+def test_a_worker_that_was_given_up_calls_again_as_one_that_is_not_reached():
+    """It is no matter of rights: it joins again, and what it asks for can be asked again."""
+
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            one, two = (machine.worker for machine in fleet.machines)
+            assert await one._peers.call(two.node_id, LEAVING) == {}
+            known = two._known
+            present, known._present, known._former = known._present, frozenset(), {}
+
+            with pytest.raises(NotConnected, match="knows that this one was given up; it joins its fleet again"):
+                await one._peers.call(two.node_id, LEAVING)
+            known._present = present
+            assert await one._peers.call(two.node_id, LEAVING) == {}
 
     virtually(scenario)
