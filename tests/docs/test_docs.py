@@ -120,6 +120,14 @@ def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
         run_command(line, tmp_path)
 
 
+def test_every_test_that_the_security_page_names_is_there() -> None:
+    named = re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", (ROOT / "docs" / "security.md").read_text())
+
+    assert len(named) >= 20
+    missing = [name for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
+    assert missing == []
+
+
 def test_every_make_target_that_a_page_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
 

@@ -97,6 +97,8 @@ def test_prometheus_and_the_service_find_the_pages():
 
     assert template["annotations"]["prometheus.io/path"] in WebServer(Nobody())._routes()
     assert template["annotations"]["prometheus.io/port"] == str(port_named("pages"))
+    assert "$(POD_IP)" in parsed(container()["args"]).params["web_host"], "it scrapes by the pod's address"
+    assert "POD_IP" in [one["name"] for one in container()["env"]]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == template["labels"]
     assert service["spec"]["ports"][0]["targetPort"] == "pages"
 
@@ -114,6 +116,7 @@ def test_keda_asks_the_service_for_a_number_that_is_there():
     assert url.hostname.split(".")[0] == service["metadata"]["name"]
     assert url.port == service["spec"]["ports"][0]["port"]
     assert url.path in WebServer(Nobody())._routes()
+    assert url.hostname in parsed(container()["args"]).params["web_host"], "a foreign host gets no answer"
     assert read_seconds(url.query.removeprefix("target_age=")) == 10
     assert trigger["type"] == "metrics-api"
     value = report()[trigger["metadata"]["valueLocation"]]
