@@ -67,9 +67,9 @@ def listen(address: str) -> socket.socket | None:
 
 
 def connect(address: str, timeout_s: float) -> socket.socket | None:
-    """A connection to this user's process whose pages are at `host:port`; None: there is none here. Blocks.
+    """A connection to this user's process whose pages are at `host:port`; None: there is none here.
 
-    Raises: OtherUser.
+    timeout_s: how long it blocks while the process accepts nothing; 0: not at all. Raises: OtherUser.
     """
     if not supported():
         return None
@@ -84,7 +84,7 @@ def connect(address: str, timeout_s: float) -> socket.socket | None:
         user = _user(sock)
         if user != os.geteuid() and os.geteuid() != 0:
             sock.close()
-            raise OtherUser(f"the process at {address} is another user's: ask as that user, or with its token")
+            raise OtherUser(f"the process at {address} is another user's (number {user}): run this as that user")
         return sock
     return None
 

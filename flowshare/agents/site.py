@@ -64,7 +64,8 @@ class Bounds:
 
     connections: at once. by_address: of one address, or of one IPv6 network of a machine (64 bits). head_s: seconds
     that a request's head takes to come. send_s: seconds until somebody has read what lies ready. request_bytes: of a
-    request; 0: the application says it. one_request: connections end with their answer.
+    request; 0: the application says it. one_request: connections end with their answer, which is read within `send_s`;
+    else some of it has to be.
     """
 
     connections: int = 256
@@ -195,8 +196,20 @@ class Connection(web.RequestHandler):
     def pause_writing(self) -> None:
         """asyncio's: bytes lie ready that nobody reads."""
         super().pause_writing()
+        self._watch_reader()
+
+    def _watch_reader(self) -> None:
         _cancel(self._sending)
-        self._sending = self._door.clock.call_later(self._door.bounds.send_s, self.drop)
+        left = 0 if self._link is None else self._link.get_write_buffer_size()
+        self._sending = self._door.clock.call_later(self._door.bounds.send_s, lambda: self._unread(left))
+
+    def _unread(self, before: int) -> None:
+        """So long it was not all read: the end, unless it is an application's long answer, of which some was."""
+        moved = self._link is not None and self._link.get_write_buffer_size() < before
+        if moved and not self._door.bounds.one_request:
+            self._watch_reader()
+        else:
+            self.drop()
 
     def resume_writing(self) -> None:
         """asyncio's: all of them were read."""

@@ -205,7 +205,7 @@ class SupervisorPages:
         import aiohttp
 
         try:
-            sock = own_user.connect(address, ASK_S)
+            sock = own_user.connect(address, 0)  # at once, or not: a worker that stands still has no room for more
         except own_user.OtherUser as error:
             raise OSError(str(error)) from None
         if sock is not None:

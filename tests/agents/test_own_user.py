@@ -74,6 +74,20 @@ def test_who_listens_in_another_users_place_is_told_of(monkeypatch):
             own_user.connect(address, 1.0)
 
 
+def test_a_process_that_accepts_nothing_holds_nobody_who_will_not_wait():
+    address = free_address()
+    sock = own_user.listen(address)
+    assert sock is not None
+    with sock:
+        sock.listen(0)
+        waiting = [own_user.connect(address, 0) for _ in range(4)]
+    held = [one for one in waiting if one is not None]
+    for one in held:
+        one.close()
+
+    assert len(held) == 1
+
+
 def test_where_the_system_has_no_such_way_there_is_none(monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
 

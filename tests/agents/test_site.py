@@ -12,7 +12,7 @@ from aiohttp import web
 
 from flowshare.agents import own_user
 from flowshare.agents.gate import Need, PageSettings, read_hosts
-from flowshare.agents.site import HEADERS, Bounds, Door, Site, _network
+from flowshare.agents.site import HEADERS, Bounds, Connection, Door, Site, _network
 from flowshare.clock import LoopClock
 
 pytestmark = pytest.mark.asyncio
@@ -200,6 +200,32 @@ async def test_who_does_not_read_loses_the_connection_and_holds_nobody():
         site.clock.run(30.0)
         await site.waiting(0)
         writer.close()
+
+
+class Link:
+    """A transport with so many bytes that nobody has read."""
+
+    left = 100
+    aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize(("one_request", "ends"), [(True, True), (False, False)])
+async def test_a_long_answer_of_an_app_is_read_at_the_readers_pace(one_request, ends):
+    clock = HandClock()
+    connection = Connection(Door(Bounds(one_request=one_request, send_s=7.0), clock), web.Server(None))
+    connection._link = link = Link()
+    connection.pause_writing()
+    link.left = 50
+    clock.run(7.0)
+    assert link.aborted is ends
+    clock.run(7.0)
+    assert link.aborted, "nothing more was read"
 
 
 class Caller:
