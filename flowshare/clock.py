@@ -3,6 +3,29 @@
 The cores take `now_ms` as an argument and know no clock. `LoopClock` is the real one; the test kit's clock stands
 still until it is moved, which is why nothing outside this module may call `asyncio.sleep`, `asyncio.timeout` or
 `loop.call_later` for flowshare's own delays.
+
+A clock tells the time in three ways, because a machine's clock is set: by hand, by NTP, by days.
+
+    monotonic   seconds from anywhere; within a process
+    steady_ms   milliseconds since 1970 as of when this process began, and monotonic from then on
+    now_ms      milliseconds since 1970, whatever the machine believes now
+
+Invariant: what lasts (locks, sessions, time-outs, leases, delays) and when it ends is reckoned by `steady_ms` alone, so
+that setting the clock ends nothing early and nothing late. `now_ms` is for what is shown to people, and for what is
+compared over restarts and with the timestamps of records. What is stored of the former is turned into the latter and
+back (`ahead_ms`), and bounded when it is read:
+
+| | stored as | after a restart |
+|---|---|---|
+| lock of a record | its member | a lock duration from its partition's first use, if its member is expected back |
+| session of a member, of a share or classic group | nothing | a whole session timeout |
+| delay of a released record | due, `steady_ms` | no longer than `share.types.DELAY_MS_MAX` from then on |
+| open transaction | begin, `now_ms` | no longer than its whole timeout from then on |
+| since when a group is empty, an id unused | `now_ms` | counted from then on where it would be in the future |
+| when a producer was heard last | `steady_ms` | the same |
+| committed offset | commit, expiry, `now_ms` | the same: its retention is by the machine's clock |
+
+While a machine is suspended, `monotonic` and `steady_ms` stand still; so do its members.
 """
 
 from __future__ import annotations
@@ -10,9 +33,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
+_BEGUN_NS: Final = time.time_ns() - time.monotonic_ns()
+"""When the monotonic clock was 0; one for all clocks of a process, which pass times to each other."""
 
 
 class TimerHandle(Protocol):
@@ -26,7 +51,11 @@ class Clock(Protocol):
     """Wall-clock, monotonic time and waiting."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC."""
+        """Milliseconds since 1970, UTC, as the machine's clock is set."""
+        ...
+
+    def steady_ms(self) -> int:
+        """Milliseconds since 1970, UTC, if nobody had set the clock since the process began; never going back."""
         ...
 
     def monotonic(self) -> float:
@@ -45,12 +74,21 @@ class Clock(Protocol):
         ...
 
 
+def ahead_ms(clock: Clock) -> int:
+    """By how much the machine's clock was set forward since the process began (or back, negative)."""
+    return clock.now_ms() - clock.steady_ms()
+
+
 class LoopClock:
     """The real clock; timers run on whichever loop is running."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC."""
+        """Milliseconds since 1970, UTC, as the machine's clock is set."""
         return time.time_ns() // 1_000_000
+
+    def steady_ms(self) -> int:
+        """Milliseconds since 1970, UTC, if nobody had set the clock since the process began; never going back."""
+        return (_BEGUN_NS + time.monotonic_ns()) // 1_000_000
 
     monotonic = staticmethod(time.monotonic)
     """Seconds from an unknown start, never going back. The function itself: it is called for every record."""

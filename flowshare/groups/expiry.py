@@ -22,16 +22,25 @@ from flowshare.groups.states import State
 
 
 def expired(
-    group: ClassicGroup, offsets: Offsets, partitions: Iterable[Partition], *, now_ms: int, retention_ms: int
+    group: ClassicGroup,
+    offsets: Offsets,
+    partitions: Iterable[Partition],
+    *,
+    now_ms: int,
+    retention_ms: int,
+    ahead_ms: int = 0,
 ) -> tuple[Partition, ...]:
-    """Those of `partitions` whose offsets are to be removed now."""
+    """Those of `partitions` whose offsets are to be removed now.
+
+    now_ms: by the clock by which offsets are stamped. ahead_ms: how much later that is than by the group's.
+    """
     committed = offsets.committed
     return tuple(
         partition
         for partition in partitions
         if (value := committed.get(partition)) is not None
         and _looked_at(group, partition.topic)
-        and _is_old(value, _base_ms(group, value), now_ms, retention_ms)
+        and _is_old(value, _base_ms(group, value, ahead_ms), now_ms, retention_ms)
         and not offsets.unstable(partition)
     )
 
@@ -47,10 +56,10 @@ def _looked_at(group: ClassicGroup, topic: str) -> bool:
     return group.state is State.STABLE and group.subscribed is not None and topic not in group.subscribed
 
 
-def _base_ms(group: ClassicGroup, value: Committed) -> int:
+def _base_ms(group: ClassicGroup, value: Committed, ahead_ms: int) -> int:
     had_members = group.protocol_type is not None
     if group.state is State.EMPTY and had_members and group.state_since_ms is not None:
-        return group.state_since_ms
+        return group.state_since_ms + ahead_ms
     return value.commit_ms
 
 

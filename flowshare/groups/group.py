@@ -33,12 +33,22 @@ class ClassicGroup:
     """A classic group. `state` is what was stored of it: its members have a whole session timeout again."""
 
     def __init__(
-        self, group_id: str, *, config: ClassicConfig, state: GroupState | None = None, now_ms: int = 0
+        self,
+        group_id: str,
+        *,
+        config: ClassicConfig,
+        state: GroupState | None = None,
+        now_ms: int = 0,
+        ahead_ms: int = 0,
     ) -> None:
         self.group_id = group_id
+        self.ahead_ms = ahead_ms
+        """How much later the times are that are stored."""
         self._config = config
         self._phases = Phases(config)
         if state is not None:
+            if state.state_since_ms is not None:
+                state = replace(state, state_since_ms=min(state.state_since_ms - ahead_ms, now_ms))
             self._phases.load(state, now_ms)
 
     @property
@@ -327,7 +337,10 @@ class ClassicGroup:
 
     def durable(self) -> GroupState:
         """What is to be stored of the group as it is now."""
-        return self._phases.stored()
+        state = self._phases.stored()
+        if state.state_since_ms is None:
+            return state
+        return replace(state, state_since_ms=state.state_since_ms + self.ahead_ms)
 
     def describe(self) -> ClassicView:
         """The group as DescribeGroups shows it: protocol, metadata and assignments in Stable only."""

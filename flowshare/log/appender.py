@@ -53,7 +53,7 @@ class Appender:
             append_time = self._settings(topic).append_time
             base, now_ms = log.next_offset, self._clock.now_ms()
             placed = rebase(records, headers, base, now_ms=now_ms if append_time else None)
-            change = None if decide is None else decided(decide, log.producers, base, now_ms)
+            change = None if decide is None else decided(decide, log.producers, base, self._clock.steady_ms())
             if isinstance(change, Written):
                 # Behind the first one in the queue: whatever becomes of that becomes of this.
                 future = self._commits.queue(Step(()), size)

@@ -145,7 +145,7 @@ class MemoryStorage:
             append_time = self._registry.settings(topic).append_time
             base, now_ms = log.end, self._clock.now_ms()
             placed = rebase(records, headers, base, now_ms=now_ms if append_time else None)
-            change = None if decide is None else decided(decide, log.producers, base, now_ms)
+            change = None if decide is None else decided(decide, log.producers, base, self._clock.steady_ms())
             if isinstance(change, Written):
                 return Appended(base_offset=change.base_offset, last_offset=change.last_offset, log_start=log.log_start)
             for header in batch_headers(placed):

@@ -36,7 +36,7 @@ class Alarm:
         self.due_ms = due_ms
         timer = None
         if due_ms is not None:
-            timer = self._clock.call_later(max(1, due_ms - self._clock.now_ms()) / 1000, self.ring)
+            timer = self._clock.call_later(max(1, due_ms - self._clock.steady_ms()) / 1000, self.ring)
         try:
             await self._future
         finally:

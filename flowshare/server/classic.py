@@ -14,6 +14,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from flowshare.clock import ahead_ms
 from flowshare.groups.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -108,10 +109,16 @@ class ClassicGroups:
 
     async def start(self) -> None:
         """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.clock.steady_ms()
         for group_id, loaded in (await load(self.storage, self._damage)).items():
             try:
-                group = ClassicGroup(group_id, config=self.config, state=loaded.state, now_ms=now_ms)
+                group = ClassicGroup(
+                    group_id,
+                    config=self.config,
+                    state=loaded.state,
+                    now_ms=now_ms,
+                    ahead_ms=ahead_ms(self.clock),
+                )
             except GroupStateCorrupt as error:
                 self._damage.add(group_id, group_key(group_id), f"its members: {error}")
                 continue
@@ -217,6 +224,11 @@ class ClassicGroups:
         if due_ms is not None and (self._alarm.due_ms is None or due_ms < self._alarm.due_ms):
             self._alarm.ring()
 
+    def time_of(self, entry: Entry) -> int:
+        """The time for a step of a group, which is told, too, how the machine's clock was set since the start."""
+        entry.group.ahead_ms = ahead_ms(self.clock)
+        return self.clock.steady_ms()
+
     async def _write_step(self, entry: Entry, step: Step, data: bytes) -> bool:
         try:
             await self._write_group(entry, data)
@@ -225,13 +237,13 @@ class ClassicGroups:
             self.waiting.deliver(_refused(step.answers))
             if step.assign is not None:
                 entry.unwritten = None
-                self.settle(entry, entry.group.not_assigned(step.assign, self.clock.now_ms()))
+                self.settle(entry, entry.group.not_assigned(step.assign, self.time_of(entry)))
             else:
                 self._alarm.ring()
             return False
         self.waiting.deliver(step.answers)
         if step.assign is not None:
-            self.settle(entry, entry.group.assigned(step.assign, self.clock.now_ms()))
+            self.settle(entry, entry.group.assigned(step.assign, self.time_of(entry)))
         return True
 
     async def _write_group(self, entry: Entry, data: bytes) -> None:
@@ -343,17 +355,17 @@ class ClassicGroups:
             if due_ms is not None:
                 dues.append(due_ms)
             if entry.unwritten is not None:
-                dues.append(self.clock.now_ms() + RETRY_MS)
+                dues.append(self.clock.steady_ms() + RETRY_MS)
         return min(dues, default=None)
 
     def _expire(self) -> None:
         """Let members go that were silent, end phases that took too long, write what could not be written."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.clock.steady_ms()
         for entry in tuple(self.entries.values()):
             due_ms = entry.group.next_deadline_ms()
             if due_ms is not None and due_ms <= now_ms:
                 before = entry.group.member_count
-                step = entry.group.expire(now_ms)
+                step = entry.group.expire(self.time_of(entry))
                 gone = before - entry.group.member_count
                 if gone:
                     logger.warning("members timed out: %d group=%s", gone, entry.group.group_id)

@@ -97,7 +97,7 @@ class ClassicMemberApis:
                     ),
                     ticket=place.number,
                     new_id=str(uuid.uuid4()),
-                    now_ms=groups.clock.now_ms(),
+                    now_ms=groups.time_of(entry),
                 )
             except GroupError:
                 groups.discard_void(entry)
@@ -133,7 +133,7 @@ class ClassicMemberApis:
                 protocol_name=request.protocol_name,
                 assignments=dict(request.assignments),
                 ticket=place.number,
-                now_ms=groups.clock.now_ms(),
+                now_ms=groups.time_of(entry),
             )
             groups.settle(entry, step)
             return await place.sync_answer()
@@ -141,11 +141,12 @@ class ClassicMemberApis:
     async def heartbeat(self, request: HeartbeatRequest, _: InProcess) -> HeartbeatResponse:
         """Say that one is alive, and hear of a rebalance."""
         try:
-            self._groups.find_for_member(request.group_id).group.heartbeat(
+            entry = self._groups.find_for_member(request.group_id)
+            entry.group.heartbeat(
                 member_id=request.member_id,
                 instance_id=request.instance_id,
                 generation=request.generation,
-                now_ms=self._groups.clock.now_ms(),
+                now_ms=self._groups.time_of(entry),
             )
         except EXPECTED as error:
             code, message = failure(error)
@@ -170,7 +171,7 @@ class ClassicMemberApis:
     def _leave(self, entry: Entry, member: LeavingMember, writes: list[asyncio.Future[bool]]) -> LeftMember:
         try:
             step = entry.group.leave(
-                member_id=member.member_id, instance_id=member.instance_id, now_ms=self._groups.clock.now_ms()
+                member_id=member.member_id, instance_id=member.instance_id, now_ms=self._groups.time_of(entry)
             )
         except GroupError as error:
             return LeftMember(member.member_id, member.instance_id, error_code(error))

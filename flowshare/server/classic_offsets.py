@@ -102,7 +102,7 @@ class ClassicOffsetApis:
             instance_id=request.instance_id,
             generation=request.generation,
             transactional=producer is not None,
-            now_ms=self._groups.clock.now_ms(),
+            now_ms=self._groups.time_of(entry),
         )
         values: dict[Partition, Committed] = {}
         results: list[OffsetResult] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from flowshare.clock import ahead_ms
 from flowshare.groups.errors import CoordinatorNotAvailable
 from flowshare.groups.expiry import expired, group_expires
 from flowshare.log.base import LogError
@@ -65,7 +66,14 @@ class Sweep:
     def _expired(self, entry: Entry, some: Collection[Partition]) -> tuple[Partition, ...]:
         groups = self._groups
         retention_ms = groups.config.offsets_retention_ms
-        return expired(entry.group, entry.offsets, some, now_ms=groups.clock.now_ms(), retention_ms=retention_ms)
+        return expired(
+            entry.group,
+            entry.offsets,
+            some,
+            now_ms=groups.clock.now_ms(),
+            retention_ms=retention_ms,
+            ahead_ms=ahead_ms(groups.clock),
+        )
 
     async def _remove(self, entry: Entry, some: Collection[Partition]) -> int:
         async with entry.lock:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from flowshare.clock import ahead_ms
 from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.alarm import Alarm
@@ -107,7 +108,11 @@ class Coordinator:
                 continue
             try:
                 group = ShareGroup.decode(
-                    value, group_id=group_id, config=self._config_of(group_id), now_ms=self._clock.now_ms()
+                    value,
+                    group_id=group_id,
+                    config=self._config_of(group_id),
+                    now_ms=self._clock.steady_ms(),
+                    ahead_ms=ahead_ms(self._clock),
                 )
             except StateCorrupt as error:
                 self._damage.add(group_id, key, f"its members and epochs: {error}")
@@ -215,7 +220,7 @@ class Coordinator:
                 client_id=connection.client_id,
                 client_host=connection.host,
                 topics=self._topics,
-                now_ms=self._clock.now_ms(),
+                now_ms=self._clock.steady_ms(),
                 worker=connection.worker,
             )
         except FencedMemberEpoch:
@@ -226,12 +231,12 @@ class Coordinator:
             self._leaders.release_member(group_id, member_id)
             self._alarm.ring()  # the group may be empty now, and expire
         else:
-            self._expect(self._clock.now_ms() + group.config.session_timeout_ms)
+            self._expect(self._clock.steady_ms() + group.config.session_timeout_ms)
         if beat.changed or group_id in self._unwritten:
             self._unwritten.add(group_id)
             await self._first_states.give(group, beat.to_initialize)
         elif beat.jumped:
-            self._expect(self._noted.setdefault(group_id, self._clock.now_ms() + NOTE_MS))
+            self._expect(self._noted.setdefault(group_id, self._clock.steady_ms() + NOTE_MS))
         return beat
 
     async def write(self, group: ShareGroup, more: Sequence[Write] = ()) -> None:
@@ -244,7 +249,7 @@ class Coordinator:
         self._unwritten.discard(group.group_id)
 
     def _encoded(self, group: ShareGroup) -> bytes:
-        return group.encode(self._first_states.unwritten(group))
+        return group.encode(self._first_states.unwritten(group), ahead_ms=ahead_ms(self._clock))
 
     async def delete(self, group_id: str) -> None:
         """Delete an empty group with the state of its share-partitions; its settings stay.
@@ -332,7 +337,7 @@ class Coordinator:
                 client_id="",
                 client_host="",
                 topics=self._topics,
-                now_ms=self._clock.now_ms(),
+                now_ms=self._clock.steady_ms(),
             )
         if dead:
             self._unwritten.add(group.group_id)
@@ -356,17 +361,17 @@ class Coordinator:
                 await self._clock.sleep(RETRY_MS / 1000)
             due_ms = self._next_ms()
             await self._alarm.sleep_until(due_ms)
-            late_ms = 0 if due_ms is None else self._clock.now_ms() - due_ms
+            late_ms = 0 if due_ms is None else self._clock.steady_ms() - due_ms
 
     def _next_ms(self) -> int | None:
         deadlines = [due for group in self.groups.values() if (due := group.next_deadline_ms()) is not None]
         expiry_ms = next_expiry_ms(self._expiring())
         if expiry_ms is not None:
             # Not at once even if it is due: members that never joined may still read, or the store refuse.
-            deadlines.append(max(expiry_ms, self._clock.now_ms() + RETRY_MS))
+            deadlines.append(max(expiry_ms, self._clock.steady_ms() + RETRY_MS))
         deadlines += self._noted.values()
         if self._unwritten:
-            deadlines.append(self._clock.now_ms() + RETRY_MS)
+            deadlines.append(self._clock.steady_ms() + RETRY_MS)
         return min(deadlines, default=None)
 
     def _expiring(self) -> list[IdleGroup]:
@@ -386,7 +391,7 @@ class Coordinator:
 
     async def _expire(self, late_ms: int = 0) -> None:
         """late_ms: for so long this process stood still: heartbeats may wait to be read."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         for group in tuple(self.groups.values()):
             if late_ms > LATE_MS or not self._hears(group.group_id):
                 group.put_off(now_ms, SOON_MS)

@@ -67,7 +67,7 @@ class Loader:
             limits=config.limits(),
             runs=stored.state.runs,
             living=living(),
-            now_ms=self._clock.now_ms(),
+            now_ms=self._clock.steady_ms(),
             log_epoch=stored.state.log_epoch,
         )
         journal = Journal(key, stored, updates_max=self._updates_max)

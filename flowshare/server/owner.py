@@ -129,7 +129,7 @@ class Owner:
         self._check_open()
         if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
-        decision = self.partition.acknowledge(member_id, batches, now_ms=self._clock.now_ms())
+        decision = self.partition.acknowledge(member_id, batches, now_ms=self._clock.steady_ms())
         if decision.update is None:
             self._stats.count_acks(batches)
             return None
@@ -145,7 +145,7 @@ class Owner:
         for _ in range(READ_TRIES):
             if not self.has_work():
                 return NOTHING
-            records_max = self.partition.may_acquire(want.member_id, want.records_max, self._clock.now_ms())
+            records_max = self.partition.may_acquire(want.member_id, want.records_max, self._clock.steady_ms())
             if records_max <= 0:
                 return self._turned_away()
             end = self._end()
@@ -199,7 +199,7 @@ class Owner:
     def release_member(self, member_id: str, *, died: bool = False) -> None:
         """Take back what a member holds: its session was closed, or it left the group (share-groups.md §2.15)."""
         if not self.closed:
-            self._keep(self.partition.release_member(member_id, now_ms=self._clock.now_ms(), died=died))
+            self._keep(self.partition.release_member(member_id, now_ms=self._clock.steady_ms(), died=died))
 
     def follow_log_start(self) -> bool:
         """Move the start offset up to the log's start if that has passed it (§2.16); whether it had."""
@@ -223,7 +223,7 @@ class Owner:
         for taken in ranges:
             batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True)
             try:
-                decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.now_ms())
+                decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.steady_ms())
             except ShareError:
                 continue  # its lock has lapsed meanwhile, or the session was closed
             if decision.update is not None:
@@ -252,7 +252,7 @@ class Owner:
         if self.has_work():
             return True
         if self._has_records():
-            self.partition.may_acquire(member_id, records_max, self._clock.now_ms())
+            self.partition.may_acquire(member_id, records_max, self._clock.steady_ms())
             self._turned_away()
         else:
             self.partition.allowance.dry(member_id)
@@ -265,7 +265,7 @@ class Owner:
     def leave(self, waiter: Waiter, member_id: str) -> None:
         """Wake it no more."""
         self._line.leave(waiter)
-        self.partition.allowance.leave(member_id, self._clock.now_ms())
+        self.partition.allowance.leave(member_id, self._clock.steady_ms())
 
     def nudge(self) -> None:
         """Something may have become free: wake the fetch that is to be served first if there is something for it."""
@@ -288,7 +288,7 @@ class Owner:
             self.quota.hold_up(self)
         if not work:
             return
-        place = self.partition.first_served(self._clock.now_ms())
+        place = self.partition.first_served(self._clock.steady_ms())
         if self.partition.choosy:
             self._line.wake_some(CHOOSY_WAKES)
         elif place is not None:
@@ -345,7 +345,7 @@ class Owner:
             batches=read.batches,
             aborted=read.aborted,
             log_epoch=read.leader_epoch,
-            now_ms=self._clock.now_ms(),
+            now_ms=self._clock.steady_ms(),
         )
         ranges = acquisition.ranges
         for taken in ranges:
@@ -404,7 +404,7 @@ class Owner:
 
     def _expire(self) -> None:
         deadline_ms = self.partition.next_deadline_ms()
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         if deadline_ms is None or deadline_ms > now_ms:
             return
         update = self.partition.expire(now_ms)

@@ -92,7 +92,7 @@ class Returns:
         return self._expect(group, member_id, max(SOON_MS, 3 * often_ms))
 
     def _expect(self, group: ShareGroup, member_id: str, within_ms: int) -> int:
-        due_ms = self._clock.now_ms() + within_ms
+        due_ms = self._clock.steady_ms() + within_ms
         group.expect_by((member_id,), due_ms)
         self._stirred[group.group_id] = max(self._stirred.get(group.group_id, 0), due_ms + SETTLE_MS)
         return due_ms
@@ -102,7 +102,7 @@ class Returns:
         usual_ms = self._config_of(group_id).heartbeat_interval_ms
         if own and self._fleet:
             usual_ms = fleet_interval_ms(members, usual_ms)
-        if self._stirred.get(group_id, 0) > self._clock.now_ms():
+        if self._stirred.get(group_id, 0) > self._clock.steady_ms():
             return min(usual_ms, OFTEN_MS)
         self._stirred.pop(group_id, None)
         return usual_ms

@@ -21,7 +21,7 @@ from flowshare.server.duties import NOT_KNOWN
 from flowshare.server.failures import EXPECTED, Refused, failure
 from flowshare.server.state import ShareKey
 from flowshare.share.errors import InvalidRequest, ShareError, UnknownTopicId, UnknownTopicOrPartition
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
+from flowshare.share.types import DELAY_MS_MAX, AcknowledgeBatch, AcknowledgeType
 
 if TYPE_CHECKING:
     import asyncio
@@ -105,7 +105,7 @@ class Acknowledger:
         if owner is None:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         return owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
 
 
@@ -232,4 +232,5 @@ class ShareAcknowledging:
 
 def _batch(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
     first, last, types, delay_ms, unrun, joined = ack
-    return AcknowledgeBatch(first, last, types, now_ms + delay_ms if delay_ms > 0 else 0, unrun, joined)
+    not_before_ms = now_ms + min(delay_ms, DELAY_MS_MAX) if delay_ms > 0 else 0
+    return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined)

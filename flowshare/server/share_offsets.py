@@ -133,7 +133,7 @@ class ShareOffsetApis:
             try:
                 if topic is None:
                     raise UnknownTopicOrPartition(f"there is no topic {name!r}")
-                epoch = group.reset(topic, [partition], now_ms=self._clock.now_ms())
+                epoch = group.reset(topic, [partition], now_ms=self._clock.steady_ms())
             except UnknownTopicOrPartition as error:
                 code, message = failure(error)
                 results.append(PartitionResult(topic=name, partition=partition, error=code, message=message))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from flowshare.clock import ahead_ms
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -97,7 +98,7 @@ class TransactionApis:
         return DescribeTransactionResponse(
             state=found.state.value,
             timeout_ms=found.timeout_ms,
-            started_ms=found.started_ms,
+            started_ms=found.shifted(ahead_ms(self._clock)).started_ms,
             producer=ProducerIdentity(found.producer_id, found.epoch),
             partitions=tuple(sorted(found.partitions)),
         )
@@ -118,7 +119,7 @@ class TransactionApis:
 
     def _runs_longer(self, one: Transaction, running_ms: int) -> bool:
         """Whether it has been open for longer; any is with a negative limit."""
-        return running_ms < 0 or (one.started_ms >= 0 and self._clock.now_ms() - one.started_ms > running_ms)
+        return running_ms < 0 or (one.started_ms >= 0 and self._clock.steady_ms() - one.started_ms > running_ms)
 
     async def describe_producers(self, request: DescribeProducersRequest, _: InProcess) -> DescribeProducersResponse:
         """The idempotent producers that a partition knows."""
@@ -127,9 +128,10 @@ class TransactionApis:
         except LogError as error:
             code, message = failure(error)
             return DescribeProducersResponse(error=code, message=message)
+        ahead = ahead_ms(self._clock)
         return DescribeProducersResponse(
             producers=tuple(
-                ActiveProducer(number, one.epoch, one.last_sequence, one.touched_ms, one.open_since)
+                ActiveProducer(number, one.epoch, one.last_sequence, one.touched_ms + ahead, one.open_since)
                 for number, one in sorted(known.items())
             )
         )

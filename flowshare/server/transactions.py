@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from flowshare.clock import ahead_ms
 from flowshare.log.base import ProducerRefused, UnknownTopic
 from flowshare.protocol.headers import frames
 from flowshare.server.alarm import Alarm
@@ -93,7 +94,9 @@ class Transactions:
             transactional_id = key[len(PREFIX) :].decode(errors="replace")
             entry = self._entries[transactional_id] = _Entry()
             try:
-                entry.transaction = decode_transaction(transactional_id, value)
+                stored = decode_transaction(transactional_id, value)
+                now_ms = self._clock.steady_ms()
+                entry.transaction = stored.shifted(-ahead_ms(self._clock), until_ms=now_ms)
             except TransactionStateCorrupt:
                 entry.unreadable = True
                 logger.exception("a transactional id is left as it is and refused")
@@ -147,7 +150,7 @@ class Transactions:
         added, of = frozenset(partitions), frozenset(groups)
 
         def step(known: Transaction | None) -> Transaction:
-            return coordinator.add(known, asker, partitions=added, groups=of, now_ms=self._clock.now_ms())
+            return coordinator.add(known, asker, partitions=added, groups=of, now_ms=self._clock.steady_ms())
 
         await self._run(self._step(self._find(transactional_id), step))
 
@@ -158,7 +161,7 @@ class Transactions:
         """
 
         def step(known: Transaction | None) -> Transaction:
-            return coordinator.end(known, asker, committed=committed, now_ms=self._clock.now_ms())
+            return coordinator.end(known, asker, committed=committed, now_ms=self._clock.steady_ms())
 
         entry = self._find(transactional_id)
         await self._run(self._step(entry, step))
@@ -208,7 +211,7 @@ class Transactions:
 
     async def _init(self, entry: _Entry, transactional_id: str, timeout_ms: int, asker: Asker) -> Asker:
         def step(known: Transaction | None) -> Transaction:
-            now_ms = self._clock.now_ms()
+            now_ms = self._clock.steady_ms()
             return coordinator.init(known, transactional_id, timeout_ms, asker, new_id=new_id, now_ms=now_ms)
 
         entry.making += 1
@@ -245,7 +248,8 @@ class Transactions:
             return after
 
     async def _save(self, entry: _Entry, after: Transaction) -> None:
-        await self._storage.write([(PREFIX + after.transactional_id.encode(), encode_transaction(after))])
+        stored = encode_transaction(after.shifted(ahead_ms(self._clock)))
+        await self._storage.write([(PREFIX + after.transactional_id.encode(), stored)])
         entry.transaction = after
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -299,7 +303,7 @@ class Transactions:
             if error is not None:
                 raise error
         await self._settle(sorted(ended.groups), ended.producer_id, ended.epoch, committed=committed)
-        await self._save(entry, coordinator.complete(ended, now_ms=self._clock.now_ms()))
+        await self._save(entry, coordinator.complete(ended, now_ms=self._clock.steady_ms()))
 
     async def _mark(
         self, ended: Transaction, place: tuple[str, int], left: set[tuple[str, int]], *, committed: bool
@@ -338,7 +342,7 @@ class Transactions:
 
     async def _expire(self) -> None:
         """Abort what is open for too long, forget what nobody uses. Raises: LogError."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         for one in self.all():
             due_ms = self._due_ms(one)
             if due_ms is not None and due_ms <= now_ms:
@@ -349,7 +353,7 @@ class Transactions:
         async with entry.turn:
             if entry.transaction is not seen:
                 return
-            now_ms = self._clock.now_ms()
+            now_ms = self._clock.steady_ms()
             if coordinator.expired(seen, now_ms=now_ms, expiration_ms=self._config.id_expiration_ms):
                 await self._storage.write([(PREFIX + seen.transactional_id.encode(), None)])
                 entry.transaction = None

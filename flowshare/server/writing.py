@@ -82,7 +82,7 @@ class StateWriter:
         """Whether there is something to write now; an owner that closes waits for no back-off."""
         if self._queue:
             return True
-        return self.retry_at_ms is not None and (closing or self.retry_at_ms <= self._clock.now_ms())
+        return self.retry_at_ms is not None and (closing or self.retry_at_ms <= self._clock.steady_ms())
 
     def add(
         self,
@@ -151,14 +151,14 @@ class StateWriter:
             self.retry_at_ms = None
             return
         self._journal.snapshot_due = True
-        self.retry_at_ms = self._clock.now_ms() + self._retry_ms
+        self.retry_at_ms = self._clock.steady_ms() + self._retry_ms
         self._retry_ms = min(self._retry_ms * 2, RETRY_LAST_MS)
 
     def _fail(self, steps: list[_Step], error: LogError) -> None:
         for step in steps:
             if step.decision is not None:
                 # What the abort changed beyond the decision is in memory and goes out with the next snapshot.
-                self._partition.abort(step.decision, now_ms=self._clock.now_ms())
+                self._partition.abort(step.decision, now_ms=self._clock.steady_ms())
             if step.settled is not None and not step.settled.done():
                 step.settled.set_exception(error)
                 step.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it

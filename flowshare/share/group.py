@@ -258,17 +258,26 @@ class ShareGroup:
 
     # --- persistence --------------------------------------------------------------------------------------------
 
-    def encode(self, unwritten: Iterable[ToInitialize] = ()) -> bytes:
+    def encode(self, unwritten: Iterable[ToInitialize] = (), *, ahead_ms: int = 0) -> bytes:
         """The group for the store: epochs, members, assignments, initialised share-partitions.
 
         unwritten: share-partitions of which no state is written yet, which come with a heartbeat again after a crash.
+        ahead_ms: how much later the times are that are stored.
         """
-        return encode_group(self._state.without(unwritten))
+        state = self._state.without(unwritten)
+        if state.empty_since_ms is not None:
+            state.empty_since_ms += ahead_ms
+        return encode_group(state)
 
     @classmethod
-    def decode(cls, data: bytes, *, group_id: str, config: GroupConfig, now_ms: int) -> ShareGroup:
-        """The group that `encode` wrote; every member has a whole session timeout again. Raises StateCorrupt."""
+    def decode(cls, data: bytes, *, group_id: str, config: GroupConfig, now_ms: int, ahead_ms: int = 0) -> ShareGroup:
+        """The group that `encode` wrote; every member has a whole session timeout again.
+
+        ahead_ms: how much later than here the times are that are stored. Raises: StateCorrupt.
+        """
         state = decode_group(data)
+        if state.empty_since_ms is not None:
+            state.empty_since_ms = min(state.empty_since_ms - ahead_ms, now_ms)
         for member in state.members.values():
             member.deadline_ms = now_ms + config.session_timeout_ms
         return cls(group_id, config=config, state=state)

@@ -8,7 +8,7 @@ from typing import Final
 from flowshare.share.errors import StateCorrupt
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.state import Event, step
-from flowshare.share.types import Limits, RecordState, StateRun
+from flowshare.share.types import DELAY_MS_MAX, Limits, RecordState, StateRun
 from flowshare.share.window import AVAILABLE, DELAYED, HOLE, Window
 
 SPAN_MAX: Final = 1 << 28
@@ -57,5 +57,6 @@ def _place(
             quarantine.suspect(first, last)
     elif run.state is RecordState.AVAILABLE and run.not_before_ms > now_ms:
         state = DELAYED
-        window.hold(first, last, window.holds.open(None, run.not_before_ms, first, last, size).hold_id)
+        due_ms = min(run.not_before_ms, now_ms + DELAY_MS_MAX)  # by a clock that may have been set since
+        window.hold(first, last, window.holds.open(None, due_ms, first, last, size).hold_id)
     window.put(first, last, HOLE, state)

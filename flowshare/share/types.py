@@ -9,6 +9,9 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
+"""Longest delay of a released record; a longer one is cut to it."""
+
 
 class RecordState(enum.IntEnum):
     """State of one offset of a share-partition; the number is what is stored (KIP-932, KIP-1191)."""

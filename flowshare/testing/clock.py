@@ -45,12 +45,21 @@ class ManualClock:
     def __init__(self, start_ms: int = START_MS) -> None:
         self._start_ms = start_ms
         self._elapsed_s = 0.0
+        self._ahead_ms = 0
         self._order = itertools.count()
         self._timers: list[tuple[float, int, ManualTimer]] = []
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC."""
+        """Milliseconds since 1970, UTC, as the clock is set."""
+        return self._start_ms + self._ahead_ms + round(self._elapsed_s * 1000)
+
+    def steady_ms(self) -> int:
+        """Milliseconds since 1970, UTC, as if the clock had never been set."""
         return self._start_ms + round(self._elapsed_s * 1000)
+
+    def set_wall(self, seconds: float) -> None:
+        """Set the wall clock forward by so many seconds (negative: back), as an administrator or NTP does."""
+        self._ahead_ms += round(seconds * 1000)
 
     def monotonic(self) -> float:
         """Seconds since the clock was made."""
@@ -110,6 +119,10 @@ class LoopTimeClock:
     def now_ms(self) -> int:
         """Milliseconds since 1970, UTC."""
         return START_MS + round(asyncio.get_running_loop().time() * 1000)
+
+    def steady_ms(self) -> int:
+        """The same: nobody sets it."""
+        return self.now_ms()
 
     def monotonic(self) -> float:
         """The loop's time in seconds."""

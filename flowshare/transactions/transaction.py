@@ -7,7 +7,7 @@ that is not carried out everywhere yet; Empty, CompleteCommit and CompleteAbort 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 NO_EPOCH: Final = -1
@@ -59,6 +59,15 @@ class Transaction:
     groups: frozenset[str] = frozenset()
     started_ms: int = NOT_STARTED
     updated_ms: int = 0
+
+    def shifted(self, by_ms: int, *, until_ms: int | None = None) -> Transaction:
+        """The same with all times so much later, none of them after `until_ms`."""
+
+        def moved(time_ms: int) -> int:
+            return time_ms + by_ms if until_ms is None else min(time_ms + by_ms, until_ms)
+
+        started_ms = NOT_STARTED if self.started_ms == NOT_STARTED else moved(self.started_ms)
+        return replace(self, started_ms=started_ms, updated_ms=moved(self.updated_ms))
 
     @property
     def deadline_ms(self) -> int | None:

@@ -33,8 +33,12 @@ class FixedClock(LoopClock):
 
     def __init__(self) -> None:
         self.now = NOW_MS
+        self.set_ms = 0
 
     def now_ms(self) -> int:
+        return self.now + self.set_ms
+
+    def steady_ms(self) -> int:
         return self.now
 
     async def sleep(self, delay_s: float) -> None:

@@ -147,6 +147,19 @@ class ProducerContract(StorageContract):
         run(body)
 
     @final
+    def test_a_producer_is_not_forgotten_because_the_clock_is_set(self, run):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t")
+            storage.producer_expiry_ms = 1000
+            await storage.append("t", 0, produced(0))
+            self.clock.set_ms = 2 * 86_400_000
+
+            assert await refused(storage, produced(50)) is OutOfOrderSequence
+            assert (await storage.append("t", 0, produced(1))).base_offset == 1
+
+        run(body)
+
+    @final
     def test_producers_stay_known_when_their_records_are_deleted(self, run):
         async def body(storage: Storage) -> None:
             await storage.create_topic("t")
