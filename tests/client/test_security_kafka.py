@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,19 @@ from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.security import Security
 from flowshare.client.settings import LinkSettings
 from flowshare.client.tcp import open_tcp
-from flowshare.clock import LoopClock
+from flowshare.clock import LoopClock, TimerHandle
 from flowshare.dev.broker import Wanted, running
 from flowshare.dev.probe import HOST, free_ports
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import MetadataRequest
 from tests.server.security.certificates import Certificates
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.asyncio]
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 LIMIT_S = 30.0
+LOGIN_MS = 3_000
+"""How long a login holds there."""
 
 
 class Secured:
@@ -56,6 +59,7 @@ class Secured:
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.files.ca),
             "listener.name.tls.ssl.client.auth": "required",
+            "connections.max.reauth.ms": str(LOGIN_MS),
         }
 
     def make_users(self) -> None:
@@ -83,6 +87,17 @@ async def log_in(port: int, security: Security) -> None:
     await connection.close()
 
 
+async def until_known(broker: Secured, security: Security) -> None:
+    """Wait until a login succeeds: a broker learns of new users a little later."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                await log_in(broker.sasl, security)
+            except ServerError:
+                continue
+            return
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 async def test_the_right_password_logs_in_and_a_wrong_one_is_told(broker: Secured, mechanism: str) -> None:
     def login(password: str) -> Security:
@@ -90,13 +105,7 @@ async def test_the_right_password_logs_in_and_a_wrong_one_is_told(broker: Secure
             protocol="SASL_SSL", mechanism=mechanism, username="alice", password=password, ca_file=broker.files.ca
         )
 
-    async with asyncio.timeout(LIMIT_S):
-        while True:  # a broker learns of new users a little later
-            try:
-                await log_in(broker.sasl, login("wonder land"))
-            except ServerError:
-                continue
-            break
+    await until_known(broker, login("wonder land"))
 
     with pytest.raises(ServerError) as refused:
         await log_in(broker.sasl, login("looking glass"))
@@ -108,3 +117,42 @@ async def test_a_client_certificate_is_shown_where_it_is_required(broker: Secure
 
     with pytest.raises((ClientError, ConnectionError)):
         await log_in(broker.tls, Security(protocol="SSL", ca_file=broker.files.ca))
+
+
+class Counting(LoopClock):
+    """Counts the logins that are to be made again."""
+
+    def __init__(self) -> None:
+        self.again = 0
+        self.thrice = asyncio.Event()
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> TimerHandle:
+        """At its time."""
+        if 0.8 * LOGIN_MS <= 1000 * delay_s < LOGIN_MS:
+            self.again += 1
+            if self.again == 3:
+                self.thrice.set()
+        return super().call_later(delay_s, callback)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+async def test_a_connection_that_is_busy_logs_in_again_and_again(broker: Secured, mechanism: str) -> None:
+    clock = Counting()
+    security = Security(
+        protocol="SASL_SSL", mechanism=mechanism, username="alice", password="wonder land", ca_file=broker.files.ca
+    )
+    await until_known(broker, security)
+    settings = LinkSettings(connect_timeout_s=LIMIT_S)
+    connection = await open_tcp(HOST, broker.sasl, client_id="test", clock=clock, settings=settings, security=security)
+
+    async def ask() -> int:
+        count = 0
+        while not clock.thrice.is_set():
+            await connection.send(MetadataRequest())
+            count += 1
+        return count
+
+    async with asyncio.timeout(LIMIT_S):
+        counts = await asyncio.gather(*(ask() for _ in range(4)))
+    await connection.close()
+    assert min(counts) > 3
