@@ -99,7 +99,7 @@ def _ask(workers: dict[str, str], page: str) -> tuple[Rows, list[str]]:
         except Failure as failure:
             silent.append(f"worker {name}: {failure}")
     if hidden:
-        click.echo(f"warning: {pages.NUMBERS_ONLY}", err=True)
+        say(f"warning: {pages.NUMBERS_ONLY}", err=True)
     return sorted(rows, key=lambda row: -row["age_s"]), silent
 
 

@@ -66,6 +66,7 @@ class Users:
     def fix(self, name: str, credential: Credential) -> None:
         """A user of this process's own: not stored, and not changed over the wire."""
         self._fixed[credential.mechanism, name] = credential
+        self._look()
 
     def password_fits(self, name: str, password: str) -> bool:
         """Whether this is the user's password; takes as long when there is no such user. Blocks for milliseconds."""

@@ -104,6 +104,14 @@ async def test_names_of_no_user_look_as_different_as_those_of_users() -> None:
     assert sum(look(name) != before for name, before in looks.items()) < 40
 
 
+async def test_names_of_no_user_look_like_a_user_that_the_process_made_itself() -> None:
+    found = await users("")
+    found.fix("own", hashed("SCRAM-SHA-512", "pencil", salt=b"s" * 24, iterations=8192))
+
+    credential, known = found.credential("SCRAM-SHA-512", "other")
+    assert (credential.iterations, len(credential.salt), known) == (8192, 24, False)
+
+
 async def test_a_password_is_hashed_as_often_for_a_name_of_no_user_as_for_one_of_a_user(monkeypatch) -> None:
     found = await users(unlike(4))
     hashes: list[tuple[str, int]] = []
