@@ -6,13 +6,13 @@ import asyncio
 import errno
 import os
 import uuid
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from flowshare.clock import LoopClock
 from flowshare.fleet.slot_cache import SlotCache
+from flowshare.log import folder
 from flowshare.log.base import StorageHeld
 from flowshare.protocol import messages as m
 from flowshare.slots.pruning import PruneLimits
@@ -227,16 +227,15 @@ async def test_a_slot_that_is_led_is_kept_while_it_is_led(make):
 
 async def test_a_full_disk_keeps_nobody_from_leading(make, tmp_path, monkeypatch, caplog):
     """State is in the slots' logs; what a directory without room cannot keep is read from there."""
-    write_text = Path.write_text
+    write_all = folder._write_all
 
-    def refused(path, _):
-        path.touch()
+    def refused(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def no_store(_):
         raise Exception("IO error: No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", refused)
+    monkeypatch.setattr(folder, "_write_all", refused)
     monkeypatch.setattr(SlotCache, "_open_db", no_store)
     cache = await make()
     assert uuid.UUID(cache.identity)
@@ -246,7 +245,7 @@ async def test_a_full_disk_keeps_nobody_from_leading(make, tmp_path, monkeypatch
     await cache.close()
     assert not (tmp_path / "state" / "identity").exists()
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(folder, "_write_all", write_all)
     (tmp_path / "state" / "identity").touch()  # what a full disk leaves of a file that is written
     cache = await make()
     assert uuid.UUID(cache.identity)

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from flowshare.clock import LoopClock
-from flowshare.log import commits
+from flowshare.log import commits, folder
 from flowshare.log.base import StorageError, StorageFull, no_room
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.owner import OWNER_FILE, OwnerLock, read_owner
@@ -35,7 +35,7 @@ class Disk:
 
     def __init__(self, monkeypatch) -> None:
         self.full = True
-        open_db, write_bytes, write_text = Store._open_db, Path.write_bytes, Path.write_text
+        open_db, write_bytes, write_all = Store._open_db, Path.write_bytes, folder._write_all
 
         def opening(store, options, *, read_only=False):
             if self.full and not read_only:
@@ -43,17 +43,18 @@ class Disk:
             return open_db(store, options, read_only=read_only)
 
         def writing(write):
-            def refused(path, data):
+            def refused(where, data):
                 if not self.full:
-                    return write(path, data)
-                path.touch()
+                    return write(where, data)
+                if isinstance(where, Path):
+                    where.touch()
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             return refused
 
         monkeypatch.setattr(Store, "_open_db", opening)
         monkeypatch.setattr(Path, "write_bytes", writing(write_bytes))
-        monkeypatch.setattr(Path, "write_text", writing(write_text))
+        monkeypatch.setattr(folder, "_write_all", writing(write_all))
         monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.005)
 
 
@@ -196,15 +197,15 @@ def test_the_lock_is_held_without_room_for_the_owners_name_which_follows(tmp_pat
 
 
 def test_the_room_of_a_dead_owners_name_is_enough_for_the_next_one(tmp_path, monkeypatch):
-    write_bytes, stale = Path.write_bytes, tmp_path / OWNER_FILE
+    write_all, stale = folder._write_all, tmp_path / OWNER_FILE
     stale.write_bytes(b"{}")
 
-    def writing(path, data):
+    def writing(descriptor, data):
         if stale.exists():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        return write_bytes(path, data)
+        return write_all(descriptor, data)
 
-    monkeypatch.setattr(Path, "write_bytes", writing)
+    monkeypatch.setattr(folder, "_write_all", writing)
     lock = OwnerLock(tmp_path, now_ms=0)
 
     assert read_owner(tmp_path) == lock.owner
