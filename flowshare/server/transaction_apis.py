@@ -114,7 +114,7 @@ class TransactionApis:
             and (not producer_ids or one.producer_id in producer_ids)
             and self._runs_longer(one, request.running_ms)
         ]
-        unknown = tuple(word for word in request.states if word not in words)
+        unknown = tuple(word for word in dict.fromkeys(request.states) if word not in words)
         return ListTransactionsResponse(unknown_states=unknown, transactions=tuple(sorted(found)))
 
     def _runs_longer(self, one: Transaction, running_ms: int) -> bool:

@@ -51,7 +51,10 @@ class ClassicGroupEdge:
                 instance_id=_instance(ask),
                 client_id=call.client_id or "",
                 protocol_type=ask.protocol_type,
-                protocols=tuple(Supported(one.name, bytes(one.metadata)) for one in ask.protocols),
+                protocols=tuple(
+                    Supported(name, bytes(one.metadata))
+                    for name, one in {one.name: one for one in ask.protocols}.items()
+                ),
                 session_timeout_ms=milliseconds(ask.session_timeout),
                 rebalance_timeout_ms=milliseconds(ask.rebalance_timeout) if call.version >= 1 else -1,
                 version=call.version,
@@ -141,7 +144,7 @@ class ClassicGroupEdge:
         members = (
             (LeavingMember(ask.member_id),)
             if one_member
-            else tuple(LeavingMember(one.member_id, one.group_instance_id) for one in ask.members)
+            else tuple(dict.fromkeys(LeavingMember(one.member_id, one.group_instance_id) for one in ask.members))
         )
         got = await call.peer.connection.send(LeaveGroupRequest(group_id=ask.group_id, members=members))
         error = got.error
@@ -163,7 +166,7 @@ class ClassicGroupEdge:
         make = form("describe_groups", call.version)
         asked = call.version >= 3 and call.request.include_authorized_operations
         groups: list[Any] = []
-        for group_id in call.request.groups:
+        for group_id in dict.fromkeys(call.request.groups):
             await call.peer.turns.take()
             if not may_group(call.peer, Operation.DESCRIBE, group_id):
                 error = ErrorCode.GROUP_AUTHORIZATION_FAILED

@@ -8,7 +8,7 @@ the server copies records there. It stays answerable for what comes later, see `
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -86,42 +86,48 @@ class ConfigsEdge:
     async def describe(self, call: Call) -> Any:
         """Settings as they act; what is asked for twice is answered once."""
         make = form("describe_configs", call.version)
-        resources = dict.fromkeys(call.request.resources)
+        resources = _wanted(call.request.resources)
         with_docs = call.version >= 3 and call.request.include_documentation
         return make(
             "DescribeConfigsResponse",
             throttle_time=NO_TIME,
             results=tuple(
                 [
-                    await self._describe(make, call.peer, resource, call.request.include_synonyms, with_docs)
-                    for resource in resources
+                    await self._describe(make, call.peer, *at, wanted, call.request.include_synonyms, with_docs)
+                    for at, wanted in resources.items()
                 ]
             ),
         )
 
-    async def _describe(self, make: Form, peer: Peer, resource: Any, with_synonyms: bool, with_docs: bool) -> Any:
+    async def _describe(
+        self,
+        make: Form,
+        peer: Peer,
+        resource_type: int,
+        name: str,
+        wanted: Container[str] | None,
+        with_synonyms: bool,
+        with_docs: bool,
+    ) -> Any:
         await peer.turns.take(SETTINGS)
         entries: Iterable[ConfigEntry] = ()
         error, message = ErrorCode.NONE, None
         try:
-            kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.DESCRIBE_CONFIGS)
-            answer = await peer.connection.send(
-                DescribeConfigsRequest(resource_type=KINDS[kind], resource=resource.resource_name)
-            )
+            kind = _checked(peer, resource_type, name, Operation.DESCRIBE_CONFIGS)
+            answer = await peer.connection.send(DescribeConfigsRequest(resource_type=KINDS[kind], resource=name))
             entries, error, message = answer.entries, answer.error, answer.message
         except Refused as refusal:
             error, message = refusal.code, str(refusal)
-        wanted = resource.configuration_keys
         return make(
             "DescribeConfigsResult",
             error_code=error,
             error_message=message,
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
+            resource_type=resource_type,
+            resource_name=name,
             configs=tuple(
-                _entry(make, entry, resource.resource_type, with_synonyms, with_docs)
+                _entry(make, entry, resource_type, with_synonyms, with_docs)
                 for entry in entries
-                if not wanted or entry.name in wanted
+                if wanted is None or entry.name in wanted
             ),
         )
 
@@ -201,6 +207,19 @@ class ConfigsEdge:
             *((ConfigType.GROUP, group_id) for group_id in groups.group_ids),
             (ConfigType.BROKER, str(peer.node.node_id)),
         ]
+
+
+def _wanted(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
+    """The settings that are asked for of each resource, None for all; of one that is named twice all that are named."""
+    found: dict[tuple[int, str], set[str] | None] = {}
+    for one in resources:
+        at = (one.resource_type, one.resource_name)
+        earlier = found.setdefault(at, set())
+        if not one.configuration_keys:
+            found[at] = None
+        elif earlier is not None:
+            earlier.update(one.configuration_keys)
+    return found
 
 
 def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigType:

@@ -90,6 +90,32 @@ def by_topic(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return found
 
 
+def once(topics: Iterable[Any], topic: str, partition: str, *, parts: str = "partitions") -> dict[Any, dict[int, Any]]:
+    """What a request says of each partition: topic -> number -> part, in the order in which they first come.
+
+    The last part counts where a partition stands there twice, as in Kafka. topic, parts, partition: what the fields are
+    called that have a topic's name or id, its parts, a part's number.
+    """
+    found: dict[Any, dict[int, Any]] = {}
+    for one in topics:
+        named = found.setdefault(getattr(one, topic), {})
+        for part in getattr(one, parts):
+            named[getattr(part, partition)] = part
+    return found
+
+
+def topics_by_group(groups: Iterable[Any]) -> dict[str, list[Any] | None]:
+    """What a request asks of each group: its topics, None for all; those of a group that is named twice together."""
+    found: dict[str, list[Any] | None] = {}
+    for one in groups:
+        earlier = found.setdefault(one.group_id, [])
+        if one.topics is None:
+            found[one.group_id] = None
+        elif earlier is not None:
+            earlier += one.topics
+    return found
+
+
 def duplicates(values: Iterable[V]) -> set[V]:
     """What stands there more than once."""
     return {value for value, count in Counter(values).items() if count > 1}

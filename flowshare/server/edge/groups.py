@@ -64,7 +64,8 @@ class GroupsEdge:
             "FindCoordinatorResponse",
             throttle_time=NO_TIME,
             coordinators=await call.peer.turns.each(
-                lambda key: make("Coordinator", key=key, **self._told(call, kind, key)), asked.coordinator_keys
+                lambda key: make("Coordinator", key=key, **self._told(call, kind, key)),
+                dict.fromkeys(asked.coordinator_keys),
             ),
         )
 

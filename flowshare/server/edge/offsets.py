@@ -17,7 +17,16 @@ from flowshare.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 from flowshare.server.edge.base import Api, Operation, ResourceType
-from flowshare.server.edge.forms import NO_TIME, by_topic, form, may_group, may_topic, milliseconds
+from flowshare.server.edge.forms import (
+    NO_TIME,
+    by_topic,
+    form,
+    may_group,
+    may_topic,
+    milliseconds,
+    once,
+    topics_by_group,
+)
 
 if TYPE_CHECKING:
     from flowshare.server.edge.base import Call, Peer
@@ -94,21 +103,15 @@ class OffsetEdge:
         stable = version >= 7 and ask.require_stable
         if version >= FIRST_BATCHED:
             answered: list[Any] = []
-            for one in ask.groups:
-                error, got = await _fetch(call.peer, one, require_stable=stable)
+            for group_id, named in topics_by_group(ask.groups).items():
+                error, got = await _fetch(call.peer, group_id, named, require_stable=stable)
                 topics = await _fetched(make, call.peer, "s", got)
-                answered.append(
-                    make("OffsetFetchResponseGroup", group_id=one.group_id, topics=topics, error_code=error)
-                )
+                answered.append(make("OffsetFetchResponseGroup", group_id=group_id, topics=topics, error_code=error))
             return make("OffsetFetchResponse", throttle_time=NO_TIME, groups=tuple(answered))
-        error, got = await _fetch(call.peer, ask, require_stable=stable)
+        error, got = await _fetch(call.peer, ask.group_id, ask.topics, require_stable=stable)
         if version < 2 and error is not ErrorCode.NONE:
             # No place for an error of the whole: at every partition then.
-            got = tuple(
-                FetchedOffset(topic.name, int(number), error=error)
-                for topic in ask.topics or ()
-                for number in topic.partition_indexes
-            )
+            got = tuple(FetchedOffset(*one, error=error) for one in _places(ask.topics or ()))
         topics = await _fetched(make, call.peer, "", got)
         return make("OffsetFetchResponse", throttle_time=NO_TIME, topics=topics, error_code=error)
 
@@ -119,7 +122,11 @@ class OffsetEdge:
         if not may_group(call.peer, Operation.DELETE, ask.group_id):
             error = ErrorCode.GROUP_AUTHORIZATION_FAILED
             return make("OffsetDeleteResponse", throttle_time=NO_TIME, error_code=error, topics=())
-        named = [(topic.name, int(one.partition_index)) for topic in ask.topics for one in topic.partitions]
+        named = [
+            (name, int(number))
+            for name, parts in once(ask.topics, "name", "partition_index").items()
+            for number in parts
+        ]
         allowed = {topic: may_topic(call.peer, Operation.READ, topic) for topic, _ in named}
         refused = tuple(
             OffsetResult(*one, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for one in named if not allowed[one[0]]
@@ -136,27 +143,29 @@ def _to_commit(peer: Peer, ask: Any) -> tuple[tuple[OffsetToCommit, ...], tuple[
     """What may be committed, and the results for what may not."""
     offsets: list[OffsetToCommit] = []
     refused: list[OffsetResult] = []
-    for topic in ask.topics:
-        if not may_topic(peer, Operation.READ, topic.name):
+    for name, parts in once(ask.topics, "name", "partition_index").items():
+        if not may_topic(peer, Operation.READ, name):
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            refused += (OffsetResult(topic.name, int(one.partition_index), error) for one in topic.partitions)
+            refused += (OffsetResult(name, int(number), error) for number in parts)
             continue
         offsets += (
             OffsetToCommit(
-                str(topic.name),
-                int(one.partition_index),
+                str(name),
+                int(number),
                 int(one.committed_offset),
                 int(getattr(one, "committed_leader_epoch", -1)),
                 one.committed_metadata,
             )
-            for one in topic.partitions
+            for number, one in parts.items()
         )
     return tuple(offsets), tuple(refused)
 
 
 def _all(ask: Any, error: ErrorCode) -> tuple[OffsetResult, ...]:
     return tuple(
-        OffsetResult(topic.name, int(one.partition_index), error) for topic in ask.topics for one in topic.partitions
+        OffsetResult(name, int(number), error)
+        for name, parts in once(ask.topics, "name", "partition_index").items()
+        for number in parts
     )
 
 
@@ -174,21 +183,28 @@ def _results(make: Form, api: str, results: Iterable[OffsetResult]) -> Any:
     return make(f"{api}Response", throttle_time=NO_TIME, error_code=ErrorCode.NONE, topics=topics)
 
 
-async def _fetch(peer: Peer, ask: Any, *, require_stable: bool) -> tuple[ErrorCode, tuple[FetchedOffset, ...]]:
+def _places(topics: Iterable[Any]) -> list[tuple[str, int]]:
+    """The partitions that an OffsetFetch asks for, each once."""
+    return list(dict.fromkeys((str(topic.name), int(number)) for topic in topics for number in topic.partition_indexes))
+
+
+async def _fetch(
+    peer: Peer, group_id: str, topics: Iterable[Any] | None, *, require_stable: bool
+) -> tuple[ErrorCode, tuple[FetchedOffset, ...]]:
     """One group's offsets; of topics that the peer may not see nothing is said unless it asks for them."""
     await peer.turns.take()
-    if not may_group(peer, Operation.DESCRIBE, ask.group_id):
+    if not may_group(peer, Operation.DESCRIBE, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED, ()
     wanted = None
     hidden: list[FetchedOffset] = []
-    if ask.topics is not None:
-        named = [(str(topic.name), int(number)) for topic in ask.topics for number in topic.partition_indexes]
+    if topics is not None:
+        named = _places(topics)
         seen = {topic: may_topic(peer, Operation.DESCRIBE, topic) for topic, _ in named}
         wanted = tuple(one for one in named if seen[one[0]])
         error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         hidden = [FetchedOffset(*one, error=error) for one in named if not seen[one[0]]]
     got = await peer.connection.send(
-        OffsetFetchRequest(group_id=ask.group_id, partitions=wanted, require_stable=require_stable)
+        OffsetFetchRequest(group_id=group_id, partitions=wanted, require_stable=require_stable)
     )
     found = [one for one in got.partitions if wanted is not None or may_topic(peer, Operation.DESCRIBE, one.topic)]
     return got.error, (*found, *hidden)

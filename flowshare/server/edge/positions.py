@@ -12,7 +12,16 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import EARLIEST, LATEST, DeleteRecordsRequest, ListOffsetsRequest
 from flowshare.server.edge.base import Api, Call, Operation, Peer
-from flowshare.server.edge.forms import LEADER_EPOCH, NO_TIME, check_epoch, duplicates, form, may_cluster, may_topic
+from flowshare.server.edge.forms import (
+    LEADER_EPOCH,
+    NO_TIME,
+    check_epoch,
+    duplicates,
+    form,
+    may_cluster,
+    may_topic,
+    once,
+)
 from flowshare.server.failures import Refused
 
 SPECIAL_TIMES: Final = {-1: 1, -2: 1, -3: 7, -4: 8, -5: 9, -6: 11}
@@ -39,18 +48,18 @@ class PositionsEdge:
         committed = call.version >= 2 and asked.isolation_level == 1
         twice = duplicates((topic.name, part.partition_index) for topic in asked.topics for part in topic.partitions)
         topics: list[Any] = []
-        for topic in asked.topics:
+        for name, numbers in once(asked.topics, "name", "partition_index").items():
             parts: list[Any] = []
-            for part in topic.partitions:
+            for number, part in numbers.items():
                 await call.peer.turns.take()
                 try:
-                    if (topic.name, part.partition_index) in twice:
+                    if (name, number) in twice:
                         raise Refused(ErrorCode.INVALID_REQUEST, "the partition stands in the request twice")
-                    fields = await self._offset(call, topic.name, part, committed=committed)
+                    fields = await self._offset(call, name, part, committed=committed)
                 except Refused as error:
                     fields = {"error_code": error.code, "offset": -1, "timestamp": -1, "leader_epoch": -1}
-                parts.append(make("ListOffsetsPartitionResponse", partition_index=part.partition_index, **fields))
-            topics.append(make("ListOffsetsTopicResponse", name=topic.name, partitions=tuple(parts)))
+                parts.append(make("ListOffsetsPartitionResponse", partition_index=number, **fields))
+            topics.append(make("ListOffsetsTopicResponse", name=name, partitions=tuple(parts)))
         return make("ListOffsetsResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
     async def _offset(self, call: Call, topic: str, part: Any, *, committed: bool) -> dict[str, Any]:
@@ -83,16 +92,16 @@ class PositionsEdge:
         """Where the log of a leader's epoch ends: there is one epoch, and it goes to the log's end."""
         make = form("offset_for_leader_epoch", call.version)
         topics: list[Any] = []
-        for topic in call.request.topics:
+        for name, numbers in once(call.request.topics, "topic", "partition").items():
             parts: list[Any] = []
-            for part in topic.partitions:
+            for number, part in numbers.items():
                 await call.peer.turns.take()
                 try:
-                    fields = await self._epoch_end(call.peer, topic.topic, part)
+                    fields = await self._epoch_end(call.peer, name, part)
                 except Refused as error:
                     fields = {"error_code": error.code, "leader_epoch": -1, "end_offset": -1}
-                parts.append(make("EpochEndOffset", partition=part.partition, **fields))
-            topics.append(make("OffsetForLeaderTopicResult", topic=topic.topic, partitions=tuple(parts)))
+                parts.append(make("EpochEndOffset", partition=number, **fields))
+            topics.append(make("OffsetForLeaderTopicResult", topic=name, partitions=tuple(parts)))
         return make("OffsetForLeaderEpochResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
     async def _epoch_end(self, peer: Peer, topic: str, part: Any) -> dict[str, Any]:
@@ -116,23 +125,23 @@ class PositionsEdge:
         """Move log starts."""
         make = form("delete_records", call.version)
         topics: list[Any] = []
-        for topic in call.request.topics:
-            allowed = may_topic(call.peer, Operation.DELETE, topic.name)
+        for name, numbers in once(call.request.topics, "name", "partition_index").items():
+            allowed = may_topic(call.peer, Operation.DELETE, name)
             parts: list[Any] = []
-            for part in topic.partitions:
+            for number, part in numbers.items():
                 await call.peer.turns.take()
                 error, low = ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1
                 if allowed:
-                    error, low = await _cut(call.peer, topic.name, part)
+                    error, low = await _cut(call.peer, name, part)
                 parts.append(
                     make(
                         "DeleteRecordsPartitionResult",
-                        partition_index=part.partition_index,
+                        partition_index=number,
                         low_watermark=low,
                         error_code=error,
                     )
                 )
-            topics.append(make("DeleteRecordsTopicResult", name=topic.name, partitions=tuple(parts)))
+            topics.append(make("DeleteRecordsTopicResult", name=name, partitions=tuple(parts)))
         return make("DeleteRecordsResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
 

@@ -152,12 +152,14 @@ def _topics(asked: object) -> dict[str, tuple[int, ...]] | None:
         numbers = [number for number in listed if type(number) is int]
         if len(numbers) != len(listed) or len(numbers) > TOPICS_MAX:
             return INVALID
-        found[name] = tuple(numbers)
+        found[name] = tuple(dict.fromkeys(numbers))
     return found
 
 
 def _held(told: Any) -> tuple[HeldRanges, ...] | None:
-    """What a member says it holds; None when that makes no sense. Ranges are ascending and disjoint."""
+    """What a member says it holds; None when that makes no sense. Ranges are ascending and disjoint, partitions named
+    once.
+    """
     if not isinstance(told, list):
         return None
     found: list[HeldRanges] = []
@@ -171,6 +173,8 @@ def _held(told: Any) -> tuple[HeldRanges, ...] | None:
         if type(partition) is not int or not (_in_order(ranges) and _in_order(lapsed)):
             return None
         found.append(held)
+    if len({(held.topic_id, held.partition) for held in found}) < len(found):
+        return None
     return tuple(found)
 
 

@@ -27,10 +27,12 @@ from flowshare.server.edge.forms import (
     Form,
     by_topic,
     check_epoch,
+    duplicates,
     form,
     may_cluster,
     may_topic,
     milliseconds,
+    once,
 )
 from flowshare.server.failures import Refused
 
@@ -86,14 +88,19 @@ class RecordsEdge:
         """
         asked = call.request
         with_ids = call.version >= PRODUCE_WITH_IDS
+        named = "topic_id" if with_ids else "name"
+        twice = duplicates(
+            (getattr(topic, named), part.index) for topic in asked.topic_data for part in topic.partition_data
+        )
         tasks: list[tuple[Place, asyncio.Future[ProduceResponse]]] = []
-        for topic in asked.topic_data:
-            name, topic_id = self._named(topic, "name", with_ids=with_ids)
-            for part in topic.partition_data:
+        for topic, parts in once(asked.topic_data, named, "index", parts="partition_data").items():
+            name, topic_id = self._named(topic, with_ids=with_ids)
+            for number, part in parts.items():
                 # A task each, also for a single one: tasks begin in the order in which they are made, so that what
                 # was sent first is appended first.
-                work = self._append(call, Place(name, topic_id, part.index), part.records)
-                tasks.append((Place(name, topic_id, part.index), asyncio.ensure_future(work)))
+                place = Place(name, topic_id, number)
+                work = _twice() if (topic, number) in twice else self._append(call, place, part.records)
+                tasks.append((place, asyncio.ensure_future(work)))
         try:
             done = [(place, await task) for place, task in tasks]
         except BaseException:
@@ -156,11 +163,11 @@ class RecordsEdge:
         places: list[Place] = []
         wanted: dict[int, FetchPartition] = {}
         found: dict[int, FetchedLog] = {}
-        for topic in asked.topics:
-            name, topic_id = self._named(topic, "topic", with_ids=with_ids)
-            for part in topic.partitions:
+        for topic, parts in once(asked.topics, "topic_id" if with_ids else "topic", "partition").items():
+            name, topic_id = self._named(topic, with_ids=with_ids)
+            for number, part in parts.items():
                 await peer.turns.take()
-                index, place = len(places), Place(name, topic_id, part.partition)
+                index, place = len(places), Place(name, topic_id, number)
                 places.append(place)
                 try:
                     allowed = _readable(peer, place, replica)
@@ -191,12 +198,17 @@ class RecordsEdge:
 
         return _fetched(make, await peer.turns.each(fetched, answered))
 
-    def _named(self, topic: Any, name: str, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
-        """Name and id of a topic of a request; older versions give the name in field `name`, later ones the id."""
+    def _named(self, topic: Any, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
+        """Name and id of a topic as a request says it; older versions give the name, later ones the id."""
         if not with_ids:
-            return getattr(topic, name), None
-        found = None if topic.topic_id is None else self._topics.by_id(topic.topic_id)
-        return None if found is None else found.name, topic.topic_id
+            return topic, None
+        found = None if topic is None else self._topics.by_id(topic)
+        return None if found is None else found.name, topic
+
+
+async def _twice() -> ProduceResponse:
+    """A partition may stand in a request only once: of two batches one might be taken and the other not."""
+    return ProduceResponse(error=ErrorCode.INVALID_REQUEST, message="the partition stands in the request twice")
 
 
 def _allowed(peer: Peer, place: Place, operation: Operation) -> str:

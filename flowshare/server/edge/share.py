@@ -55,7 +55,8 @@ class ShareApis:
     async def heartbeat(self, call: Call) -> Any:
         """Join, go on or leave."""
         peer, asked = call.peer, call.request
-        topics = asked.subscribed_topic_names
+        named = asked.subscribed_topic_names
+        topics = None if named is None else tuple(dict.fromkeys(named))
         denied = [name for name in topics or () if not may_topic(peer, Operation.DESCRIBE, name)]
         if not may_group(peer, Operation.READ, asked.group_id):
             answer = ShareGroupHeartbeatResponse(

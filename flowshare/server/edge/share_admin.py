@@ -36,6 +36,7 @@ from flowshare.server.edge.forms import (
     form,
     may_group,
     may_topic,
+    topics_by_group,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ShareAdminApis:
         """Groups with their members."""
         peer, asked = call.peer, call.request
         turns = peer.turns
-        group_ids: tuple[str, ...] = asked.group_ids
+        group_ids = tuple(dict.fromkeys(asked.group_ids))
         may = await turns.each(lambda name: may_group(peer, Operation.DESCRIBE, name), group_ids)
         allowed = tuple(compress(group_ids, may))
         found = await peer.connection.send(ShareGroupDescribeRequest(group_ids=allowed))
@@ -125,18 +126,22 @@ class ShareAdminApis:
         return make(
             "DescribeShareGroupOffsetsResponse",
             throttle_time=NO_TIME,
-            groups=tuple([await self._offsets(make, call.peer, asked) for asked in call.request.groups]),
+            groups=tuple(
+                [
+                    await self._offsets(make, call.peer, group_id, topics)
+                    for group_id, topics in topics_by_group(call.request.groups).items()
+                ]
+            ),
         )
 
-    async def _offsets(self, make: Form, peer: Peer, asked: Any) -> Any:
+    async def _offsets(self, make: Form, peer: Peer, group_id: str, topics: Sequence[Any] | None) -> Any:
         await peer.turns.take()
-        group_id = asked.group_id
         if not may_group(peer, Operation.DESCRIBE, group_id):
             answer = DescribeShareGroupOffsetsResponse(
                 error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"describing group {group_id} is not allowed"
             )
         else:
-            answer = await self._ask_offsets(peer, group_id, asked.topics)
+            answer = await self._ask_offsets(peer, group_id, topics)
         parts = (
             (
                 (part.topic, part.topic_id),
@@ -175,8 +180,9 @@ class ShareAdminApis:
             answer = await peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id))
             visible = tuple(part for part in answer.partitions if may_topic(peer, Operation.DESCRIBE, part.topic))
             return DescribeShareGroupOffsetsResponse(error=answer.error, message=answer.message, partitions=visible)
-        named = by_topic((topic.topic_name, number) for topic in topics for number in topic.partitions)
-        allowed = {name: tuple(numbers) for name, numbers in named.items() if may_topic(peer, Operation.DESCRIBE, name)}
+        listed = by_topic((topic.topic_name, number) for topic in topics for number in topic.partitions)
+        named = {name: tuple(dict.fromkeys(numbers)) for name, numbers in listed.items()}
+        allowed = {name: numbers for name, numbers in named.items() if may_topic(peer, Operation.DESCRIBE, name)}
         answer = await peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=allowed))
         if answer.error is not ErrorCode.NONE:
             return answer

@@ -16,7 +16,7 @@ from flowshare.protocol.messages import (
     WriteShareGroupStateRequest,
 )
 from flowshare.server.edge.base import Api, Call, Operation
-from flowshare.server.edge.forms import LEADER_EPOCH, Form, form, may_cluster
+from flowshare.server.edge.forms import LEADER_EPOCH, Form, form, may_cluster, once
 from flowshare.share.errors import InvalidRequest
 from flowshare.share.types import PartitionState, RecordState, StateRun
 
@@ -79,22 +79,23 @@ async def _each(call: Call, name: str, stem: str, build: Build, extra: Extra = _
     make = form(name, call.version)
     allowed = may_cluster(call.peer, Operation.CLUSTER_ACTION)
     topics: list[Any] = []
-    for topic in call.request.topics:
+    for topic_id, parts in once(call.request.topics, "topic_id", "partition").items():
         results: list[Any] = []
-        for part in topic.partitions:
+        for number, part in parts.items():
+            await call.peer.turns.take()
             answer = REFUSED if not allowed else NO_TOPIC
-            if allowed and topic.topic_id is not None:
-                answer = await _ask(call, build, topic.topic_id, part)
+            if allowed and topic_id is not None:
+                answer = await _ask(call, build, topic_id, part)
             results.append(
                 make(
                     "PartitionResult",
-                    partition=part.partition,
+                    partition=number,
                     error_code=answer.error,
                     error_message=answer.message,
                     **extra(make, answer.state),
                 )
             )
-        topics.append(make(f"{stem}Result", topic_id=topic.topic_id, partitions=tuple(results)))
+        topics.append(make(f"{stem}Result", topic_id=topic_id, partitions=tuple(results)))
     return make(f"{name.replace('_', ' ').title().replace(' ', '')}Response", results=tuple(topics))
 
 

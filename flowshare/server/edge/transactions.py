@@ -96,7 +96,8 @@ class TransactionsEdge:
     async def add_partitions(self, call: Call) -> Any:
         """AddPartitionsToTxn: all partitions, or none."""
         ask, make = call.request, form("add_partitions_to_txn", call.version)
-        places = [(topic.name, number) for topic in ask.v3_and_below_topics for number in topic.partitions]
+        named = ((topic.name, number) for topic in ask.v3_and_below_topics for number in topic.partitions)
+        places = list(dict.fromkeys(named))
         transactional_id = ask.v3_and_below_transactional_id
         error = _may(call.peer, Operation.WRITE, transactional_id)
         if error is not ErrorCode.NONE:
@@ -158,24 +159,25 @@ class TransactionsEdge:
         """DescribeProducers."""
         make = form("describe_producers", call.version)
         topics: list[Any] = []
-        for topic in call.request.topics:
-            allowed = may_topic(call.peer, Operation.READ, topic.name)
+        asked = by_topic((topic.name, number) for topic in call.request.topics for number in topic.partition_indexes)
+        for name, numbers in asked.items():
+            allowed = may_topic(call.peer, Operation.READ, name)
             parts: list[Any] = []
-            for number in topic.partition_indexes:
+            for number in dict.fromkeys(numbers):
                 await call.peer.turns.take()
                 got = DescribeProducersResponse(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 if allowed:
-                    ask = DescribeProducersRequest(topic=topic.name, partition=int(number))
+                    ask = DescribeProducersRequest(topic=name, partition=int(number))
                     got = await call.peer.connection.send(ask)
                 parts.append(_producers(make, number, got))
-            topics.append(make("TopicResponse", name=topic.name, partitions=tuple(parts)))
+            topics.append(make("TopicResponse", name=name, partitions=tuple(parts)))
         return make("DescribeProducersResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
     async def describe(self, call: Call) -> Any:
         """DescribeTransactions."""
         make = form("describe_transactions", call.version)
         states: list[Any] = []
-        for transactional_id in call.request.transactional_ids:
+        for transactional_id in dict.fromkeys(call.request.transactional_ids):
             await call.peer.turns.take()
             got = DescribeTransactionResponse(error=_may(call.peer, Operation.DESCRIBE, transactional_id))
             if got.error is ErrorCode.NONE:

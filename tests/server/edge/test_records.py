@@ -246,12 +246,12 @@ async def test_a_fetch_that_waited_gives_nothing_that_may_not_be_read_any_more()
 
 async def test_what_cannot_be_fetched_is_told_at_once_beside_what_can() -> None:
     async with edge(READ_SECRET) as e:
-        await e.topic()
+        await e.topic(partitions=2)
         await e.topic("secret")
         await e.storage.append("t", 0, batch(b"a"))
         s = await e.socket()
 
-        asked = to_fetch(("t", 0, 0), ("t", 0, 9), ("t", 4, 0), ("none", 0, 0), ("secret", 0, 0), wait=15_000)
+        asked = to_fetch(("t", 0, 0), ("t", 1, 9), ("t", 4, 0), ("none", 0, 0), ("secret", 0, 0), wait=15_000)
         found = parts(await s.ask("fetch", 12, **asked))
 
         assert [one.error_code.name for one in found] == [
@@ -278,12 +278,12 @@ async def test_fetch_sessions_are_not_kept() -> None:
 
 async def test_a_leader_epoch_that_has_not_come_is_unknown() -> None:
     async with edge() as e:
-        await e.topic()
+        await e.topic(partitions=2)
         s = await e.socket()
         early = {"current_leader_epoch": 3}
 
         found = parts(
-            await s.ask("fetch", 12, **to_fetch(("t", 0, 0, early), ("t", 0, 0, {"current_leader_epoch": 0})))
+            await s.ask("fetch", 12, **to_fetch(("t", 0, 0, early), ("t", 1, 0, {"current_leader_epoch": 0})))
         )
         listed = await s.ask(
             "list_offsets",
