@@ -6,7 +6,6 @@ Settings have Kafka's names and meanings. Other than Kafka, nothing is deleted u
 
 from __future__ import annotations
 
-import difflib
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from flowshare.log.base import InvalidTopic, InvalidTopicConfig, StorageDamaged, Topic, TopicExists, UnknownTopic
+from flowshare.share.settings import nearest
 
 NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 NAME_LENGTH_MAX: Final = 249
@@ -191,8 +191,7 @@ def check_configs(configs: Mapping[str, str]) -> None:
     for name, text in configs.items():
         definition = TOPIC_CONFIGS.get(name)
         if definition is None:
-            near = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(TOPIC_CONFIGS)}"
+            hint = nearest(name, TOPIC_CONFIGS) or f"; there are {', '.join(TOPIC_CONFIGS)}"
             raise InvalidTopicConfig(f"topic setting {name!r} is unknown{hint}")
         try:
             definition.check(text)

@@ -189,16 +189,16 @@ class ClassicGroups:
         """Whether the group is still there: it may have been deleted while something waited for its lock."""
         return self.entries.get(entry.group.group_id) is entry
 
-    def listed(self) -> tuple[ListedGroup, ...]:
-        """All classic groups for ListGroups, by id."""
-        return tuple(
-            ListedGroup(
-                group_id=group_id,
+    async def listed(self, turns: Turns) -> tuple[ListedGroup, ...]:
+        """All classic groups for ListGroups."""
+        return await turns.each(
+            lambda entry: ListedGroup(
+                group_id=entry.group.group_id,
                 state=entry.group.state.value,
                 type="classic",
                 protocol_type=entry.group.protocol_type or "",
-            )
-            for group_id, entry in sorted(self.entries.items())
+            ),
+            tuple(self.entries.values()),
         )
 
     # --- writing ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from flowshare.protocol.messages import (
@@ -19,8 +20,8 @@ from flowshare.protocol.messages import (
     ShareGroupHeartbeatResponse,
     TopicPartition,
 )
+from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
-from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -71,26 +72,32 @@ class GroupApis:
 
     async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> ShareGroupDescribeResponse:
         """Groups with their members; one that does not exist is Dead."""
-        return ShareGroupDescribeResponse(groups=await Turns(self._clock).each(self._describe, request.group_ids))
+        return ShareGroupDescribeResponse(
+            groups=await answers.turns(self._clock).each(self._describe, request.group_ids)
+        )
 
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
         """Groups of all kinds by state and type; no filter means all."""
         states = {state.lower() for state in request.states}
         types = {kind.lower() for kind in request.types}
-        share = (ListedGroup(group_id=group.group_id, state=group.state) for group in self._coordinator.groups.values())
-        classic = () if self._classic is None else self._classic.listed()
-        groups = sorted((*share, *classic), key=lambda group: group.group_id)
-        return ListGroupsResponse(
-            groups=tuple(
-                group
-                for group in groups
-                if (not states or group.state.lower() in states) and (not types or group.type in types)
-            )
+        turns = answers.turns(self._clock)
+        share = await turns.each(
+            lambda group: ListedGroup(group_id=group.group_id, state=group.state),
+            tuple(self._coordinator.groups.values()),
         )
+        classic = () if self._classic is None else await self._classic.listed(turns)
+        groups = [*share, *classic]
+        if states or types:
+            wanted = await turns.each(
+                lambda group: (not states or group.state.lower() in states) and (not types or group.type in types),
+                groups,
+            )
+            groups = list(compress(groups, wanted))
+        return ListGroupsResponse(groups=tuple(sorted(groups, key=lambda group: group.group_id)))
 
     async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:
         """Delete empty groups with their offsets or the state of their share-partitions; their settings stay."""
-        turns = Turns(self._clock)
+        turns = answers.turns(self._clock)
         results: list[GroupResult] = []
         for group_id in dict.fromkeys(request.group_ids):
             await turns.take()

@@ -1,7 +1,7 @@
 """What a listener allows its clients: bytes, connections, requests under way, time. Kafka's names where Kafka has them.
 
-Every limit has a default and is enforced by `listener_socket.py` and `budget.py`; a client that goes over one loses
-its connection or is not read from for a while, and nobody else notices.
+Every limit has a default and is enforced by `listener_socket.py`, `budget.py` and `answers.py`; a client that goes over
+one loses its connection or is not read from for a while, and nobody else notices.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class ListenerLimits:
     own_connection_requests_max: int = 100
     connection_answer_bytes_max: int = 4 * MIB
     queued_answer_bytes_max: int = 256 * MIB
+    answer_bytes_max: int = 64 * MIB
     idle_max_ms: int = 600_000
     setup_max_ms: int = 30_000
     reauth_max_ms: int | None = 3_600_000
@@ -109,13 +110,22 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
             "connection.queued.max.response.bytes",
             "connection_answer_bytes_max",
             1 * KIB,
-            "Bytes of answers that a client has not read; beyond it no more of its requests are accepted.",
+            "Bytes of answers that a client has not read; beyond it no more of its requests are accepted, and of those "
+            "under way a fetch waits until its answer is the next one.",
         ),
         _number(
             "queued.max.response.bytes",
             "queued_answer_bytes_max",
             1 * KIB,
-            "The same for all connections that are over their own limit; beyond it the worst of them is closed.",
+            "The same for all connections, what fetches are about to read included: the less is left, the less a fetch "
+            "gets, one batch at least; beyond it whoever has most to read is closed.",
+        ),
+        _number(
+            "response.max.bytes",
+            "answer_bytes_max",
+            64 * KIB,
+            "What the answer to one request takes in memory, records excepted; names beyond it are refused, and where "
+            "there are none the connection is closed.",
         ),
         _number("connections.max.idle.ms", "idle_max_ms", 1, "A connection without requests is closed after this."),
         _number(

@@ -17,9 +17,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flowshare.forks import hold_alone
+from flowshare.server.answers import Answers
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
 from flowshare.server.limits import ListenerLimits
+from flowshare.server.turns import Line
 
 if TYPE_CHECKING:
     import ssl
@@ -90,9 +92,16 @@ class Listener:
         if authorizer is not None:
             server.authorize(authorizer)
         self.budget = Budget(self.limits.queued_request_bytes_max)
+        self.answers = Answers(*_answer_limits(self.limits))
+        self.answers.unread = self._unread_bytes
+        self.line = Line()
+        self.encoding = asyncio.Lock()
+        """Held by who writes a long answer beside the loop: more at once would only take the interpreter from it."""
         self._apis = apis
         self.unread: set[ListenerSocket] = set()
         """Sockets whose clients have more to read than they may."""
+        self.holding: set[ListenerSocket] = set()
+        """Sockets that may have answers which are finished and not read."""
         self._node = node
         self._sockets: set[ListenerSocket] = set()
         self._addresses: Counter[str] = Counter()
@@ -186,6 +195,7 @@ class Listener:
         """Other limits hold from now on, for connections that are open, too; none of them is closed for it."""
         self.limits = limits
         self.budget.configure(limits.queued_request_bytes_max)
+        self.answers.configure(*_answer_limits(limits))
         for socket in tuple(self._sockets):
             socket.configure(limits)
         for one in self._listening:
@@ -200,6 +210,7 @@ class Listener:
         """A socket is gone."""
         self._sockets.discard(socket)
         self.unread.discard(socket)
+        self.holding.discard(socket)
         self._addresses[socket.address] -= 1
         if not self._addresses[socket.address]:
             del self._addresses[socket.address]
@@ -213,15 +224,25 @@ class Listener:
         return task
 
     def too_much_unread(self) -> None:
-        """A client has more to read than it may; when all of them together have, the worst loses its socket."""
-        total = sum(socket.unread_bytes for socket in self.unread)
+        """A client has much to read; when all of them together have too much, the worst loses its socket."""
+        total = self._unread_bytes()
         if total > self.limits.queued_answer_bytes_max:
-            worst = max(self.unread, key=lambda socket: socket.unread_bytes)
+            worst = max(self.holding, key=lambda socket: socket.unread_bytes)
             worst.end(
-                f"{worst.unread_bytes} bytes of answers wait for it, and {total} for all slow readers "
+                f"{worst.unread_bytes} bytes of answers wait for it, and {total} for all clients "
                 "(queued.max.response.bytes)",
                 at_once=True,
             )
+
+    def _unread_bytes(self) -> int:
+        """Bytes of answers that are finished and not read."""
+        total = 0
+        for socket in tuple(self.holding):
+            count = socket.unread_bytes
+            if not count:
+                self.holding.discard(socket)
+            total += count
+        return total
 
     def _accept_on(self, listening: sockets.socket) -> None:
         """Take connections for as long as the listener is open.
@@ -318,6 +339,10 @@ class Listener:
             limits.reauth_max_ms or limits.idle_max_ms,
         )
         self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)
+
+
+def _answer_limits(limits: ListenerLimits) -> tuple[int, int, int]:
+    return limits.queued_answer_bytes_max, limits.connection_answer_bytes_max, limits.answer_bytes_max
 
 
 async def _listen(host: str, port: int, backlog: int) -> list[sockets.socket]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
 from flowshare.protocol.software import OWN_SOFTWARE
+from flowshare.server import answers
+from flowshare.server.answers import Room
 from flowshare.server.edge.api_versions import refusal
 from flowshare.server.edge.base import Call, Peer
 from flowshare.server.frames import FrameError, Frames
@@ -24,14 +26,31 @@ from flowshare.server.turns import Turns
 if TYPE_CHECKING:
     from flowshare.server.limits import ListenerLimits
     from flowshare.server.listener import Listener
+    from flowshare.server.parking import Waiter
 
 logger = logging.getLogger(__name__)
 
 READ_AHEAD: Final = 64 * 1024
 """Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
+ACCEPTED_AT_ONCE: Final = 16
+"""Requests of one connection that are taken up in one round of the loop."""
+SHORT: Final = frozenset(
+    {
+        ApiKey.PRODUCE,
+        ApiKey.FETCH,
+        ApiKey.HEARTBEAT,
+        ApiKey.API_VERSIONS,
+        ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.SHARE_FETCH,
+        ApiKey.SHARE_ACKNOWLEDGE,
+    }
+)
+"""What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:
+in the next round, or when it needs no further turns."""
 ENCODED_BESIDE: Final = 64 * 1024
-"""The answer to a longer request, which can name tens of thousands of things, is written beside the loop: a second's
-work, for which the loop's other work waits no longer than the interpreter lets a thread run."""
+"""The answer to a longer request, which can name tens of thousands of things, and an answer that takes more are written
+beside the loop: a second's work, for which the loop's other work waits no longer than the interpreter lets a thread
+run."""
 PRODUCE: Final = ApiKey.PRODUCE.name.lower()
 """Long by its records; its answer is short."""
 LINGER_S: Final = 5.0
@@ -55,12 +74,16 @@ class ListenerSocket(asyncio.Protocol):
         self._peer: Peer | None = None
         self._logged_in = False
         self._made = self._progress = listener.clock.monotonic()
+        self._turns = Turns(listener.clock, listener.line)
         self._queue: deque[Slot] = deque()  # requests whose answers keep their order
+        self._slots: dict[Slot, None] = {}  # requests that are not answered
+        self._starved: list[Waiter] = []  # fetches that may read nothing now
         self._under_way = 0
         self._under_way_bytes = 0
         self._held = 0  # bytes of answers whose turn has not come
         self._reading = True
         self._pumping = False
+        self._deferred = False  # requests wait for the connection's next turn
         self._may_read = True  # as far as the budget is concerned
         self._writing = True
         self._unread_then = 0
@@ -78,7 +101,7 @@ class ListenerSocket(asyncio.Protocol):
             connection=listener.server.connect(client_id="", host=self.address),
             node=listener.node,
             host=self.address,
-            turns=Turns(listener.clock),
+            turns=self._turns,
             authorizer=listener.authorizer,
             reauth_max_ms=self._limits.reauth_max_ms,
             principal=None if listener.sasl is not None else principal_of(transport.get_extra_info("ssl_object")),
@@ -106,6 +129,8 @@ class ListenerSocket(asyncio.Protocol):
             self._ending_since = self._listener.clock.monotonic()
         self._listener.budget.left(self, self._frames.buffered)
         self._frames.clear()
+        for slot in (*self._slots, *self._queue):
+            slot.room.finish()
         self._queue.clear()
         self._listener.forget(self)
         if self._peer is not None:
@@ -123,7 +148,29 @@ class ListenerSocket(asyncio.Protocol):
         """The client has read."""
         self._writing = True
         self._listener.unread.discard(self)
+        self._feed()
         self._pump()
+
+    # Called by the rooms of its requests.
+
+    def ahead(self, room: Room) -> tuple[bool, int]:
+        """Whether the room's answer is the next one, and bytes that the client has to read before.
+
+        Without an order every answer is the next one while no other one has bytes.
+        """
+        total = self._unwritten
+        if not self._queue:
+            others = sum(slot.room.held for slot in self._slots) - room.held
+            return not others, total + others
+        for slot in self._queue:
+            if slot.room is room:
+                break
+            total += slot.room.held if slot.frame is None else len(slot.frame)
+        return self._queue[0].room is room, total
+
+    def starved(self, waiter: Waiter) -> None:
+        """Wake `waiter` when the client has read something, or its answer may be the next one."""
+        self._starved.append(waiter)
 
     # Called by the listener.
 
@@ -169,7 +216,12 @@ class ListenerSocket(asyncio.Protocol):
         elif not self._writing:
             self._check_reader(now)
         elif self._frames.buffered:
-            if self._reading and self._has_room and now - self._progress > limits.arrival_max_ms / 1000:
+            if (
+                self._reading
+                and self._has_room
+                and not self._deferred
+                and now - self._progress > limits.arrival_max_ms / 1000
+            ):
                 self.end("a request did not arrive in time (request.arrival.max.ms)")
         elif not self._under_way and now - self._progress > limits.idle_max_ms / 1000:
             self.end("no request for too long (connections.max.idle.ms)", level=logging.INFO)
@@ -250,10 +302,20 @@ class ListenerSocket(asyncio.Protocol):
         if self._pumping:
             return  # a request that was answered on the spot; the loop below goes on
         self._pumping = True
+        self._deferred = False
+        self._turns.begin()
+        accepted = 0
         try:
-            while self._has_room and (frame := self._frames.next()) is not None:
+            while self._has_room:
+                if accepted >= ACCEPTED_AT_ONCE or self._turns.over:
+                    self._deferred = True
+                    self._turns.call_next(self._pump)
+                    break
+                frame = self._frames.next()
+                if frame is None:
+                    break
                 self._progress = self._listener.clock.monotonic()
-                self._accept(frame)
+                accepted += 1 if self._accept(frame) else ACCEPTED_AT_ONCE
         except FrameError as error:
             self.end(str(error))
         finally:
@@ -263,7 +325,8 @@ class ListenerSocket(asyncio.Protocol):
     def _read_or_not(self) -> None:
         if self._lost or self._ending_since is not None or self._transport is None:
             return
-        wanted = self._may_read and (self._has_room or (self._writing and self._frames.buffered < READ_AHEAD))
+        taking = self._has_room and not self._deferred
+        wanted = self._may_read and (taking or (self._writing and self._frames.buffered < READ_AHEAD))
         if wanted and not self._reading:
             self._reading = True
             self._progress = self._listener.clock.monotonic()
@@ -272,36 +335,38 @@ class ListenerSocket(asyncio.Protocol):
             self._reading = False
             self._transport.pause_reading()
 
-    def _accept(self, frame: bytes) -> None:
-        """Take one request's place in the order of all, and start it."""
+    def _accept(self, frame: bytes) -> bool:
+        """Take one request's place in the order of all, and start it; whether it is a short one."""
         peer = self._peer
         assert peer is not None
-        slot = Slot(len(frame) + 4, ordered=peer.software != OWN_SOFTWARE)
+        room = Room(self._listener.answers, self, self._turns)
+        slot = Slot(len(frame) + 4, room, ordered=peer.software != OWN_SOFTWARE)
         self._begin(slot)
         if peer.raw is not None:
             self._listener.spawn(self._answer_raw(peer.raw(frame), slot))
-            return
+            return True
         try:
             start = request_start(frame)
         except struct.error:
             self._drop(slot, f"a request of {len(frame)} bytes is too short for a header")
-            return
+            return True
         route = self._listener.routes.get(start.key)
         problem = self._problem(peer, route, start)
         if problem is not None:
             self._drop(slot, problem)
-            return
+            return True
         assert route is not None
         if not route.lowest <= start.version <= route.highest:
             self._finish(slot, refusal(start.correlation_id))
-            return
+            return True
         try:
             client_id, request = route.decode(start, frame)
         except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
             self._drop(slot, f"its bytes are no {route.name} v{start.version} request: {_text(error)}")
-            return
+            return True
         call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
         self._listener.spawn(self._answer(route, call, start.correlation_id, slot))
+        return start.key in SHORT
 
     def _problem(self, peer: Peer, route: Route | None, start: RequestStart) -> str | None:
         """Why a request is not answered at all."""
@@ -317,14 +382,20 @@ class ListenerSocket(asyncio.Protocol):
 
     async def _answer(self, route: Route, call: Call, correlation_id: int, slot: Slot) -> None:
         frame = b""
+        room = slot.room
+        answers.enter(room)
         call.peer.connection.client_id = call.client_id or ""
         try:
             answer = await route.answer(call)
             if answer is not None and not self._lost:
-                if slot.size > ENCODED_BESIDE and route.name != PRODUCE:
-                    frame = await asyncio.to_thread(route.encode, correlation_id, call.version, answer)
+                if room.built > ENCODED_BESIDE or (slot.size > ENCODED_BESIDE and route.name != PRODUCE):
+                    async with self._listener.encoding:
+                        frame = await asyncio.to_thread(route.encode, correlation_id, call.version, answer)
                 else:
                     frame = route.encode(correlation_id, call.version, answer)
+        except answers.AnswerTooLarge as error:
+            self._drop(slot, f"{route.name} v{call.version}: {error}")
+            return
         except ConnectionError as error:
             self._drop(slot, f"{route.name} v{call.version} could not be answered: {_text(error)}")
             return
@@ -347,6 +418,7 @@ class ListenerSocket(asyncio.Protocol):
     def _begin(self, slot: Slot) -> None:
         self._under_way += 1
         self._under_way_bytes += slot.size
+        self._slots[slot] = None
         self._listener.budget.accepted(self, slot.size)
         if slot.ordered:
             self._queue.append(slot)
@@ -363,14 +435,20 @@ class ListenerSocket(asyncio.Protocol):
             self._progress = self._listener.clock.monotonic()  # idle from now on
         self._under_way_bytes -= slot.size
         self._listener.budget.finished(slot.size)
+        self._slots.pop(slot, None)
+        slot.room.finish()
         if self._lost:
             return
         if slot.ordered:
             slot.frame = frame
             self._held += len(frame)
+            self._listener.holding.add(self)
             self._write_due()
         elif frame:
             self._write(frame)
+        self._feed()
+        if len(frame) > ENCODED_BESIDE:
+            self._listener.too_much_unread()
         assert self._peer is not None
         self._see_login(self._peer)
         if self._ending_since is not None:
@@ -379,6 +457,12 @@ class ListenerSocket(asyncio.Protocol):
             self.end("its login failed", level=logging.INFO)
         elif self._frames.buffered or not self._reading:
             self._pump()
+
+    def _feed(self) -> None:
+        """Let the fetches look again that could read nothing."""
+        starved, self._starved = self._starved, []
+        for waiter in starved:
+            waiter.wake()
 
     def _write_due(self) -> None:
         queue = self._queue
@@ -391,6 +475,7 @@ class ListenerSocket(asyncio.Protocol):
     def _write(self, frame: bytes) -> None:
         assert self._transport is not None  # a request came over it
         self._transport.write(frame)
+        self._listener.holding.add(self)
 
     def _close_when_done(self) -> None:
         if not self._under_way and self._transport is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from flowshare.log.base import Log, LogOffsets, ReadResult
     from flowshare.protocol.messages import FetchPartition, FetchRequest
+    from flowshare.server.answers import Room
     from flowshare.server.turns import Turns
 
 FETCH_BYTES_MAX: Final = 64 << 20
@@ -74,9 +75,13 @@ class _Part:
 class Reading:
     """What one fetch has read; `look` reads on."""
 
-    def __init__(self, log: Log, request: FetchRequest, turns: Turns) -> None:
+    def __init__(self, log: Log, request: FetchRequest, turns: Turns, room: Room) -> None:
+        """room: where the bytes are reserved that are read."""
         self._log = log
         self._turns = turns
+        self._room = room
+        self.short = False
+        """Whether the room let less be read than there may be; what was read is to be answered then."""
         self._committed = request.committed
         self._left = min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
         self._parts = [_Part(asked, asked.offset) for asked in request.partitions]
@@ -98,6 +103,7 @@ class Reading:
 
     async def look(self) -> None:
         """Read what has come."""
+        self.short = False
         for part in self._parts:
             if self._left <= 0 and self.size:
                 return
@@ -119,14 +125,26 @@ class Reading:
         end = offsets.last_stable if self._committed else offsets.high_watermark
         if end <= part.next_offset <= offsets.high_watermark:
             return
-        room = min(max(asked.max_bytes, 1) - part.size, self._left)
-        read = await self._log.read(
-            asked.topic, asked.partition, part.next_offset, max_bytes=max(room, 1), committed=self._committed
-        )
-        part.offsets = read.offsets
+        wanted = max(min(max(asked.max_bytes, 1) - part.size, self._left), 1)
+        given = 0 if self.short else self._room.reserve(wanted)
+        self.short = given < wanted
+        if not given:
+            return
+        kept = self.size
+        try:
+            read = await self._log.read(
+                asked.topic, asked.partition, part.next_offset, max_bytes=given, committed=self._committed
+            )
+            part.offsets = read.offsets
+            self._take(part, read, end, given)
+        finally:
+            self._room.settle(given, self.size - kept)
+
+    def _take(self, part: _Part, read: ReadResult, end: int, room: int) -> None:
+        """Keep what was read, if there is room for it."""
+        asked, size = part.asked, read.size
         if not read.batches:
             return
-        size = read.size
         if self.size and size > room:
             part.full = True  # one batch larger than what is left; it is the first one of some later fetch
             return

@@ -18,11 +18,11 @@ from flowshare.protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
+from flowshare.server import answers
 from flowshare.server.coordinator import IN_PROCESS
 from flowshare.server.failures import failure
 from flowshare.server.log_reading import LogWatch, Reading
 from flowshare.server.parking import Ended, Waiter, WaitLimit
-from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,8 +76,12 @@ class RecordApis:
         )
 
     async def fetch(self, request: FetchRequest, connection: InProcess) -> FetchResponse:
-        """Read batches of partitions; with a wait limit, wait until there are enough or something fails."""
-        reading = Reading(self._log, request, Turns(self._clock))
+        """Read batches of partitions; with a wait limit, wait until there are enough or something fails.
+
+        What the connection's room allows is answered, if it is less.
+        """
+        room = answers.room()
+        reading = Reading(self._log, request, answers.turns(self._clock), room)
         waiter = Waiter()
         places = reading.places()
         wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)
@@ -91,6 +95,10 @@ class RecordApis:
         try:
             await reading.look()
             while not (reading.failed or reading.full or reading.size >= enough):
+                if reading.short:
+                    if reading.size:
+                        break
+                    room.wake(waiter)
                 await waiter.wait()
                 if waiter.abandoned:
                     break

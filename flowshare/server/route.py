@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flowshare.protocol.kafka import RequestStart, read_request, request_body, write_response
 
 if TYPE_CHECKING:
+    from flowshare.server.answers import Room
     from flowshare.server.edge.base import Answer, Api
 
 
@@ -47,9 +48,11 @@ def _encode(correlation_id: int, _version: int, answer: Any) -> bytes:
 class Slot:
     """One request under way and, when its turn has not come, its answer."""
 
-    __slots__ = ("frame", "ordered", "size")
+    __slots__ = ("frame", "ordered", "room", "size")
 
-    def __init__(self, size: int, *, ordered: bool) -> None:
+    def __init__(self, size: int, room: Room, *, ordered: bool) -> None:
+        """size: of the request. room: of its answer."""
         self.size = size
+        self.room = room
         self.ordered = ordered
         self.frame: bytes | None = None

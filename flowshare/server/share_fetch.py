@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, ShareFetchResponse, TopicPartition
+from flowshare.server import answers
 from flowshare.server.duties import NOT_KNOWN
 from flowshare.server.failures import EXPECTED, Refused, failure
+from flowshare.server.log_reading import FETCH_BYTES_MAX
 from flowshare.server.parking import Ended, WaitLimit
 from flowshare.server.share_ack import OK, check_readable, merged, settle
 from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
@@ -53,6 +55,11 @@ class _Found:
 
     taken: dict[Key, Taken] = field(default_factory=dict["Key", Taken])
     errors: dict[Key, Result] = field(default_factory=dict["Key", "Result"])
+
+    @property
+    def size(self) -> int:
+        """Bytes of records."""
+        return sum(len(taken.records) for taken in self.taken.values())
 
 
 class ShareFetching:
@@ -235,6 +242,7 @@ class _Visit:
         self._group_id = turn.session.group_id
         self._member_id = turn.session.member_id
         self._owners: dict[Key, Owner] = {}
+        self._room = answers.room()
 
     async def run(self) -> _Found:
         """Look, and wait and look again, until there is something to answer with."""
@@ -266,13 +274,23 @@ class _Visit:
         ready = self._ready(found)
         if not ready or not await self._enough_bytes(ready):
             return found
+        wanted = min(self._request.max_bytes, FETCH_BYTES_MAX)
+        given = self._room.reserve(wanted)
+        if wanted and not given:
+            self.leave()  # others may take what is there; this one looks again when its client has read something
+            self._room.wake(self._waiter)
+            return found
         try:
-            await self._take(ready, found)
+            await self._take(ready, found, given)
             await self._make_durable(found)
         except BaseException:
             self._hand_back(found)
+            found.taken.clear()
             raise
-        self._withdraw(found)
+        else:
+            self._withdraw(found)
+        finally:
+            self._room.settle(given, found.size)
         return found
 
     def _stand(self, key: Key, found: _Found) -> bool:
@@ -329,13 +347,13 @@ class _Visit:
                 return True
         return False
 
-    async def _take(self, ready: Sequence[tuple[Key, Owner]], found: _Found) -> None:
+    async def _take(self, ready: Sequence[tuple[Key, Owner]], found: _Found, bytes_max: int) -> None:
         request = self._request
         left = request.max_records
         with_records = request.max_bytes > 0
-        bytes_each = request.max_bytes // len(ready) if with_records else 0x7FFFFFFF
+        bytes_each = bytes_max // len(ready) if with_records else 0x7FFFFFFF
         for key, owner in ready:
-            if left <= 0:
+            if left <= 0 or found.size >= bytes_max > 0:
                 return
             want = Want(
                 self._member_id,

@@ -16,8 +16,8 @@ from flowshare.protocol.messages import (
     TopicMetadata,
     TopicResult,
 )
+from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
-from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     import uuid
@@ -53,7 +53,7 @@ class TopicApis:
         names: Iterable[str] = request.topics or ()
         if request.topics is None and not request.topic_ids:
             names = sorted(self._log.topics())
-        turns = Turns(self._classic.clock)
+        turns = answers.turns(self._classic.clock)
         by_name = await turns.each(self._metadata, names)
         return MetadataResponse(topics=(*by_name, *await turns.each(self._by_id, request.topic_ids)))
 

@@ -1,12 +1,17 @@
 """Long work in turns: whoever goes through many small things lets others run after every few of them.
 
 A request may name tens of thousands of topics or groups, and there may be as many groups with offsets to look at. Each
-is quick; all of them without a break would hold up every other connection.
+is quick; all of them without a break would hold up every other connection. The requests of one connection share its
+turn of a round of the loop. When that is used up they stand in line with those of the other connections, and each round
+of the loop one request goes on, the connections in turn: however many do long work, it is one turn a round.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -15,30 +20,122 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-TURN: Final = 500
+TURN: Final = 2_000
 """Small things that are done at once, a few milliseconds' work."""
+TOGETHER: Final = 10
+"""Of the smallest ones so many are done between two looks at the time."""
+TURN_S: Final = 0.005
+"""Longest time that one connection's work takes of a round, whatever it consists of; it is looked at between things."""
+
+
+class Line:
+    """Who has used up a turn: each round of the loop one goes on."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Turns, deque[asyncio.Future[None]]] = {}
+        self._moving = False
+
+    def __len__(self) -> int:
+        """Connections that wait."""
+        return len(self._waiting)
+
+    async def wait(self, turns: Turns) -> None:
+        """Wait for the next turn; requests of one connection have theirs in the order in which they came."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.setdefault(turns, deque()).append(turn)
+        if not self._moving:
+            self._moving = True
+            loop.call_soon(self._move)
+        await turn
+
+    def _move(self) -> None:
+        while self._waiting:
+            turns = next(iter(self._waiting))
+            requests = self._waiting.pop(turns)
+            turn = requests.popleft()
+            if requests:
+                self._waiting[turns] = requests  # behind the others
+            if not turn.done():  # a request that was cancelled has no turn
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._move)
+                return
+        self._moving = False
 
 
 class Turns:
-    """Counts what is done, and gives way when it was enough."""
+    """Counts what one connection has done in a round of the loop, and gives way when it was enough."""
 
-    __slots__ = ("_clock", "_left")
+    __slots__ = ("_again", "_clock", "_in_round", "_left", "_line", "_scheduled", "_since", "_waiting")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, line: Line | None = None) -> None:
+        """line: of the listener; None: whoever gives way goes on in the next round."""
         self._clock = clock
+        self._line = line
         self._left = TURN
+        self._since = 0.0
+        self._in_round = False
+        self._waiting = 0
+        self._again: Callable[[], object] | None = None
+        self._scheduled = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the turn is used up, so that nothing new is to be begun; `begin` has been called."""
+        return self._waiting > 0 or self._left < 0 or self._clock.monotonic() - self._since > TURN_S
+
+    def begin(self) -> None:
+        """Something is done now; the first thing of a round begins the turn."""
+        if not self._in_round:
+            self._in_round = True
+            self._left = TURN
+            self._since = self._clock.monotonic()
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def call_next(self, again: Callable[[], object]) -> None:
+        """Call `again` in the next round, behind what is ready now, and not while a request waits for its turn."""
+        self._again = again
+        self._schedule()
 
     async def take(self, things: int = 1) -> None:
-        """So many things come next; others run first if many were done since they last did."""
+        """So many things come next; others run first if many were done, or it took long, in this round."""
+        self.begin()
         self._left -= things
-        if self._left < 0:
-            self._left = max(TURN - things, 0)
-            await self._clock.sleep(0)
+        if not self.over:
+            return
+        self._waiting += 1
+        try:
+            if self._line is None:
+                await self._clock.sleep(0)
+            else:
+                await self._line.wait(self)
+        finally:
+            self._waiting -= 1
+            self.begin()
+            if self._again is not None:
+                self._schedule()
+        self._left = max(TURN - things, 0)
+        self._since = self._clock.monotonic()
 
     async def each(self, do: Callable[[T], R], things: Iterable[T]) -> tuple[R, ...]:
         """What `do` makes of each of the things."""
         made: list[R] = []
-        for thing in things:
-            await self.take()
-            made.append(do(thing))
+        rest = iter(things)
+        while some := tuple(islice(rest, TOGETHER)):
+            await self.take(len(some))
+            made += map(do, some)
         return tuple(made)
+
+    def _end(self) -> None:
+        self._in_round = False
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._scheduled = False
+        if self._again is not None and not self._waiting:
+            again, self._again = self._again, None
+            again()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from flowshare.protocol.kafka import ApiKey, read_response, write_request
 from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest
+from flowshare.server import answers
 from flowshare.server.edge.base import Api, Call
 from flowshare.server.edge.table import table
 from flowshare.server.limits import ListenerLimits
 from flowshare.server.listener import Listener
+from flowshare.server.turns import TURN
 from tests.server.world import World, world
 
 DEADLINE_S = 60.0
+
+
+FAILURES = {b"fail": RuntimeError("as asked"), b"gone": ConnectionError("the server failed")}
 
 
 async def until(condition) -> None:
@@ -30,12 +36,15 @@ class NoSasl:
 
 
 class Odd:
-    """The API of flowshare's own key; its requests say what is to happen: `echo …`, `wait …`, `big <bytes>`, …"""
+    """The API of flowshare's own key; its requests say what is to happen: `echo …`, `wait …`, `big <bytes>`,
+    `turns …`, `built <bytes>`, …"""
 
     def __init__(self) -> None:
         self.events: dict[bytes, asyncio.Event] = {}
         self.accepted: list[bytes] = []
         self.calls: list[Call] = []
+        self.turns = 0
+        self.written_by = 0
 
     def apis(self):
         return (
@@ -58,9 +67,9 @@ class Odd:
             Api(key=ApiKey.PRODUCE, lowest=3, highest=3, answer=self.swallow, decode=self.decode),
         )
 
-    @staticmethod
-    def encode(correlation_id: int, version: int, answer: bytes) -> bytes:
+    def encode(self, correlation_id: int, version: int, answer: bytes) -> bytes:
         del version
+        self.written_by = threading.get_ident()
         return frame(struct.pack(">i", correlation_id) + answer)
 
     @staticmethod
@@ -79,14 +88,14 @@ class Odd:
         word, _, rest = call.request.partition(b" ")
         if word == b"wait":
             await self.events.setdefault(rest, asyncio.Event()).wait()
+        elif word in (b"turns", b"built"):
+            await self.work(call, word, rest)
         elif word == b"big":
             return bytes(int(rest))
         elif word == b"none":
             return None
-        elif word == b"fail":
-            raise RuntimeError("as asked")
-        elif word == b"gone":
-            raise ConnectionError("the server failed")
+        elif word in FAILURES:
+            raise FAILURES[word]
         elif word == b"close":
             call.peer.closing = True
         elif word == b"login":
@@ -96,6 +105,16 @@ class Odd:
         elif word == b"fetch":
             await call.peer.connection.send(self.fetch)
         return call.request
+
+    async def work(self, call: Call, word: bytes, rest: bytes) -> None:
+        """Long work until it is released, or an answer that takes so many bytes."""
+        if word == b"built":
+            answers.room().add(int(rest))
+            return
+        released = self.events.setdefault(rest, asyncio.Event())
+        while not released.is_set():
+            await call.peer.turns.take(TURN)
+            self.turns += 1
 
     async def token(self, data: bytes) -> bytes:
         """A bare token of a login: `no` ends it, `yes` is its end."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
+from flowshare.server import answers
+from flowshare.server.answers import AnswerTooLarge
 from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, ResourceType
+from flowshare.server.edge.forms import ENTITY_BYTES
 from flowshare.server.failures import Refused, failure
 from flowshare.server.security.acls import Acl, AclFilter, Pattern
 from flowshare.server.security.authorizer import AclStore, TooManyAcls
@@ -43,12 +47,12 @@ class AclApis:
 
     def apis(self) -> Sequence[Api]:
         """DescribeAcls, CreateAcls and DeleteAcls, v1-3 each."""
-        answers = {
+        served = {
             ApiKey.DESCRIBE_ACLS: self._describe,
             ApiKey.CREATE_ACLS: self._create,
             ApiKey.DELETE_ACLS: self._delete,
         }
-        return tuple(Api(key=key, lowest=LOWEST, highest=HIGHEST, answer=answer) for key, answer in answers.items())
+        return tuple(Api(key=key, lowest=LOWEST, highest=HIGHEST, answer=answer) for key, answer in served.items())
 
     async def _describe(self, call: Call) -> Any:
         made: Any = module("describe_acls", call.version, "response")
@@ -56,18 +60,21 @@ class AclApis:
             acls = self._checked(call, Operation.DESCRIBE).matching(_filter(call.request))
         except Refused as error:
             return _described(made, failure(error), ())
-        resources = tuple(
-            made.DescribeAclsResource(
-                resource_type=int(resource),
-                resource_name=name,
-                pattern_type=int(pattern),
-                acls=tuple(made.AclDescription(**_rights(acl)) for acl in together),
-            )
+        resources: list[Any] = []
+        try:
             for (resource, name, pattern), together in groupby(
                 acls, key=lambda acl: (acl.resource, acl.name, acl.pattern)
-            )
-        )
-        return _described(made, (ErrorCode.NONE, None), resources)
+            ):
+                bindings = await call.peer.turns.each(partial(_description, made), together)
+                answers.room().add(ENTITY_BYTES + len(name))
+                resources.append(
+                    made.DescribeAclsResource(
+                        resource_type=int(resource), resource_name=name, pattern_type=int(pattern), acls=bindings
+                    )
+                )
+        except AnswerTooLarge as error:
+            return _described(made, failure(error), ())
+        return _described(made, (ErrorCode.NONE, None), tuple(resources))
 
     async def _create(self, call: Call) -> Any:
         made: Any = module("create_acls", call.version, "response")
@@ -116,6 +123,12 @@ class AclApis:
                 f"{call.peer.principal} has no right to {operation.name.lower()} the cluster",
             )
         return self._store
+
+
+def _description(made: Any, acl: Acl) -> Any:
+    """Raises: AnswerTooLarge."""
+    answers.room().add(ENTITY_BYTES + len(acl.principal) + len(acl.host))
+    return made.AclDescription(**_rights(acl))
 
 
 async def _deleted(made: Any, store: AclStore, filters: Sequence[Any], turns: Turns) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowshare.groups.types import Supported
@@ -16,6 +17,7 @@ from flowshare.protocol.messages import (
     LeavingMember,
     SyncGroupRequest,
 )
+from flowshare.server.answers import fitting
 from flowshare.server.edge.base import Api, Operation, ResourceType
 from flowshare.server.edge.forms import NO_TIME, NOT_ASKED, authorized_operations, form, may_group, milliseconds
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import DescribeGroupResponse
     from flowshare.server.edge.base import Call
     from flowshare.server.edge.forms import Form
+    from flowshare.server.failures import Refused
 
 
 class ClassicGroupEdge:
@@ -174,7 +177,12 @@ class ClassicGroupEdge:
                 continue
             got = await call.peer.connection.send(DescribeGroupRequest(group_id=group_id))
             may = authorized_operations(call.peer, ResourceType.GROUP, group_id) if asked else NOT_ASKED
-            groups.append(_group(make, call.version, group_id, got, may))
+            groups.append(
+                fitting(
+                    partial(_group, make, call.version, group_id, got, may),
+                    partial(_too_large, make, group_id),
+                )
+            )
         return make("DescribeGroupsResponse", throttle_time=NO_TIME, groups=tuple(groups))
 
 
@@ -215,6 +223,10 @@ def _described(make: Form, group_id: str, **values: Any) -> Any:
         **values,
     }
     return make("DescribedGroup", **found)
+
+
+def _too_large(make: Form, group_id: str, error: Refused) -> Any:
+    return _described(make, group_id, error_code=error.code, error_message=str(error), group_state="")
 
 
 def _group(make: Form, version: int, group_id: str, got: DescribeGroupResponse, authorized: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -21,6 +22,7 @@ from flowshare.protocol.messages import (
     MetadataRequest,
     ShareGroupDescribeRequest,
 )
+from flowshare.server.answers import fitting
 from flowshare.server.edge.base import Api, Call, Operation, Peer
 from flowshare.server.edge.forms import NO_TIME, Form, duplicates, form, may_cluster, may_group, may_topic
 from flowshare.server.failures import Refused
@@ -118,17 +120,18 @@ class ConfigsEdge:
             entries, error, message = answer.entries, answer.error, answer.message
         except Refused as refusal:
             error, message = refusal.code, str(refusal)
-        return make(
-            "DescribeConfigsResult",
-            error_code=error,
-            error_message=message,
-            resource_type=resource_type,
-            resource_name=name,
-            configs=tuple(
-                _entry(make, entry, resource_type, with_synonyms, with_docs)
-                for entry in entries
-                if wanted is None or entry.name in wanted
+        told = partial(make, "DescribeConfigsResult", resource_type=resource_type, resource_name=name)
+        return fitting(
+            lambda: told(
+                error_code=error,
+                error_message=message,
+                configs=tuple(
+                    _entry(make, entry, resource_type, with_synonyms, with_docs)
+                    for entry in entries
+                    if wanted is None or entry.name in wanted
+                ),
             ),
+            lambda refusal: told(error_code=refusal.code, error_message=str(refusal), configs=()),
         )
 
     async def alter(self, call: Call) -> Any:
@@ -137,7 +140,7 @@ class ConfigsEdge:
         twice = duplicates([(resource.resource_type, resource.resource_name) for resource in asked.resources])
         done: dict[tuple[int, str], tuple[ErrorCode, str | None]] = {}
         for resource in asked.resources:
-            await call.peer.turns.take()
+            await call.peer.turns.take(SETTINGS)
             at = (resource.resource_type, resource.resource_name)
             if at in twice:
                 done[at] = (ErrorCode.INVALID_REQUEST, "a resource may stand in a request only once")
@@ -194,8 +197,8 @@ class ConfigsEdge:
             "ListConfigResourcesResponse",
             throttle_time=NO_TIME,
             error_code=error,
-            config_resources=tuple(
-                make("ConfigResource", resource_name=name, resource_type=int(kind)) for kind, name in found
+            config_resources=await peer.turns.each(
+                lambda one: make("ConfigResource", resource_name=one[1], resource_type=int(one[0])), found
             ),
         )
 

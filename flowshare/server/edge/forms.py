@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module
+from flowshare.server import answers
 from flowshare.server.edge.base import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from flowshare.server.failures import Refused
 
@@ -25,6 +26,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 NO_TIME: Final = datetime.timedelta()
+ENTITY_BYTES: Final = 256
+"""What a part of an answer takes in memory, about, beside its texts."""
 NOT_ASKED: Final = -(2**31)
 """Authorized operations that were not asked for."""
 LEADER_EPOCH: Final = 0
@@ -41,8 +44,12 @@ class Form:
         self._parts: dict[str, tuple[Any, frozenset[str]]] = {}
 
     def __call__(self, part: str, **values: Any) -> Any:
-        """The entity `part` with those of `values` that this version has; `error_code` may be ours."""
+        """The entity `part` with those of `values` that this version has; `error_code` may be ours.
+
+        Raises: AnswerTooLarge.
+        """
         entity, known = self._parts.get(part) or self._learn(part)
+        answers.room().add(_size(values))
         error = values.get("error_code")
         if error is not None:
             values["error_code"] = kafka_error(error)
@@ -56,6 +63,18 @@ class Form:
         entity = getattr(self._module, part)
         self._parts[part] = found = (entity, frozenset(one.name for one in fields(entity)))
         return found
+
+
+def _size(values: dict[str, Any]) -> int:
+    """About what an entity takes, and its bytes on the wire; records count where they are read."""
+    size = ENTITY_BYTES
+    for name, value in values.items():
+        kind = value.__class__
+        if kind is str or (kind is bytes and name != "records"):
+            size += len(value)
+        elif kind is tuple and value:
+            size += answers.text_bytes(value) if value[0].__class__ is str else 16 * len(value)
+    return size
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import base64
 import binascii
 import enum
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -95,20 +96,21 @@ class GroupsEdge:
         )
         groups = answer.groups
         if not may_cluster(peer, Operation.DESCRIBE):
-            groups = tuple(group for group in groups if may_group(peer, Operation.DESCRIBE, group.group_id))
+            may = await peer.turns.each(lambda group: may_group(peer, Operation.DESCRIBE, group.group_id), groups)
+            groups = tuple(compress(groups, may))
         return make(
             "ListGroupsResponse",
             throttle_time=NO_TIME,
             error_code=answer.error,
-            groups=tuple(
-                make(
+            groups=await peer.turns.each(
+                lambda group: make(
                     "ListedGroup",
                     group_id=group.group_id,
                     protocol_type=group.protocol_type,
                     group_state=group.state,
                     group_type=group.type,
-                )
-                for group in groups
+                ),
+                groups,
             ),
         )
 

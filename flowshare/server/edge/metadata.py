@@ -8,6 +8,7 @@ without it. A topic asked for by a name that does not exist is made if the clien
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.log.base import InvalidTopic
@@ -15,6 +16,7 @@ from flowshare.log.topics import RESERVED_PREFIX, check_name
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import CreateTopicRequest, MetadataRequest, TopicMetadata
+from flowshare.server.answers import fitting
 from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     LEADER_EPOCH,
@@ -28,6 +30,7 @@ from flowshare.server.edge.forms import (
 )
 
 if TYPE_CHECKING:
+    from flowshare.server.failures import Refused
     from flowshare.share.config import ServerConfig
 
 PARTITIONS_MAX: Final = 2_000
@@ -64,7 +67,6 @@ class MetadataEdge:
         else:
             found = await self._asked(call, topics)
         nodes, controller = await _nodes(peer)
-        with_operations = call.version >= 8 and asked.include_topic_authorized_operations
         cluster_operations = NOT_ASKED
         if 8 <= call.version <= 10 and asked.include_cluster_authorized_operations:
             cluster_operations = _cluster_operations(peer)
@@ -74,10 +76,24 @@ class MetadataEdge:
             brokers=tuple(make("MetadataResponseBroker", **node, rack=None) for node in nodes),
             cluster_id=peer.node.cluster_id,
             controller_id=controller,
-            topics=await peer.turns.each(lambda topic: _topic(make, peer, topic, call.version, with_operations), found),
+            topics=await self._topics(make, call, found),
             cluster_authorized_operations=cluster_operations,
             error_code=ErrorCode.NONE,
         )
+
+    async def _topics(self, make: Form, call: Call, topics: Iterable[TopicMetadata]) -> tuple[Any, ...]:
+        peer, version = call.peer, call.version
+        with_operations = version >= 8 and call.request.include_topic_authorized_operations
+        told: list[Any] = []
+        for topic in topics:
+            await peer.turns.take(1 + topic.partitions)
+            told.append(
+                fitting(
+                    partial(_topic, make, peer, topic, version, with_operations),
+                    partial(_no_topic, make, peer, topic, version),
+                )
+            )
+        return tuple(told)
 
     async def _asked(self, call: Call, topics: Iterable[Any]) -> list[TopicMetadata]:
         by_name = call.version < WITH_IDS
@@ -250,6 +266,11 @@ def _topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, with_oper
         ),
         topic_authorized_operations=operations,
     )
+
+
+def _no_topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, error: Refused) -> Any:
+    refused = TopicMetadata(name=topic.name, topic_id=topic.topic_id, error=error.code)
+    return _topic(make, peer, refused, version, False)
 
 
 def _partition(peer: Peer, topic: TopicMetadata, number: int) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from flowshare.protocol.messages import (
     OffsetToCommit,
     TxnOffsetCommitRequest,
 )
+from flowshare.server import answers
+from flowshare.server.answers import AnswerTooLarge
 from flowshare.server.edge.base import Api, Operation, ResourceType
 from flowshare.server.edge.forms import (
     NO_TIME,
@@ -100,12 +102,17 @@ class OffsetEdge:
         """OffsetFetch: of one group, or since version 8 of several."""
         ask, version = call.request, call.version
         make = form("offset_fetch", version)
-        stable = version >= 7 and ask.require_stable
+        stable, room = version >= 7 and ask.require_stable, answers.room()
         if version >= FIRST_BATCHED:
             answered: list[Any] = []
             for group_id, named in topics_by_group(ask.groups).items():
                 error, got = await _fetch(call.peer, group_id, named, require_stable=stable)
-                topics = await _fetched(make, call.peer, "s", got)
+                before = room.built
+                try:
+                    topics = await _fetched(make, call.peer, "s", got)
+                except AnswerTooLarge as refusal:
+                    room.without(before)
+                    error, topics = refusal.code, ()
                 answered.append(make("OffsetFetchResponseGroup", group_id=group_id, topics=topics, error_code=error))
             return make("OffsetFetchResponse", throttle_time=NO_TIME, groups=tuple(answered))
         error, got = await _fetch(call.peer, ask.group_id, ask.topics, require_stable=stable)

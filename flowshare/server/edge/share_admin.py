@@ -7,7 +7,7 @@ the group and READ on the topics to delete offsets. A topic that may not be desc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -26,6 +26,7 @@ from flowshare.protocol.messages import (
     SharePartitionOffsets,
     TopicResult,
 )
+from flowshare.server.answers import fitting
 from flowshare.server.edge.base import Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     NO_TIME,
@@ -42,6 +43,7 @@ from flowshare.server.edge.forms import (
 if TYPE_CHECKING:
     import uuid
 
+    from flowshare.server.failures import Refused
     from flowshare.server.topic_index import TopicIndex
 
 TOPIC_REFUSED: Final = "{} topic {} is not allowed"
@@ -67,21 +69,24 @@ class ShareAdminApis:
         peer, asked = call.peer, call.request
         turns = peer.turns
         group_ids = tuple(dict.fromkeys(asked.group_ids))
-        may = await turns.each(lambda name: may_group(peer, Operation.DESCRIBE, name), group_ids)
-        allowed = tuple(compress(group_ids, may))
-        found = await peer.connection.send(ShareGroupDescribeRequest(group_ids=allowed))
-        by_id = {group.group_id: group for group in found.groups}
         make = form("share_group_describe", call.version)
-        return make(
-            "ShareGroupDescribeResponse",
-            throttle_time=NO_TIME,
-            groups=await turns.each(
-                lambda group_id: self._described(
-                    make, peer, _visible(peer, group_id, by_id), asked.include_authorized_operations
-                ),
-                group_ids,
-            ),
-        )
+        with_operations = asked.include_authorized_operations
+        groups: list[Any] = []
+        for group_id in group_ids:
+            await turns.take()
+            found: tuple[GroupDescription, ...] = ()
+            if may_group(
+                peer, Operation.DESCRIBE, group_id
+            ):  # one by one: all of them may be more than an answer takes
+                found = (await peer.connection.send(ShareGroupDescribeRequest(group_ids=(group_id,)))).groups
+            group = _visible(peer, group_id, found)
+            groups.append(
+                fitting(
+                    partial(self._described, make, peer, group, with_operations),
+                    partial(self._not_described, make, peer, group_id),
+                )
+            )
+        return make("ShareGroupDescribeResponse", throttle_time=NO_TIME, groups=tuple(groups))
 
     def _described(self, make: Form, peer: Peer, group: GroupDescription, with_operations: bool) -> Any:
         operations = NOT_ASKED
@@ -99,6 +104,10 @@ class ShareAdminApis:
             members=tuple(self._member(make, member) for member in group.members),
             authorized_operations=operations,
         )
+
+    def _not_described(self, make: Form, peer: Peer, group_id: str, error: Refused) -> Any:
+        group = GroupDescription(group_id=group_id, error=error.code, message=str(error))
+        return self._described(make, peer, group, False)
 
     def _member(self, make: Form, member: MemberDescription) -> Any:
         assigned = ((self._id(name), name, partitions) for name, partitions in member.assignment.items())
@@ -142,35 +151,11 @@ class ShareAdminApis:
             )
         else:
             answer = await self._ask_offsets(peer, group_id, topics)
-        parts = (
-            (
-                (part.topic, part.topic_id),
-                make(
-                    "DescribeShareGroupOffsetsResponsePartition",
-                    partition_index=part.partition,
-                    start_offset=part.start_offset,
-                    leader_epoch=part.leader_epoch,
-                    lag=part.lag,
-                    error_code=part.error,
-                    error_message=part.message,
-                ),
-            )
-            for part in answer.partitions
-        )
-        return make(
-            "DescribeShareGroupOffsetsResponseGroup",
-            group_id=group_id,
-            topics=tuple(
-                make(
-                    "DescribeShareGroupOffsetsResponseTopic",
-                    topic_name=name,
-                    topic_id=topic_id,
-                    partitions=tuple(partitions),
-                )
-                for (name, topic_id), partitions in by_topic(parts).items()
+        return fitting(
+            partial(_offsets_of, make, group_id, answer),
+            lambda error: _offsets_of(
+                make, group_id, DescribeShareGroupOffsetsResponse(error=error.code, message=str(error))
             ),
-            error_code=answer.error,
-            error_message=answer.message,
         )
 
     async def _ask_offsets(
@@ -305,9 +290,42 @@ class ShareAdminApis:
         return None if topic is None else topic.topic_id
 
 
-def _visible(peer: Peer, group_id: str, found: dict[str, GroupDescription]) -> GroupDescription:
+def _offsets_of(make: Form, group_id: str, answer: DescribeShareGroupOffsetsResponse) -> Any:
+    parts = (
+        (
+            (part.topic, part.topic_id),
+            make(
+                "DescribeShareGroupOffsetsResponsePartition",
+                partition_index=part.partition,
+                start_offset=part.start_offset,
+                leader_epoch=part.leader_epoch,
+                lag=part.lag,
+                error_code=part.error,
+                error_message=part.message,
+            ),
+        )
+        for part in answer.partitions
+    )
+    return make(
+        "DescribeShareGroupOffsetsResponseGroup",
+        group_id=group_id,
+        topics=tuple(
+            make(
+                "DescribeShareGroupOffsetsResponseTopic",
+                topic_name=name,
+                topic_id=topic_id,
+                partitions=tuple(partitions),
+            )
+            for (name, topic_id), partitions in by_topic(parts).items()
+        ),
+        error_code=answer.error,
+        error_message=answer.message,
+    )
+
+
+def _visible(peer: Peer, group_id: str, found: Sequence[GroupDescription]) -> GroupDescription:
     """A group as the peer may see it: members are told of only if all their topics may be described."""
-    group = found.get(group_id)
+    group = next(iter(found), None)
     if group is None:
         return GroupDescription(
             group_id=group_id,

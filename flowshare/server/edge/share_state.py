@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -15,6 +16,7 @@ from flowshare.protocol.messages import (
     ShareGroupStateResponse,
     WriteShareGroupStateRequest,
 )
+from flowshare.server.answers import fitting
 from flowshare.server.edge.base import Api, Call, Operation
 from flowshare.server.edge.forms import LEADER_EPOCH, Form, form, may_cluster, once
 from flowshare.share.errors import InvalidRequest
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import uuid
 
     from flowshare.protocol.messages import Request
+    from flowshare.server.failures import Refused
 
 Build = Callable[[str, "uuid.UUID", Any], "Request[ShareGroupStateResponse]"]
 Extra = Callable[[Form, PartitionState | None], dict[str, Any]]
@@ -87,16 +90,27 @@ async def _each(call: Call, name: str, stem: str, build: Build, extra: Extra = _
             if allowed and topic_id is not None:
                 answer = await _ask(call, build, topic_id, part)
             results.append(
-                make(
-                    "PartitionResult",
-                    partition=number,
-                    error_code=answer.error,
-                    error_message=answer.message,
-                    **extra(make, answer.state),
+                fitting(
+                    partial(_result, make, number, answer, extra),
+                    partial(_no_result, make, number, extra),
                 )
             )
         topics.append(make(f"{stem}Result", topic_id=topic_id, partitions=tuple(results)))
     return make(f"{name.replace('_', ' ').title().replace(' ', '')}Response", results=tuple(topics))
+
+
+def _result(make: Form, number: int, answer: ShareGroupStateResponse, extra: Extra) -> Any:
+    return make(
+        "PartitionResult",
+        partition=number,
+        error_code=answer.error,
+        error_message=answer.message,
+        **extra(make, answer.state),
+    )
+
+
+def _no_result(make: Form, number: int, extra: Extra, error: Refused) -> Any:
+    return _result(make, number, ShareGroupStateResponse(error=error.code, message=str(error)), extra)
 
 
 async def _ask(call: Call, build: Build, topic_id: uuid.UUID, part: Any) -> ShareGroupStateResponse:

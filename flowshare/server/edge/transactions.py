@@ -10,7 +10,8 @@ without transactions needs WRITE on some topic, or IDEMPOTENT_WRITE on the clust
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -28,6 +29,7 @@ from flowshare.protocol.messages import (
     ListTransactionsRequest,
     ProducerIdentity,
 )
+from flowshare.server.answers import fitting
 from flowshare.server.edge.base import Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     NO_TIME,
@@ -42,6 +44,7 @@ from flowshare.server.edge.forms import (
 )
 
 if TYPE_CHECKING:
+    from flowshare.server.failures import Refused
     from flowshare.server.topic_index import TopicIndex
 
 FENCED_SINCE: Final = {ApiKey.INIT_PRODUCER_ID: 4}
@@ -169,7 +172,12 @@ class TransactionsEdge:
                 if allowed:
                     ask = DescribeProducersRequest(topic=name, partition=int(number))
                     got = await call.peer.connection.send(ask)
-                parts.append(_producers(make, number, got))
+                parts.append(
+                    fitting(
+                        partial(_producers, make, number, got),
+                        partial(_no_producers, make, number),
+                    )
+                )
             topics.append(make("TopicResponse", name=name, partitions=tuple(parts)))
         return make("DescribeProducersResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
@@ -183,20 +191,10 @@ class TransactionsEdge:
             if got.error is ErrorCode.NONE:
                 got = await call.peer.connection.send(DescribeTransactionRequest(transactional_id=transactional_id))
             seen = [place for place in got.partitions if may_topic(call.peer, Operation.DESCRIBE, place[0])]
-            topics = tuple(
-                make("TopicData", topic=name, partitions=tuple(numbers)) for name, numbers in by_topic(seen).items()
-            )
             states.append(
-                make(
-                    "TransactionState",
-                    error_code=got.error,
-                    transactional_id=transactional_id,
-                    transaction_state=got.state,
-                    transaction_timeout=duration(max(got.timeout_ms, 0)),
-                    transaction_start_time=START + datetime.timedelta(milliseconds=0 if got.error else got.started_ms),
-                    producer_id=got.producer.producer_id,
-                    producer_epoch=got.producer.epoch,
-                    topics=topics,
+                fitting(
+                    partial(_transaction, make, transactional_id, got, seen),
+                    partial(_no_transaction, make, transactional_id),
                 )
             )
         return make("DescribeTransactionsResponse", throttle_time=NO_TIME, transaction_states=tuple(states))
@@ -211,23 +209,47 @@ class TransactionsEdge:
                 running_ms=int(ask.duration_filter) if call.version >= 1 else -1,
             )
         )
-        states = tuple(
-            make(
-                "TransactionState",
-                transactional_id=one.transactional_id,
-                producer_id=one.producer_id,
-                transaction_state=one.state,
-            )
-            for one in got.transactions
-            if _may(call.peer, Operation.DESCRIBE, one.transactional_id) is ErrorCode.NONE
-        )
+        states: list[Any] = []
+        for one in got.transactions:
+            await call.peer.turns.take()
+            if _may(call.peer, Operation.DESCRIBE, one.transactional_id) is ErrorCode.NONE:
+                states.append(
+                    make(
+                        "TransactionState",
+                        transactional_id=one.transactional_id,
+                        producer_id=one.producer_id,
+                        transaction_state=one.state,
+                    )
+                )
         return make(
             "ListTransactionsResponse",
             throttle_time=NO_TIME,
             error_code=ErrorCode.NONE,
             unknown_state_filters=got.unknown_states,
-            transaction_states=states,
+            transaction_states=tuple(states),
         )
+
+
+def _transaction(
+    make: Form, transactional_id: str, got: DescribeTransactionResponse, seen: Iterable[tuple[str, int]]
+) -> Any:
+    return make(
+        "TransactionState",
+        error_code=got.error,
+        transactional_id=transactional_id,
+        transaction_state=got.state,
+        transaction_timeout=duration(max(got.timeout_ms, 0)),
+        transaction_start_time=START + datetime.timedelta(milliseconds=0 if got.error else got.started_ms),
+        producer_id=got.producer.producer_id,
+        producer_epoch=got.producer.epoch,
+        topics=tuple(
+            make("TopicData", topic=name, partitions=tuple(numbers)) for name, numbers in by_topic(seen).items()
+        ),
+    )
+
+
+def _no_transaction(make: Form, transactional_id: str, error: Refused) -> Any:
+    return _transaction(make, transactional_id, DescribeTransactionResponse(error=error.code), ())
 
 
 def _may(peer: Peer, operation: Operation, transactional_id: str) -> ErrorCode:
@@ -286,3 +308,7 @@ def _producers(make: Form, partition: int, got: DescribeProducersResponse) -> An
         error_message=got.message,
         active_producers=active,
     )
+
+
+def _no_producers(make: Form, partition: int, error: Refused) -> Any:
+    return _producers(make, partition, DescribeProducersResponse(error=error.code, message=str(error)))

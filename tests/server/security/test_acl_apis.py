@@ -201,7 +201,7 @@ async def test_what_one_request_removes_is_bounded(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_request_of_many_filters_lets_others_run_after_every_few() -> None:
-    filters = [SimpleNamespace(**EVERYTHING | {"resource_name_filter": f"n{number}"}) for number in range(10 * TURN)]
+    filters = [SimpleNamespace(**EVERYTHING | {"resource_name_filter": f"n{number}"}) for number in range(4 * TURN)]
     clock = LoopClock()
     peer = SimpleNamespace(may=lambda *_: True, turns=Turns(clock))
     (deletes,) = (api for api in AclApis(AclStore(MemoryStorage(clock))).apis() if api.key is ApiKey.DELETE_ACLS)
@@ -213,7 +213,7 @@ async def test_a_request_of_many_filters_lets_others_run_after_every_few() -> No
         await asyncio.sleep(0)
         rounds += 1
 
-    assert rounds >= 10
+    assert rounds >= 4
     assert len((await deleting).filter_results) == len(filters)
 
 
