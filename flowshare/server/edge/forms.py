@@ -49,7 +49,8 @@ class Form:
         Raises: AnswerTooLarge.
         """
         entity, known = self._parts.get(part) or self._learn(part)
-        answers.room().add(_size(values))
+        if entity.__type__.name != "response":  # that is the whole, whose parts were counted
+            answers.room().add(_size(values))
         error = values.get("error_code")
         if error is not None:
             values["error_code"] = kafka_error(error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -33,6 +34,7 @@ from flowshare.server.edge.forms import (
 if TYPE_CHECKING:
     from flowshare.server.edge.base import Call, Peer
     from flowshare.server.edge.forms import Form
+    from flowshare.server.failures import Refused
 
 FIRST_BATCHED: Final = 8
 """First version of OffsetFetch that asks for several groups."""
@@ -107,13 +109,12 @@ class OffsetEdge:
             answered: list[Any] = []
             for group_id, named in topics_by_group(ask.groups).items():
                 error, got = await _fetch(call.peer, group_id, named, require_stable=stable)
-                before = room.built
+                told, before = partial(make, "OffsetFetchResponseGroup", group_id=group_id), room.built
                 try:
-                    topics = await _fetched(make, call.peer, "s", got)
+                    answered.append(told(topics=await _fetched(make, call.peer, "s", got), error_code=error))
                 except AnswerTooLarge as refusal:
                     room.without(before)
-                    error, topics = refusal.code, ()
-                answered.append(make("OffsetFetchResponseGroup", group_id=group_id, topics=topics, error_code=error))
+                    answered.append(room.freely(partial(_not_told, told), refusal))
             return make("OffsetFetchResponse", throttle_time=NO_TIME, groups=tuple(answered))
         error, got = await _fetch(call.peer, ask.group_id, ask.topics, require_stable=stable)
         if version < 2 and error is not ErrorCode.NONE:
@@ -188,6 +189,10 @@ def _results(make: Form, api: str, results: Iterable[OffsetResult]) -> Any:
         for topic, found in by_topic((one.topic, one) for one in results).items()
     )
     return make(f"{api}Response", throttle_time=NO_TIME, error_code=ErrorCode.NONE, topics=topics)
+
+
+def _not_told(told: Callable[..., Any], error: Refused) -> Any:
+    return told(topics=(), error_code=error.code)
 
 
 def _places(topics: Iterable[Any]) -> list[tuple[str, int]]:
