@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test check bench bench-peers bench-scale bench-spark scenarios mutants chaos fuzz lock clean
+.PHONY: setup demo test check bench bench-peers bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,9 @@ chaos: setup  ## faults of all kinds under load, judged from outside: embedded, 
 	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
 	@$(BIN)/python -m tests.chaos.spark $(if $(SEED),--seed $(SEED))
+
+attack: setup  ## attacks on a server beside a well-behaved client: its times, the server's memory (SECONDS alone, ALL together)
+	@$(BIN)/python -m tests.attack.run --seconds $(or $(SECONDS),10) --all-seconds $(or $(ALL),60)
 
 fuzz: setup  ## random and mutated requests against every decoder, guided by coverage (needs Python 3.11)
 	@$(BIN)/python tests/fuzz/fuzz_requests.py -runs=$(or $(RUNS),200000)
