@@ -15,6 +15,7 @@ from flowshare.agents.middleware import Middleware, check
 from flowshare.agents.options import AgentOptions
 from flowshare.agents.outcomes import warn_once_of_lost_values
 from flowshare.agents.send import Produce, Send, produce, topic_name
+from flowshare.agents.texts import said
 from flowshare.agents.values import Decoder, check_topic_type, decoder, describe, explain, strip_none
 
 if TYPE_CHECKING:
@@ -314,8 +315,8 @@ def _hints(name: str, fun: Callable[..., Any], scope: Mapping[str, Any] | None) 
         return get_type_hints(target, localns=dict(scope) if scope else None)
     except Exception as error:
         raise AnnotationError(
-            f"agent {name}: its annotations cannot be evaluated ({error}). Types that a handler's annotations name "
-            "must be importable where the handler is defined, not only under TYPE_CHECKING or inside a function."
+            f"agent {name}: its annotations cannot be evaluated ({said(error)}). Types that a handler's annotations "
+            "name must be importable where the handler is defined, not only under TYPE_CHECKING or inside a function."
         ) from error
 
 

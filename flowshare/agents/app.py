@@ -391,7 +391,10 @@ class App(faust.App):
         for fun in reversed(self._drain_functions):
             try:
                 await self._call_hook(fun)
-            except Exception:
+            except BaseException:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():  # it is this stop that is given up
+                    raise
                 self.log.exception("on_drain function %r failed", getattr(fun, "__name__", fun))
         await self.on_before_shutdown.send()
         if self.streams.running:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowshare.agents.batching import BatchRecord, Records
@@ -14,7 +16,8 @@ from flowshare.agents.middleware import call_async, call_inline, call_sync
 from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, of_exception
 from flowshare.agents.send import SendGroup
 from flowshare.agents.slots import Held, Slot
-from flowshare.agents.tasks import TaskBasedPool
+from flowshare.agents.tasks import TaskBasedPool, is_closing
+from flowshare.agents.texts import named
 from flowshare.agents.tracing import current_headers
 
 if TYPE_CHECKING:
@@ -123,7 +126,17 @@ class BatchPool(TaskBasedPool):
             self.arm()
             current.set(taken[0])
             before = copy_context()
-            cancelled = await self._handle(slot, taken)
+            held, records = self._decode(taken)
+            result, error = None, None
+            if held:
+                try:  # here, not further in: awaiting what ended by a GeneratorExit closes all coroutines on the way
+                    result = await self._call(records)
+                except BaseException as raised:
+                    if is_closing(slot, raised):
+                        raise
+                    error = raised
+                self._settle(held, records, result, self._of_timeout(slot, error))
+            cancelled = isinstance(error, asyncio.CancelledError)
             self.times.add(self.clock.monotonic() - slot.started)
             if cancelled or slot.timed_out or copy_context() != before:
                 break
@@ -132,25 +145,11 @@ class BatchPool(TaskBasedPool):
             return
         self.spawn(slot)
 
-    async def _handle(self, slot: Slot, taken: list[Held]) -> bool:
-        """Handle one batch and record an outcome for each record; returns whether the task was cancelled."""
-        held, records = self._decode(taken)
-        if not held:
-            return False
-        cancelled = False
-        error: BaseException | None = None
-        result: Any = None
-        try:
-            result = await self._call(records)
-        except BaseException as raised:
-            if isinstance(raised, GeneratorExit):
-                raise
-            cancelled = isinstance(raised, asyncio.CancelledError)
-            error = raised
-            if cancelled and slot.timed_out:
-                error = TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
-        self._settle(held, records, result, error)
-        return cancelled
+    def _of_timeout(self, slot: Slot, error: BaseException | None) -> BaseException | None:
+        """The error, or the timeout that cancelled the handler."""
+        if isinstance(error, asyncio.CancelledError) and slot.timed_out:
+            return TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
+        return error
 
     def _decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
         held: list[Held] = []
@@ -167,6 +166,9 @@ class BatchPool(TaskBasedPool):
             except Exception as error:  # noqa: BLE001 - whatever the decoder raised
                 self.undecodable(chunk, record, error)
                 continue
+            except BaseException as error:  # noqa: BLE001 - sys.exit() says nothing of the value: as in a handler
+                self.finish(chunk, record, self.failed(chunk, record, error))
+                continue
             held.append((chunk, record))
             records.append(BatchRecord(value, Delivery(chunk, record, self.renew)))  # type: ignore[arg-type]
         return held, Records(records)
@@ -178,9 +180,8 @@ class BatchPool(TaskBasedPool):
         if self._executor is None:
             return await call_inline(middleware, records, lambda: fun(records))
         context = copy_context()
-        return await self._handler_loop.run_in_executor(
-            self._executor, context.run, call_sync, middleware, records, lambda: fun(records), self._handler_loop
-        )
+        call = partial(call_sync, middleware, records, lambda: fun(records), self._handler_loop)
+        return await self._handler_loop.run_in_executor(self._executor, context.run, _carried, call)
 
     def _settle(self, held: list[Held], records: Records[Any], result: Any, error: BaseException | None) -> None:
         """Decided outcomes stand; the others go the way of the error, or of the batch's result."""
@@ -188,7 +189,7 @@ class BatchPool(TaskBasedPool):
         if error is None:
             try:
                 accepted, error = self._accepted(result)
-            except Exception as unencodable:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
+            except BaseException as unencodable:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
                 error = unencodable
         logged: Outcome | None = None
         for (chunk, record), decided in zip(held, records.outcomes, strict=True):
@@ -213,3 +214,11 @@ class BatchPool(TaskBasedPool):
             return _ACCEPT, result
         sends = self.agent.outputs(result, current_headers())
         return (Outcome(Kind.ACCEPT, sends=SendGroup(sends)) if sends else _ACCEPT), None
+
+
+def _carried(call: Callable[[], Any]) -> Any:
+    """Call it, so that a future can carry what it raises: none takes a StopIteration, and its waiter waits for ever."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise RuntimeError(f"the handler raised {named(error)}") from error

@@ -10,6 +10,7 @@ from flowshare.agents.delivery import Delivery
 from flowshare.agents.errors import OptionError
 from flowshare.agents.outcomes import Reject, Release
 from flowshare.agents.retry import Seconds, seconds
+from flowshare.agents.texts import named, said, shown
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Records(Generic[T]):
 
     def reject(self, record: BatchRecord[T] | T, reason: object = "rejected by the handler") -> None:
         """This record (or the one with this very value) can never be handled: to the dead letter with `reason`."""
-        text = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
+        text = named(reason) if isinstance(reason, BaseException) else said(reason)
         self.outcomes[self._index(record)] = Reject(text)
 
     def release(self, record: BatchRecord[T] | T, delay: Seconds = 0) -> None:
@@ -106,5 +107,5 @@ class Records(Generic[T]):
         if found is None:
             found = [index for index, one in enumerate(self._records) if one.value == record]
         if not found:
-            raise ValueError(f"{record!r} is not a record of this batch")
+            raise ValueError(f"{shown(record)} is not a record of this batch")
         return next((index for index in found if self.outcomes[index] is None), found[-1])

@@ -11,6 +11,7 @@ from typing import Any, Final
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.retry_topic import PREFIX as RETRY_PREFIX
+from flowshare.agents.texts import said
 from flowshare.protocol.decoding import RawRecord
 
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
@@ -83,7 +84,7 @@ class Delivery:
         try:
             return decode(key)
         except Exception as error:
-            raise UndecodableValue(f"the key {key[:80]!r} does not fit the topic's key_type: {error}") from error
+            raise UndecodableValue(f"the key {key[:80]!r} does not fit the topic's key_type: {said(error)}") from error
 
     @property
     def value(self) -> bytes | None:

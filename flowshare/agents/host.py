@@ -27,6 +27,7 @@ from flowshare.agents.outbox import Outbox
 from flowshare.agents.pair import member_ids
 from flowshare.agents.runtime import AgentRuntime, Observer
 from flowshare.agents.service import ServiceLoop
+from flowshare.agents.texts import named
 from flowshare.agents.watchdog import Watchdog
 from flowshare.clock import LoopClock
 from flowshare.optimized import refusal
@@ -415,7 +416,7 @@ class Host:
         )
         for error in results:
             if isinstance(error, BaseException):
-                logger.error("draining failed: %s", error, exc_info=error)
+                logger.error("draining failed: %s", named(error), exc_info=error)
         streams = await self._drain_streams(end_s - self.clock.monotonic())
         return streams and all(result is True for result in results)
 
@@ -445,7 +446,7 @@ class Host:
             return
         for error in results:
             if isinstance(error, BaseException):
-                logger.error("%s failed: %s", what, error, exc_info=error)
+                logger.error("%s failed: %s", what, named(error), exc_info=error)
 
     # --- the app, on the handler loop ------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
+from flowshare.agents.texts import TEXT_MAX, said
+
 if TYPE_CHECKING:
     from flowshare.agents.app import App
 
@@ -76,7 +78,7 @@ def _import(name: str) -> ModuleType:
             f"importing {name} failed{_where(error)}: it imports {error.name!r}, which is not installed"
         ) from error
     except (Exception, SystemExit) as error:  # whatever the user's module does
-        text = " ".join(str(error).split()) or "no message"
+        text = " ".join(said(error, TEXT_MAX).split()) or "no message"
         kind = "" if type(error).__module__.startswith("flowshare.") else f"{type(error).__name__}: "
         raise AppNotFound(f"importing {name} failed{_where(error)}: {kind}{text}") from error
 

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from flowshare.agents.errors import UsageError
+from flowshare.agents.texts import named
 
 Middleware = Callable[[Any, Callable[[], Any]], Any]
 
@@ -104,8 +105,11 @@ def _on_loop(
         asked.put(wanted)
         return await wanted
 
-    async def run() -> Any:
-        return await around(call_next)
+    async def run() -> tuple[Any, BaseException | None]:
+        try:
+            return await around(call_next), None
+        except (SystemExit, KeyboardInterrupt) as error:  # a task that ends by one of them ends its loop, too
+            return None, error
 
     running = asyncio.run_coroutine_threadsafe(run(), loop)
     running.add_done_callback(lambda _: asked.put(None))  # also when it is cancelled before its first step
@@ -116,7 +120,10 @@ def _on_loop(
             loop.call_soon_threadsafe(_answer, wanted, None, error)
         else:
             loop.call_soon_threadsafe(_answer, wanted, result, None)
-    return running.result()
+    result, passed = running.result()
+    if passed is not None:
+        raise passed
+    return result
 
 
 def _answer(wanted: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -125,6 +132,6 @@ def _answer(wanted: asyncio.Future[Any], result: Any, error: BaseException | Non
     if error is None:
         wanted.set_result(result)
     elif isinstance(error, StopIteration):
-        wanted.set_exception(RuntimeError(f"the handler raised {error!r}"))  # a future cannot carry it
+        wanted.set_exception(RuntimeError(f"the handler raised {named(error)}"))  # a future cannot carry it
     else:
         wanted.set_exception(error)

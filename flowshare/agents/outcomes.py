@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.retry import Seconds, seconds
 from flowshare.agents.send import SendGroup
+from flowshare.agents.texts import named, said
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -37,7 +38,7 @@ class Reject(Exception):
 
     def __init__(self, reason: str = "rejected by the handler") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = reason if type(reason) is str else said(reason)
 
 
 class Kind(enum.Enum):
@@ -68,16 +69,23 @@ CANCELLED = "the handler was cancelled"
 
 def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
     """The outcome of an exception out of user code (or of `timeout`); ending: handlers are being cancelled."""
+    try:
+        return _of_kind(agent, error, attempt, ending)
+    except BaseException as broken:  # noqa: BLE001 - an exception of the application may be anything: a half-made Release
+        return _of_failure(agent, broken, attempt)
+
+
+def _of_kind(agent: ShareAgent, error: BaseException, attempt: int, ending: bool) -> Outcome:
     if isinstance(error, Release):
         if attempt >= agent.options.retry.max_attempts:  # each release is an attempt: no record goes round for ever
             return Outcome(Kind.DEAD, None, f"attempts used up ({attempt}): given back by fs.Release")
         return Outcome(Kind.RELEASE, None, "Release", error.delay_s)
     if isinstance(error, Reject):
-        return Outcome(Kind.DEAD, None, error.reason)
+        return Outcome(Kind.DEAD, None, said(error.reason))
     if isinstance(error, UndecodableValue):
-        return Outcome(Kind.DEAD, error, f"undecodable: {error}")
+        return Outcome(Kind.DEAD, error, f"undecodable: {said(error)}")
     if isinstance(error, agent.options.reject):
-        return Outcome(Kind.DEAD, error, f"rejected because of {type(error).__name__}: {error}")
+        return Outcome(Kind.DEAD, error, f"rejected because of {named(error)}")
     if ending and not isinstance(error, Exception):
         return Outcome(Kind.RELEASE, error, f"{CANCELLED} ({type(error).__name__})")
     return _of_failure(agent, error, attempt)
@@ -86,12 +94,12 @@ def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, endin
 def _of_failure(agent: ShareAgent, error: BaseException, attempt: int) -> Outcome:
     """sys.exit() and the like are tried again as any failure: `Retry(on=…)` names kinds of Exception."""
     retry = agent.options.retry
-    said = f"{type(error).__name__}: {error}"
+    text = named(error)
     if isinstance(error, Exception) and not retry.retries(error):
-        return Outcome(Kind.DEAD, error, f"not to be retried: {said}")
+        return Outcome(Kind.DEAD, error, f"not to be retried: {text}")
     if attempt >= retry.max_attempts:
-        return Outcome(Kind.DEAD, error, f"attempts used up ({attempt}): {said}")
-    return Outcome(Kind.RETRY, error, said)
+        return Outcome(Kind.DEAD, error, f"attempts used up ({attempt}): {text}")
+    return Outcome(Kind.RETRY, error, text)
 
 
 def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple[str, bytes], ...]) -> Outcome:
@@ -103,7 +111,7 @@ def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple
         return of_exception(agent, result, attempt)
     try:
         sends = agent.outputs(result, headers)
-    except Exception as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
+    except BaseException as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
         return of_exception(agent, error, attempt)
     return Outcome(Kind.ACCEPT, sends=SendGroup(sends) if sends else None)
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import REASON_MAX, clip, of_user, place_of
 from flowshare.agents.errors import UndecodableValue
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome, of_exception
 from flowshare.agents.slots import GRACE_S, Held, Slot
 from flowshare.agents.standstill import Gate
+from flowshare.agents.texts import REASON_MAX, clip, of_user, place_of
 from flowshare.agents.times import HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 

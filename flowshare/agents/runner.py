@@ -17,7 +17,7 @@ from flowshare.agents.delivery import Delivery, current
 from flowshare.agents.middleware import call_async, call_inline
 from flowshare.agents.outcomes import of_result
 from flowshare.agents.slots import Held, Slot
-from flowshare.agents.tasks import SLICE_S, TaskBasedPool, give_turn
+from flowshare.agents.tasks import SLICE_S, TaskBasedPool, give_turn, is_closing
 from flowshare.agents.tracing import current_headers
 from flowshare.protocol.decoding import RawRecord
 
@@ -68,7 +68,7 @@ class TaskPool(TaskBasedPool):
             try:
                 result = await call(held)
             except BaseException as error:
-                if isinstance(error, GeneratorExit):
+                if is_closing(slot, error):
                     raise
                 if self._failed(slot, held, error):
                     break

@@ -11,6 +11,7 @@ import faust
 import orjson
 
 from flowshare.agents.errors import AnnotationError, Unencodable
+from flowshare.agents.texts import said, shown
 from flowshare.agents.values import Decoder, decoder, describe
 
 Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
@@ -114,8 +115,8 @@ def _check_type(topic: Any, value: Any, encoded: bytes | None) -> None:
         decode(encoded)
     except Exception as error:
         raise Unencodable(
-            f"topic {topic_name(topic)!r} has value_type={describe(value_type)}, which {_shown(value)} does not fit: "
-            f"{error}"
+            f"topic {topic_name(topic)!r} has value_type={describe(value_type)}, which {shown(value)} does not fit: "
+            f"{said(error)}"
         ) from error
 
 
@@ -128,18 +129,13 @@ def _decoder_of(value_type: Any) -> Decoder | None:
         return None
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"
-
-
 def topic_name(topic: Any) -> str:
     """The name of a topic of the app, or the name itself. Raises: Unencodable."""
     if isinstance(topic, str):
         return topic
     if isinstance(topic, faust.TopicT):
         return str(topic.get_topic_name())
-    raise Unencodable(f"{topic!r} is not a topic: give a name or what app.topic(…) returned")
+    raise Unencodable(f"{shown(topic)} is not a topic: give a name or what app.topic(…) returned")
 
 
 def encode(value: Any) -> bytes | None:
@@ -158,7 +154,7 @@ def encode(value: Any) -> bytes | None:
     try:
         return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
-        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {error}") from error
+        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
 
 
 def bytes_of(value: Any) -> bytes | None:

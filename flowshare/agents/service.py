@@ -6,14 +6,19 @@ Everything that must go on while a handler blocks lives there: client, producer,
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final, TypeVar
 
+from flowshare.agents.texts import named, place_of
 from flowshare.protocol.decoding import load_reader
 
 T = TypeVar("T")
+
+logger = logging.getLogger("flowshare.host")
 
 _START_LIMIT_S: Final = 10.0
 
@@ -25,6 +30,44 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:  # no uvloop on Windows
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def run_through(
+    loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], *, again: Callable[[], object] | None = None
+) -> T:
+    """Run the loop until the task ends; its result. Raises: what it raises.
+
+    asyncio lets a SystemExit or KeyboardInterrupt of any task (one that a handler started, say) through the loop, which
+    ends it for everybody. The loop goes on here: that task has ended by it, and whoever awaits it gets it. A real
+    Ctrl-C is passed on, where nobody took over its signal. again: called before the loop goes on.
+    """
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if task.done() or _is_signal(error):
+                raise
+            _tell_of_passing(error)
+            if again is not None:
+                again()
+
+
+def _is_signal(error: BaseException) -> bool:
+    """Whether it may be a Ctrl-C instead of something that was raised."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+
+
+def _tell_of_passing(error: BaseException) -> None:
+    logger.error(
+        "a task or a callback of the application raised %s (%s), which would have ended the process: it goes on, and "
+        "whoever awaits the task gets the exception",
+        named(error),
+        place_of(error),
+    )
 
 
 class ServiceLoop:
@@ -102,7 +145,12 @@ def _run(loop: asyncio.AbstractEventLoop, up: threading.Event) -> None:
     asyncio.set_event_loop(loop)
     loop.call_soon(up.set)
     try:
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+                break
+            except (SystemExit, KeyboardInterrupt) as error:
+                _tell_of_passing(error)
     finally:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:

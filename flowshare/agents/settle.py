@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import ACCEPT, REJECT, RELEASE, AckSender
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import REASON_MAX, clip, dead_letter, of_user, place_of, without_trace
+from flowshare.agents.dead_letter import dead_letter, without_trace
 from flowshare.agents.delays import Delays
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.send import Produce, SendGroup
+from flowshare.agents.texts import REASON_MAX, clip, named, of_user, place_of
 from flowshare.client.errors import BufferFull, RecordTooLarge, ServerError
 from flowshare.protocol.decoding import DecodedRecord
 from flowshare.protocol.errors import ErrorCode
@@ -145,7 +146,7 @@ class Settler:
         """A sink cannot be produced: as an exception in `retry.on`; a record that is too large never will be."""
         self._stats.send_failed += 1
         attempt = record.delivery_count
-        said = clip(f"an output could not be produced: {type(error).__name__}: {error}", REASON_MAX)
+        said = clip(f"an output could not be produced: {named(error)}", REASON_MAX)
         if not _too_large(error) and attempt < self._agent.options.retry.max_attempts:
             self._retry(chunk, record, Outcome(Kind.RETRY, error, said))
             return
@@ -158,7 +159,7 @@ class Settler:
     def _retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         try:
             delay_s = self._agent.options.retry.delay_s(record.delivery_count, self._random)
-        except Exception:
+        except BaseException:  # code of the application, and this loop has to go on whatever it raises
             logger.exception("%s: the retry's delay function failed; 1 s is used", self._where(chunk, record))
             delay_s = 1.0
         if not outcome.told:
@@ -230,7 +231,7 @@ class Settler:
         """Never reject what no dead letter holds. At the last attempt the delivery is not counted."""
         self._stats.dead_letter_failed += 1
         self.dead_letter_trouble = (
-            f"the dead letter for {self._agent.dead_letter_topic} cannot be produced: {type(error).__name__}: {error}"
+            f"the dead letter for {self._agent.dead_letter_topic} cannot be produced: {named(error)}"
         )
         logger.error(
             "%s: %s; the record comes again in %g s",
@@ -288,7 +289,7 @@ class Settler:
             )
         except BufferFull:
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, the output is not produced
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the output is not produced
             done(error)
             return True
         future.add_done_callback(lambda settled: done(_error_of(settled)))

@@ -11,6 +11,7 @@ the process; further SIGTERMs change nothing (supervisors repeat them). SIGUSR1:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -62,6 +63,7 @@ class Signals:
         self._interrupts = 0
         self._previous: dict[int, object] = {}
         self._forward = -1
+        self._lapsed = False
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         hold_alone(self._reader.fileno())
@@ -81,6 +83,13 @@ class Signals:
         previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if previous != self._writer.fileno():
             self._forward = previous
+        self._lapsed = False
+
+    def lapse(self) -> None:
+        """The loop on the main thread has ended, and goes on: until `claim`, which it is to call, signals come by their
+        Python handler."""
+        self.disclaim()
+        self._lapsed = True
 
     def disclaim(self) -> None:
         """Stop passing signals on: the loop whose descriptor that is is about to end, and its number to be reused."""
@@ -107,6 +116,9 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        if self._lapsed:
+            with contextlib.suppress(OSError):
+                self._writer.send(bytes((number,)))
         if self._on_main is not None and number in STOP_SIGNALS:
             self._on_main(signal.Signals(number))
 

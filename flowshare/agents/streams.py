@@ -20,6 +20,7 @@ from mode import ServiceT
 from yarl import URL
 
 from flowshare.agents.errors import UsageError
+from flowshare.agents.texts import named
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App, BootStrategy
@@ -103,7 +104,7 @@ class Streams:
     def crashed(self, agent: str, error: BaseException, now_s: float) -> None:
         """One of Faust's agents raised; Faust starts it anew."""
         crashes = [crash for crash in self._crashes.get(agent, ()) if now_s - crash[0] < CRASH_S]
-        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        text = named(error, ERROR_CHARS)
         self._crashes[agent] = [*crashes[1 - CRASHES_MIN :], (now_s, text)]
 
     def problems(self, now_s: float) -> list[str]:

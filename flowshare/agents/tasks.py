@@ -16,6 +16,17 @@ SLICE_S: Final = 0.002
 """How long handlers that never wait may keep the loop before others get a turn."""
 
 
+def is_closing(slot: Slot, error: BaseException) -> bool:
+    """Whether the slot's task is being destroyed: then nothing may be awaited any more. A GeneratorExit that is raised
+    while the task runs is the handler's own."""
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        return asyncio.current_task() is not slot.task
+    except RuntimeError:  # no loop runs
+        return True
+
+
 @types.coroutine
 def give_turn() -> Generator[None, None, None]:
     """Let the loop run everybody else once."""

@@ -128,6 +128,9 @@ class ThreadPool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever the decoder raised
             self.undecodable(chunk, record, error)
             return
+        except BaseException as error:  # noqa: BLE001 - sys.exit() says nothing of the value: as in a handler
+            self.finish(chunk, record, self.failed(chunk, record, error))
+            return
         try:
             result = self._handle(value, held)
         except BaseException as error:  # noqa: BLE001 - every outcome of user code is one of the table's rows

@@ -31,6 +31,7 @@ import faust
 import orjson
 
 from flowshare.agents.errors import AnnotationError, UndecodableValue
+from flowshare.agents.texts import said
 
 Decoder = Callable[[Any], Any]
 """Value bytes (or None) -> what the handler gets. Raises anything when it does not fit; see `explain`."""
@@ -76,7 +77,7 @@ def explain(raw: bytes | None, annotation: Any, error: BaseException) -> Undecod
         )
     shown = raw[:80]
     more = "…" if len(raw) > 80 else ""
-    return UndecodableValue(f"the value {shown!r}{more} does not fit {describe(annotation)}: {error}")
+    return UndecodableValue(f"the value {shown!r}{more} does not fit {describe(annotation)}: {said(error)}")
 
 
 def describe(annotation: Any) -> str:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.agents import inflight
 from flowshare.agents.host import Host, HostSettings, PartFactory
-from flowshare.agents.service import new_loop
+from flowshare.agents.service import new_loop, run_through
 from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
 from flowshare.agents.supervised import PATIENCE_S, orphaned, report_ready, supervised, worker_number
+from flowshare.agents.texts import named
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -103,12 +104,18 @@ class _Worker:
         self._signals.install()
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
-                code = runner.run(self._main())
+                loop = runner.get_loop()
+                code = run_through(loop, loop.create_task(self._main()), again=self._on_again)
                 self._guard_exit(code)
             return code
         finally:
             self._ended.set()
             self._signals.restore()
+
+    def _on_again(self) -> None:
+        """The loop goes on after something that had ended it; it puts its own wakeup descriptor again as it begins."""
+        self._signals.lapse()
+        self._loop.call_soon(self._signals.claim)
 
     # --- handler loop ------------------------------------------------------------------------------------------------
 
@@ -167,7 +174,7 @@ class _Worker:
 
     def _verdict(self, crash: BaseException | None) -> int:
         if crash is not None:
-            logger.error("the app crashed: %s: %s", type(crash).__name__, crash, exc_info=crash)
+            logger.error("the app crashed: %s", named(crash), exc_info=crash)
             return EXIT_FAILED
         if self._host.state == "stopped" and not (self._host.runtimes or self._host.was_running):
             logger.info("stopped before it had started")

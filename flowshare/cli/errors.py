@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowshare.agents.texts import TEXT_MAX, said
 from flowshare.printable import printable
 
 
@@ -11,7 +12,7 @@ class Failure(Exception):
 
 def explain(error: BaseException) -> str:
     """One line for an error that ended a command; errors that were not foreseen name `--debug`."""
-    text = printable(" ".join(str(error).split()))
+    text = printable(" ".join(said(error, TEXT_MAX).split()))
     if isinstance(error, Failure) or _speaks_for_itself(error):
         return text
     if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:

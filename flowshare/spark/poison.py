@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flowshare.agents.dead_letter import PREFIX, REASON_MAX, clip
+from flowshare.agents.dead_letter import PREFIX
+from flowshare.agents.texts import REASON_MAX, clip
 from flowshare.client.message import Message
 
 if TYPE_CHECKING:

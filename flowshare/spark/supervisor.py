@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.texts import TEXT_MAX, named
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.spark.checkpoint import local_checkpoint
@@ -185,7 +186,7 @@ class PipelineSupervisor:
         try:
             one.query = await asyncio.to_thread(start_query, one.pipeline, self._spark, self._broker, once=self._once)
         except Exception as error:  # noqa: BLE001 - the user's function and Spark may raise anything
-            self._failed(one, f"{type(error).__name__}: {error}")
+            self._failed(one, named(error, TEXT_MAX))
         else:
             one.figures.state = "running"
             logger.info(

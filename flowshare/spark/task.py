@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from flowshare.agents.texts import TEXT_MAX, named, said
 from flowshare.spark.control import Message, Who
 from flowshare.spark.control_client import ControlClient, DriverLost
 
@@ -177,15 +178,16 @@ class _TaskWorker:
 
     def _run_app(self, app: App) -> Ended:
         from flowshare.agents.errors import UsageError
-        from flowshare.agents.service import new_loop
+        from flowshare.agents.service import new_loop, run_through
         from flowshare.agents.worker import EXIT_FAILED
 
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
-                return runner.run(self._main(app))
+                loop = runner.get_loop()
+                return run_through(loop, loop.create_task(self._main(app)))
         except Exception as error:  # whatever refused to start: the driver says it to the user
             logger.exception("worker %d did not start", self._task.slot)
-            text = " ".join(str(error).split()) or "no message"
+            text = " ".join(said(error, TEXT_MAX).split()) or "no message"
             plain = isinstance(error, UsageError) or type(error).__module__.startswith("flowshare.")
             return Ended(code=EXIT_FAILED, why=text if plain else f"{type(error).__name__}: {text}", refused=True)
 
@@ -236,8 +238,8 @@ class _TaskWorker:
         from flowshare.agents.worker import EXIT_CLEAN, EXIT_FAILED, EXIT_UNFINISHED
 
         if crash is not None:
-            logger.error("the app crashed: %s: %s", type(crash).__name__, crash, exc_info=crash)
-            return Ended(code=EXIT_FAILED, why=f"the app crashed: {type(crash).__name__}: {crash}")
+            logger.error("the app crashed: %s", named(crash), exc_info=crash)
+            return Ended(code=EXIT_FAILED, why=f"the app crashed: {named(crash)}")
         why = "the app stopped by itself" if self._wanted is None else self._wanted[1]
         if not self._clean:
             logger.warning("stopped; handlers were cut off at the drain deadline and their records run again")

@@ -10,6 +10,8 @@ import asyncio
 import selectors
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowshare.agents.service import run_through
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
@@ -67,4 +69,5 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop with virtual time, as `asyncio.run` would on a real one. Raises: Deadlock."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(coroutine)
+        loop = runner.get_loop()
+        return run_through(loop, loop.create_task(coroutine))

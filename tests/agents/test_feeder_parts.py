@@ -12,11 +12,12 @@ import pytest
 import flowshare as fs
 from flowshare.agents.acks import RELEASE, AckSender
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import PREFIX, TRACE_MAX, dead_letter, without_trace
+from flowshare.agents.dead_letter import PREFIX, dead_letter, without_trace
 from flowshare.agents.held import Holdings
 from flowshare.agents.intake import Intake
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.stats import AgentStats
+from flowshare.agents.texts import TRACE_MAX
 from flowshare.client.errors import BufferFull, RecordTooLarge
 from flowshare.client.member import ShareMember
 from flowshare.protocol.batches import BatchBuilder, place

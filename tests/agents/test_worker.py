@@ -374,3 +374,40 @@ def test_reload_restarts_after_a_change(shop):
 
     assert code == 0, shop.log(worker)
     assert "stopped" in shop.log(worker)
+
+
+ENDING = """
+async def part(order):
+    raise {"exit": SystemExit(9), "interrupt": KeyboardInterrupt(), "closed": GeneratorExit()}[order["how"]]
+
+@app.share_agent("orders", retry=fs.Retry(max_attempts=2, delay=0), drain_timeout=5)
+async def bill(order: dict) -> None:
+    note(["begin", order["id"]])
+    if "how" in order:
+        if order["own"]:
+            await part(order)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(part(order))
+            group.create_task(asyncio.sleep(60))
+    note(["end", order["id"]])
+"""
+
+
+def test_no_exit_out_of_a_handler_or_of_its_tasks_ends_a_worker_and_each_is_named_in_its_dead_letter(shop):
+    shop.write(ENDING)
+    hows = [(how, own) for how in ("exit", "interrupt", "closed") for own in (True, False)]
+    shop.send(*({"id": n, "how": how, "own": own} for n, (how, own) in enumerate(hows)))
+    worker = shop.worker()
+    shop.wait_for("begin", 2 * len(hows))
+    shop.send({"id": 99})
+    shop.wait_for("end", 1)
+
+    code, took = shop.end(worker, signal.SIGINT)
+
+    assert code == 0, shop.log(worker)
+    assert took < EXIT_S, "it waited for the drain time though there was nothing to drain"
+    letters = shop.run("dlq", "show", "shop.bill.dlq", "--broker", f"embedded://{shop.path}")
+    assert letters.count("SystemExit: 9") == 2, letters
+    assert letters.count("KeyboardInterrupt") == 2, letters
+    assert letters.count("GeneratorExit") == 1, letters  # of a group it is one of several
+    assert "CancelledError" not in letters

@@ -1,0 +1,95 @@
+"""What the application's exceptions and values say, as texts: bounded, and made without raising.
+
+`str(error)` and `repr(value)` run code of the application, which may raise, return something that is no text, or return
+a megabyte. Everything that tells of an exception out of user code (logs, dead letters, reasons) takes its text here.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+REASON_MAX: Final = 1_000
+TRACE_MAX: Final = 8_000
+SHOWN_MAX: Final = 80
+TEXT_MAX: Final = 20_000
+"""Of what a command says when it ends: an error of flowshare's lists what it is about."""
+
+
+def said(error: Any, length: int = REASON_MAX) -> str:
+    """The text of an exception (or of a reason of any type), at most `length` characters; never raises."""
+    return _made_by(str, error, length)
+
+
+def shown(value: Any, length: int = SHOWN_MAX) -> str:
+    """A value as `repr` shows it, at most `length` characters; never raises."""
+    return _made_by(repr, value, length)
+
+
+def named(error: BaseException, length: int = REASON_MAX) -> str:
+    """`Kind: text` of an exception, at most `length` characters; never raises."""
+    return clip(f"{type(error).__name__}: {said(error, length)}", length)
+
+
+def kind_of(error: BaseException) -> str:
+    """The exception's class with its module."""
+    return f"{said(type(error).__module__)}.{type(error).__qualname__}"
+
+
+def trace(error: BaseException) -> str:
+    """The traceback as text, its end when it is long: that is where the error was raised."""
+    try:
+        text = _plain("".join(traceback.format_exception(type(error), error, of_user(error))))
+    except BaseException:  # noqa: BLE001 - it calls code of the application
+        text = named(error) + "\n"
+    if len(said(error, REASON_MAX)) < REASON_MAX:
+        return text if len(text) <= TRACE_MAX else "…" + text[-TRACE_MAX:]
+    places = _plain("".join(traceback.format_tb(of_user(error))))[-TRACE_MAX // 2 :]
+    return f"{places}…{text[len(places) - TRACE_MAX :]}"  # else what it says would leave no room for where it was
+
+
+def of_user(error: BaseException) -> TracebackType | None:
+    """The error's traceback without the frames of flowshare that called the handler."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_globals.get("__name__", "").startswith("flowshare.agents."):
+        found = found.tb_next
+    return found or error.__traceback__
+
+
+def place_of(error: BaseException) -> str:
+    """The line of user code nearest to the error, `file.py:12 in function`."""
+    found, place = of_user(error), "in no code of the app"
+    while found is not None:
+        code = found.tb_frame.f_code
+        place = f"{os.path.basename(code.co_filename)}:{found.tb_lineno} in {code.co_name}"
+        found = found.tb_next
+        if (
+            "/lib/python" not in code.co_filename
+            and found is not None
+            and "/lib/python" in found.tb_frame.f_code.co_filename
+        ):
+            break
+    return place
+
+
+def clip(text: str, length: int) -> str:
+    """At most `length` characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _made_by(maker: Callable[[Any], str], of: Any, length: int) -> str:
+    try:
+        text = maker(of)
+        return _plain(clip(str.__str__(text)[: length + 1], length))
+    except BaseException as broken:  # noqa: BLE001 - it is code of the application, and its text is all that is lost
+        return clip(f"(of a {type(of).__name__} that cannot say it: {type(broken).__name__})", length)
+
+
+def _plain(text: str) -> str:
+    """As it can be written anywhere: half characters (surrogates) have no bytes."""
+    return text.encode("utf-8", "replace").decode()
