@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from flowshare.agents.outcomes import Outcome
 
 PREFIX: Final = "flowshare.dlq."
+LEFT_OUT: Final = "left_out"
+"""The header of a letter that has no record, as it was too large."""
 
 
 def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> Produce:
@@ -37,6 +39,16 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
     }
     headers += [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in described.items()]
     return Produce(topic, record.value, record.key, tuple(headers), None, None)
+
+
+def without_record(letter: Produce) -> Produce:
+    """The same letter with its `flowshare.dlq.*` headers only, and one that says so: for what no topic takes whole."""
+    own = tuple((name, value) for name, value in letter.headers if name.startswith(PREFIX) and name != PREFIX + "trace")
+    size = sum(len(part or b"") for part in (letter.key, letter.value))
+    said = (
+        f"key, value ({size} bytes with it) and headers: the topic does not take them; they are at the record's place"
+    )
+    return Produce(letter.topic, None, None, (*own, (PREFIX + LEFT_OUT, said.encode())), None, None)
 
 
 def without_trace(letter: Produce) -> Produce:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.logs import where
 from flowshare.agents.retry_topic import waiting
+from flowshare.client.errors import RecordTooLarge, ServerError
+from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -170,13 +172,15 @@ class Delays:
                 self._accept(chunk, record, reason, delay_s, counter)
                 return
             logger.error(
-                "%s: its retry cannot be written to %s, it stays locked and this is tried again in %g s: %s",
+                "%s: its retry cannot be written to %s, it stays locked and goes on in %g s: %s",
                 where(chunk.agent, chunk.topic, chunk.partition, chunk.place(record.offset), record.delivery_count),
                 letter.topic,
-                AGAIN_S,
+                delay_s if said is not None and too_large(error) else AGAIN_S,
                 error,
             )
-            if not self._stopping:
+            if said is not None and too_large(error) and not self._stopping:  # it never fits: its lock is kept instead
+                self.hold(chunk, record, delay_s, lambda: self._release(chunk, record, reason, delay_s, counter))
+            elif not self._stopping:
                 self.hold(chunk, record, AGAIN_S, lambda: self._put(chunk, record, due_ms, said))
 
         self._produce(letter, produced)
@@ -200,3 +204,10 @@ class Delays:
         while self._heap and self._heap[0].due_s <= now_s:
             heapq.heappop(self._heap).then()
         self._arm()
+
+
+def too_large(error: BaseException) -> bool:
+    """Whether a record was refused for its size, so that no other try can succeed."""
+    return isinstance(error, RecordTooLarge) or (
+        isinstance(error, ServerError) and error.code is ErrorCode.MESSAGE_TOO_LARGE
+    )

@@ -190,7 +190,7 @@ class Feeder:
 
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
-        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock)
+        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._settler.allow)
         side = None if self._delays is None else retry_topic(self.agent.group)
         member = self._member = new_member(
             self._connect, self.agent, side, clock=self._clock, member_id=self._member_id

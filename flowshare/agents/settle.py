@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.acks import ACCEPT, REJECT, RELEASE, AckSender
 from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import dead_letter, without_trace
-from flowshare.agents.delays import Delays
+from flowshare.agents.dead_letter import dead_letter, without_record, without_trace
+from flowshare.agents.delays import Delays, too_large
 from flowshare.agents.logs import where
 from flowshare.agents.outcomes import Kind, Outcome
 from flowshare.agents.send import Produce, SendGroup
-from flowshare.agents.texts import REASON_MAX, clip, named, of_user, place_of
-from flowshare.client.errors import BufferFull, RecordTooLarge, ServerError
+from flowshare.agents.texts import REASON_MAX, clip, named, of_user, place_of, said
+from flowshare.client.errors import BufferFull
 from flowshare.protocol.decoding import DecodedRecord
-from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from flowshare.agents.agent import ShareAgent
@@ -98,6 +97,10 @@ class Settler:
             case Kind.DEAD:
                 self._dead(chunk, record, outcome)
 
+    def allow(self, record_bytes: int) -> None:
+        """Records of up to so many bytes are produced: dead letters are as large as what the agent reads."""
+        self._producer.allow(record_bytes)
+
     async def stop(self) -> None:
         """Stop producing; what waits is left unacknowledged."""
         if self.delays is not None:
@@ -146,12 +149,12 @@ class Settler:
         """A sink cannot be produced: as an exception in `retry.on`; a record that is too large never will be."""
         self._stats.send_failed += 1
         attempt = record.delivery_count
-        said = clip(f"an output could not be produced: {named(error)}", REASON_MAX)
-        if not _too_large(error) and attempt < self._agent.options.retry.max_attempts:
-            self._retry(chunk, record, Outcome(Kind.RETRY, error, said))
+        text = clip(f"an output could not be produced: {named(error)}", REASON_MAX)
+        if not too_large(error) and attempt < self._agent.options.retry.max_attempts:
+            self._retry(chunk, record, Outcome(Kind.RETRY, error, text))
             return
-        logger.error("%s: %s", self._where(chunk, record), said)
-        reason = said if _too_large(error) else f"attempts used up ({attempt}): {said}"
+        logger.error("%s: %s", self._where(chunk, record), text)
+        reason = text if too_large(error) else f"attempts used up ({attempt}): {text}"
         self._dead(chunk, record, Outcome(Kind.DEAD, error, reason))
 
     # --- release ------------------------------------------------------------------------------------------------
@@ -219,9 +222,22 @@ class Settler:
             else:
                 self._undead(chunk, record, outcome, error)
 
+        def bare_try(error: BaseException | None) -> None:
+            if error is not None and too_large(error):
+                logger.error(
+                    "%s: its dead letter is too large and goes to %s without the record, which stays at its place "
+                    "until retention deletes it: %s",
+                    self._where(chunk, record),
+                    topic,
+                    said(error),
+                )
+                self._produce(without_record(letter), confirmed)
+            else:
+                confirmed(error)
+
         def first_try(error: BaseException | None) -> None:
-            if error is not None and _too_large(error):
-                self._produce(without_trace(letter), confirmed)
+            if error is not None and too_large(error):
+                self._produce(without_trace(letter), bare_try)
             else:
                 confirmed(error)
 
@@ -311,9 +327,3 @@ class Settler:
 
 def _error_of(future: asyncio.Future[Any]) -> BaseException | None:
     return asyncio.CancelledError("the producer was closed") if future.cancelled() else future.exception()
-
-
-def _too_large(error: BaseException) -> bool:
-    return isinstance(error, RecordTooLarge) or (
-        isinstance(error, ServerError) and error.code is ErrorCode.MESSAGE_TOO_LARGE
-    )

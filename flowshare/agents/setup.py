@@ -7,7 +7,7 @@ nothing (KIP-932 leaves the reset to the group's config).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,11 @@ logger = logging.getLogger("flowshare.agents")
 
 CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
 """Policies of cleanup.policy, and what Faust calls them."""
+MESSAGE_BYTES_MAX: Final = "max.message.bytes"
+MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's default of it."""
+HEADERS_BYTES: Final = 64 << 10
+"""Room for the headers of a dead letter or of a record that waits for its retry."""
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
 DEAD_LETTER_ON: Final = "share.dead.letter.on"
@@ -44,8 +49,16 @@ RENEWAL: Final = "share.renew.acknowledge.enable"
 DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
 
 
-async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, clock: Clock) -> GroupLimits:
+async def prepare(
+    agent: ShareAgent,
+    admin: ShareAdmin,
+    capabilities: Capabilities,
+    clock: Clock,
+    allow: Callable[[int], object] = lambda record_bytes: None,
+) -> GroupLimits:
     """Make missing topics (if the app allows it) and set the group's settings; what the group gets.
+
+    allow: told the size of the agent's largest dead letter, for the producer.
 
     Done again, as all of it may be, when the connection breaks, or who is asked cannot do it now: another process may
     be taking over.
@@ -54,7 +67,7 @@ async def prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabiliti
     """
     for tried in range(1, PREPARE_TRIES + 1):
         try:
-            return await _prepare(agent, admin, capabilities)
+            return await _prepare(agent, admin, capabilities, allow)
         except (ConnectionLost, NotConnected, ServerError) as error:
             if isinstance(error, ServerError) and not error.retriable:
                 raise
@@ -117,10 +130,21 @@ def _channels(agent: ShareAgent, capabilities: Capabilities) -> list[Any]:
     return found
 
 
-async def _prepare(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+async def _prepare(
+    agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, allow: Callable[[int], object]
+) -> GroupLimits:
     limits = await _limits(agent, admin, capabilities)
-    for channel in _channels(agent, capabilities):
+    channels = _channels(agent, capabilities)
+    for channel in channels[: len(agent.channels)]:
         await _need_topic(agent, admin, channel)
+    takers = {agent.dead_letter_topic, retry_topic(agent.group)}
+    size = 0
+    for channel in channels[len(agent.channels) :]:
+        takes_all = topic_name(channel) in takers
+        if takes_all and not size:
+            size = min(await _largest(agent, admin) + HEADERS_BYTES, 2**31 - 1)
+            allow(size)
+        await _need_topic(agent, admin, channel, size=size if takes_all else 0)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
     await _warn_of_other_settings(agent, admin, wanted)
     await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
@@ -140,7 +164,59 @@ async def declare(app: App, topic: str, admin: ShareAdmin) -> None:
                 return
 
 
-async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any, *, dry_run: bool = False) -> None:
+async def _largest(agent: ShareAgent, admin: ShareAdmin) -> int:
+    """The largest batch that one of the agent's topics takes, in bytes; Kafka's default where that may not be seen."""
+    found = [await _message_bytes(admin, topic) for topic in agent.topics]
+    return max(one or MESSAGE_BYTES for one in found)
+
+
+async def _message_bytes(admin: ShareAdmin, topic: str) -> int | None:
+    try:
+        entries = await admin.topic_configs(topic)
+    except ServerError as error:
+        if error.retriable:
+            raise
+        logger.debug("the settings of topic %s cannot be seen: %s", topic, error)
+        return None
+    return next((int(entry.value) for entry in entries if entry.name == MESSAGE_BYTES_MAX and entry.value), None)
+
+
+async def _widen(agent: ShareAgent, admin: ShareAdmin, channel: Any, size: int) -> None:
+    """See that a topic that is there takes what the agent's topics take; raise its limit, or say what to do."""
+    name = topic_name(channel)
+    takes = await _message_bytes(admin, name)
+    if takes is None or takes >= size:
+        return
+    why = "the app gives it that limit"
+    if MESSAGE_BYTES_MAX not in _topic_settings(channel):
+        why = "topic_allow_declare=False"
+        if agent.app.conf.topic_allow_declare:
+            try:
+                await admin.alter_topic_configs(name, {MESSAGE_BYTES_MAX: str(size)})
+            except ServerError as error:
+                if error.retriable:
+                    raise
+                why = str(error)
+            else:
+                logger.info("agent=%s topic=%s: %s is raised to %d", agent.name, name, MESSAGE_BYTES_MAX, size)
+                return
+    logger.warning(
+        "agent=%s topic=%s takes %d bytes at once, and the agent's topics up to %d with their headers: what is larger "
+        "goes there without its value. Raise its %s to that (kafka-configs --alter --entity-type topics); it is "
+        "left as it is: %s",
+        agent.name,
+        name,
+        takes,
+        size,
+        MESSAGE_BYTES_MAX,
+        why,
+    )
+
+
+async def _need_topic(
+    agent: ShareAgent, admin: ShareAdmin, channel: Any, *, size: int = 0, dry_run: bool = False
+) -> None:
+    """size: the largest batch that it is to take; 0: its own business."""
     name = topic_name(channel)
     try:
         await admin.describe_topic(name)
@@ -148,6 +224,8 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any, *, dry
         if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
     else:
+        if size:
+            await _widen(agent, admin, channel, size)
         return
     if not agent.app.conf.topic_allow_declare:
         raise UsageError(
@@ -156,6 +234,8 @@ async def _need_topic(agent: ShareAgent, admin: ShareAdmin, channel: Any, *, dry
         )
     partitions = getattr(channel, "partitions", None) or agent.app.conf.topic_partitions
     configs = _topic_settings(channel)
+    if size:
+        configs.setdefault(MESSAGE_BYTES_MAX, str(size))
     try:
         await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True, dry_run=dry_run)
     except ServerError as error:

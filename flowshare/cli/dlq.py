@@ -183,13 +183,27 @@ def replay(
     if as_json:
         emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
         return
-    if done.left_out:
-        say(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
-    if not sent:
-        say(f"no dead letters to replay in {topic}", err=True)
+    _tell_of_others(done, topic)
     verb = "would be replayed" if dry_run else "replayed"
     for name, count in sorted(sent.items()):
         say(f"{count} {verb} to {name}")
+
+
+def _tell_of_others(done: _Replay, topic: str) -> None:
+    """What was not sent, and why."""
+    if done.left_out:
+        say(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
+    if done.bare:
+        say(_bare(done.bare), err=True)
+    if not done.sent:
+        say(f"no dead letters to replay in {topic}", err=True)
+
+
+def _bare(count: int) -> str:
+    return (
+        f"{count} without the record, which was too large for this topic, cannot be replayed: read it where the letter "
+        "says it was (flowshare dlq show)"
+    )
 
 
 class _Replay:
@@ -206,6 +220,8 @@ class _Replay:
         self._target = target
         self._dry_run = dry_run
         self._last: dict[int, int] = {}
+        self.bare = 0
+        """Letters without their record."""
         self._pending: dict[str, list[Message]] = {}
         self.sent: dict[str, int] = {}
 
@@ -241,12 +257,18 @@ class _Replay:
         return False
 
     async def delete(self) -> None:
+        """Delete up to the last letter that was sent. Raises: Failure."""
+        if self.bare:
+            raise Failure(f"nothing is deleted: {_bare(self.bare)}")
         for partition, offset in self._last.items():
             await self._session.admin.delete_records(self._topic, partition, offset + 1)
 
     async def _add(self, letter: Mapping[str, Any]) -> None:
         from flowshare.client.producer import Message
 
+        if letter["left_out"]:
+            self.bare += 1
+            return
         to = self._target or letter["topic"]
         if not to:
             raise Failure(f"{_at(letter)} does not say where it came from; name a topic with --to")
@@ -297,6 +319,7 @@ def _letter(topic: str, partition: int, record: Any) -> dict[str, Any]:
         **{name: facts.get(name, "") for name in _FACTS},
         "is_letter": bool(facts),
         "trace": facts.get("trace", ""),
+        "left_out": facts.get("left_out", ""),
         "letter_topic": topic,
         "letter_partition": partition,
         "letter_offset": record.offset,

@@ -215,6 +215,11 @@ class KafkaProducer:
                     raise outcome
         return cast("list[RecordMetadata | ClientError]", settled)
 
+    def allow(self, record_bytes: int) -> None:
+        """Take records of up to so many bytes from now on, where `request_bytes_max` is less."""
+        if record_bytes > self._settings.request_bytes_max:
+            self._settings = replace(self._settings, request_bytes_max=record_bytes)
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until what is queued is settled. Raises: TimeoutError."""
         if self._open:

@@ -195,6 +195,11 @@ class Producer:
                     raise outcome
         return outcomes
 
+    def allow(self, record_bytes: int) -> None:
+        """Take records of up to so many bytes from now on, where `request_bytes_max` is less."""
+        if record_bytes > self._settings.request_bytes_max:
+            self._settings = replace(self._settings, request_bytes_max=record_bytes)
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Send what is queued without lingering and wait until it is settled. Raises: TimeoutError."""
         await self._clock.wait_for(self._flush(), timeout_s)

@@ -56,6 +56,9 @@ class RecordProducer(Protocol):
         self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: Literal[True]
     ) -> list[RecordMetadata | ClientError]: ...
 
+    def allow(self, record_bytes: int) -> None:
+        """Take records of up to so many bytes from now on, where `request_bytes_max` is less."""
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until what is queued is settled."""
 

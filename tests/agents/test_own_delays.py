@@ -177,6 +177,29 @@ def test_a_dead_letter_that_cannot_be_written_is_tried_again_without_costing_att
     assert result.elapsed_s >= 20
 
 
+def test_a_record_that_the_retry_topic_does_not_take_waits_with_its_lock_held(monkeypatch, caplog):
+    seen, refused = [], []
+    from flowshare.client.errors import RecordTooLarge
+    from flowshare.client.producer import Producer
+
+    send_nowait = Producer.send_nowait
+
+    def too_small(self, topic, *args, **kwargs):
+        if topic.endswith(".retry"):
+            refused.append(topic)
+            raise RecordTooLarge("too large")
+        return send_nowait(self, topic, *args, **kwargs)
+
+    monkeypatch.setattr(Producer, "send_nowait", too_small)
+
+    result = run_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=HOLD_S + 5))
+
+    assert [one[3] for one in seen] == [1, 2]
+    assert refused == ["t.agent.retry"]
+    assert "goes on in 10 s" in caplog.text
+    assert result.elapsed_s >= HOLD_S + 5
+
+
 def test_a_worker_that_stops_finishes_what_it_fetched_ahead_as_giving_back_costs_an_attempt():
     seen = []
 

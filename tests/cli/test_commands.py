@@ -214,6 +214,24 @@ def test_replayed_letters_are_as_they_were(shell):
     assert (record.key, record.value, list(record.headers)) == (b"k", b"value 1", [("trace-id", b"7")])
 
 
+def test_a_letter_without_its_record_is_never_sent_as_a_tombstone(shell):
+    async def bare(connect):
+        producer = Producer(connect, clock=LoopClock())
+        headers = (("flowshare.dlq.topic", b"orders"), ("flowshare.dlq.left_out", b"key, value (9 bytes with it)"))
+        await producer.send("shop.bill.dlq", None, headers=headers)
+        await producer.close()
+
+    shell.beside(letters("a"))
+    shell.beside(bare)
+
+    error = shell("dlq", "replay", "shop.bill.dlq", "--delete", code=1)
+
+    assert "nothing is deleted: 1 without the record" in error
+    assert shell.json("dlq", "ls")[0]["letters"] == 2
+    found = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).read("orders", 0))
+    assert [record.value for record in found] == [b"value 0"]
+
+
 def test_one_letter_can_be_replayed_by_the_place_that_is_shown(shell):
     shell.beside(letters("a", "b", "c"))
     [_, second, third] = [letter["at"] for letter in shell.json("dlq", "show", "shop.bill.dlq")]
