@@ -144,7 +144,7 @@ class ShareAgent:
     def middleware(self) -> tuple[Middleware, ...]:
         """The app's middleware, then the agent's. Raises: UsageError when one cannot stand around this handler."""
         chain = (*self.app.middlewares, *self.options.middleware)
-        check(self.name, chain)
+        check(self.name, chain, is_async=self.is_async)
         return chain
 
     # --- while a worker runs ------------------------------------------------------------------------------------

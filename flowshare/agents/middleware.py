@@ -8,8 +8,8 @@ A middleware takes the delivery (for batch agents the `Records`) and `call_next`
             return await call_next()
 
 An `async def` one runs on the handler loop, around handlers of both kinds; a `def` handler runs in its thread
-meanwhile. A plain `def` one calls `call_next()` without await: around a `def` handler it gets its result, in the
-handler's thread; around an `async def` handler something to await, which it returns.
+meanwhile. A plain `def` one stands around `def` handlers only: it calls `call_next()` without await and gets its
+result, in the handler's thread. Around an `async def` handler it is refused: it would be over before that begins.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from flowshare.agents.texts import named
 Middleware = Callable[[Any, Callable[[], Any]], Any]
 
 
-def check(agent: str, middleware: Sequence[Middleware]) -> None:
-    """Raise UsageError for a middleware that cannot stand around the handler."""
+def check(agent: str, middleware: Sequence[Middleware], *, is_async: bool = False) -> None:
+    """Raise UsageError for a middleware that cannot stand around the handler; is_async: which is an `async def`."""
     for one in middleware:
         if not callable(one):
             raise UsageError(f"agent {agent}: middleware {one!r} cannot be called")
@@ -36,6 +36,12 @@ def check(agent: str, middleware: Sequence[Middleware]) -> None:
             raise UsageError(
                 f"agent {agent}: middleware {getattr(one, '__name__', one)!r} must take two arguments: "
                 "`async def middleware(delivery, call_next)`, and `return await call_next()`"
+            )
+        if is_async and not _awaits(one):
+            raise UsageError(
+                f"agent {agent}: the plain middleware {getattr(one, '__name__', one)!r} cannot stand around an `async "
+                "def` handler, of which it would see neither the errors nor the end: write `async def` and `return "
+                "await call_next()`, which stands around plain handlers, too"
             )
 
 
@@ -47,6 +53,12 @@ def _takes_two(middleware: Middleware) -> bool:
     except ValueError:  # a callable of C: it does not say
         return True
     return True
+
+
+def _awaits(middleware: Middleware) -> bool:
+    """Whether calling it gives something to await: an `async def`, one below a decorator, an object that is called."""
+    called = inspect.unwrap(middleware)
+    return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(getattr(called, "__call__", None))  # noqa: B004
 
 
 async def call_async(middleware: Sequence[Middleware], subject: Any, handler: Callable[[], Awaitable[Any]]) -> Any:

@@ -95,6 +95,8 @@ class Settler:
             case Kind.RETRY:
                 self._retry(chunk, record, outcome)
             case Kind.DEAD:
+                if outcome.error is None and self._agent.dead_letter_topic is not None:  # nobody has told of it yet
+                    logger.info("%s: rejected: %s", self._where(chunk, record), clip(outcome.reason, REASON_MAX))
                 self._dead(chunk, record, outcome)
 
     def allow(self, record_bytes: int) -> None:

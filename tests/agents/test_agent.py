@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -303,3 +304,39 @@ def test_a_topic_is_compacted_as_it_is_declared():
             return [one.value for configs in topics for one in configs if one.name == "cleanup.policy"]
 
     assert fs.testing.run(main()) == list(declared)
+
+
+def test_a_plain_middleware_around_an_async_handler_is_refused_with_what_to_write():
+    def plain(delivery: Any, call_next: Any) -> Any:
+        return call_next()
+
+    async def handler(value: dict) -> None:
+        return None
+
+    with pytest.raises(UsageError, match=r"plain middleware 'plain' cannot stand around an `async def` handler.*await"):
+        run_agent(handler, [{}], middleware=[plain])
+
+
+def test_middleware_that_gives_something_to_await_stands_around_an_async_handler():
+    ran: list[str] = []
+
+    class Timed:
+        async def __call__(self, delivery: Any, call_next: Any) -> Any:
+            ran.append("object")
+            return await call_next()
+
+    async def named(delivery: Any, call_next: Any) -> Any:
+        ran.append("decorated")
+        return await call_next()
+
+    @functools.wraps(named)
+    def decorated(delivery: Any, call_next: Any) -> Any:
+        return named(delivery, call_next)
+
+    async def handler(value: dict) -> None:
+        return None
+
+    seen = run_agent(handler, [{}], middleware=[Timed(), decorated, functools.partial(named)])
+
+    assert seen.outcomes == ["accepted"]
+    assert ran == ["object", "decorated", "decorated"]

@@ -141,6 +141,30 @@ def test_reject_goes_to_the_dead_letter_with_its_reason(raised: bool):
     assert seen.dead[0].headers["flowshare.dlq.reason"] == b"no such customer"
 
 
+@pytest.mark.parametrize("how", ["raised", "returned", "row", "released"])
+def test_a_rejection_that_no_error_tells_of_is_one_line_in_the_log(how: str, caplog: pytest.LogCaptureFixture):
+    said = "y" * 100_000
+
+    async def bad(value: int) -> Any:
+        if how == "raised":
+            raise fs.Reject(said)
+        return fs.Release() if how == "released" else fs.Reject(said)
+
+    async def batch(rows: fs.Records[int]) -> None:
+        rows.reject(rows[0], said)
+
+    with caplog.at_level("INFO", "flowshare.agents"):
+        if how == "row":
+            run_agent(batch, [1], batch=fs.Batch(1))
+        else:
+            run_agent(bad, [1], retry=fs.Retry(max_attempts=1))
+
+    [line] = [record for record in caplog.records if "record=in-0@0" in record.getMessage()]
+    assert line.levelname == "INFO"
+    assert ("attempts used up (1): given back by fs.Release" if how == "released" else "yyy") in line.getMessage()
+    assert len(line.getMessage()) < 1_200
+
+
 def test_an_exception_outside_retry_on_goes_to_the_dead_letter_at_once():
     async def bad(value: bytes) -> None:
         raise ValueError("never")
