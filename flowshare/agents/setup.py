@@ -213,17 +213,22 @@ async def _widen(agent: ShareAgent, admin: ShareAdmin, channel: Any, size: int) 
     )
 
 
+async def _is_there(admin: ShareAdmin, topic: str) -> bool:
+    try:
+        await admin.describe_topic(topic)
+    except ServerError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        return False
+    return True
+
+
 async def _need_topic(
     agent: ShareAgent, admin: ShareAdmin, channel: Any, *, size: int = 0, dry_run: bool = False
 ) -> None:
     """size: the largest batch that it is to take; 0: its own business."""
     name = topic_name(channel)
-    try:
-        await admin.describe_topic(name)
-    except ServerError as error:
-        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise
-    else:
+    if await _is_there(admin, name):
         if size:
             await _widen(agent, admin, channel, size)
         return
@@ -234,14 +239,20 @@ async def _need_topic(
         )
     partitions = getattr(channel, "partitions", None) or agent.app.conf.topic_partitions
     configs = _topic_settings(channel)
-    if size:
-        configs.setdefault(MESSAGE_BYTES_MAX, str(size))
+    wide = {MESSAGE_BYTES_MAX: str(size), **configs} if size else configs
     try:
-        await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True, dry_run=dry_run)
+        await admin.create_topic(name, partitions=partitions, configs=wide, exist_ok=True, dry_run=dry_run)
     except ServerError as error:
         if error.retriable:
             raise
-        raise UsageError(f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}") from error
+        if wide == configs:
+            raise UsageError(
+                f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}"
+            ) from error
+        # A policy of the brokers may refuse this limit alone: a topic with theirs is better than none.
+        await _need_topic(agent, admin, channel, dry_run=dry_run)
+        await _widen(agent, admin, channel, size)
+        return
     if not dry_run:
         logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
 

@@ -8,6 +8,9 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.setup import HEADERS_BYTES, MESSAGE_BYTES, prepare
+from flowshare.client.admin import ShareAdmin
+from flowshare.client.errors import ServerError
+from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import Bus
 from tests.agents.agents_kit import run_app
 
@@ -84,6 +87,32 @@ def test_a_limit_that_the_app_gives_its_dead_letter_topic_is_left_and_warned_of(
     [line] = [one.getMessage() for one in caplog.records if "small.dlq takes 2000 bytes" in one.getMessage()]
     assert f"up to {MESSAGE_BYTES + HEADERS_BYTES}" in line
     assert "the app gives it that limit" in line
+
+
+def test_brokers_that_refuse_the_limit_get_a_dead_letter_topic_with_their_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    real = ShareAdmin.create_topic
+
+    async def strict(self: ShareAdmin, name: str, **given: Any) -> None:
+        if name == "t.agent.dlq" and LIMIT in given["configs"]:
+            raise ServerError(ErrorCode.POLICY_VIOLATION, about="creating a topic")
+        await real(self, name, **given)
+
+    async def refused(self: ShareAdmin, name: str, configs: Any, **_: Any) -> None:
+        raise ServerError(ErrorCode.POLICY_VIOLATION, about="altering a topic")
+
+    monkeypatch.setattr(ShareAdmin, "create_topic", strict)
+    monkeypatch.setattr(ShareAdmin, "alter_topic_configs", refused)
+
+    async def during(bus: Bus) -> None:
+        assert await limit_of(bus, "t.agent.dlq") == MESSAGE_BYTES
+        await bus.send("in", b"small")
+
+    seen = run_app(failing_app(), [], during=during)
+
+    assert seen.outcomes == ["dead_lettered"]
+    assert any("t.agent.dlq takes 1048588 bytes at once" in one.getMessage() for one in caplog.records)
 
 
 def test_a_dead_letter_that_does_not_fit_goes_without_its_record_and_says_so(caplog: pytest.LogCaptureFixture):
