@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "AcknowledgeType": "flowshare.share.types",
     "App": "flowshare.agents.app",
     "Batch": "flowshare.agents.batching",
     "BatchRecord": "flowshare.agents.batching",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from flowshare.client.consumer import ShareConsumer as ShareConsumer
     from flowshare.client.settings import ConsumerSettings as ConsumerSettings
     from flowshare.client.settings import ProducerSettings as ProducerSettings
+    from flowshare.share.types import AcknowledgeType as AcknowledgeType
 
 
 def __getattr__(name: str) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def lay_out(page: Path, folder: Path) -> list[Path]:
     for block in blocks(page.read_text(), "python"):
         named = re.match(r"# (\w+\.py)\n", block)
         name = named[1] if named else f"test_{page.stem.lower()}.py"
-        files[name] = files.get(name, "") + block.replace("embedded:///tmp/", f"embedded://{folder}/") + "\n\n"
+        files[name] = files.get(name, "") + block.replace("/tmp/", f"{folder}/") + "\n\n"
     for name, source in files.items():
         (folder / name).write_text(source)
     return [folder / name for name in files]
@@ -95,6 +97,90 @@ def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
     has_tests = any("def test_" in file.read_text() for file in files)
     assert done.returncode == (0 if has_tests else 5), done.stdout + done.stderr  # 5: imported, and no tests in it
+
+
+def run_script(source: str, folder: Path) -> list[str]:
+    """Run a script beside the files of a page; returns the lines that it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_an_order_goes_through_all_agents_of_the_agents_page_into_the_table(tmp_path: Path) -> None:
+    lay_out(ROOT / "docs/agents.md", tmp_path)
+
+    printed = run_script(
+        """
+        import asyncio, test_agents as page
+
+        async def main():
+            async with page.app.running(), asyncio.timeout(90):
+                await page.orders.send(key="1", value=page.Order("1", "ann", 5.0))
+                while not page.revenue["ann"]:
+                    await asyncio.sleep(0.05)
+                shipped = []
+                while not shipped:
+                    admin = page.app.host.admin
+                    shipped = await page.app.host.service.call(lambda: admin.read("orders.shipped", 0))
+                print(dict(page.revenue.items()), shipped[0].key)
+
+        asyncio.run(main())
+        """,
+        tmp_path,
+    )
+
+    assert printed == ["{'ann': 1} b'ann'"]
+
+
+@pytest.mark.slow
+def test_the_clients_page_runs_twice_and_leaves_nothing_unaccepted(tmp_path: Path) -> None:
+    lay_out(ROOT / "docs/clients.md", tmp_path)
+
+    for _ in range(2):
+        (printed,) = run_script("import runpy; runpy.run_module('test_clients_page', run_name='__main__')", tmp_path)
+        assert sorted(ast.literal_eval(printed)) == [b"one", b"three", b"two"]
+
+
+@pytest.mark.slow
+def test_the_blocking_client_of_the_clients_page_reads_on_where_it_ended(tmp_path: Path) -> None:
+    lay_out(ROOT / "docs/clients.md", tmp_path)
+
+    printed = run_script(
+        f"""
+        import asyncio, blocking, flowshare as fs
+        url = "embedded://{tmp_path}/log"
+
+        async def send(*values):
+            async with fs.Broker(url) as broker:
+                await broker.admin().alter_group_configs("report", {{"share.auto.offset.reset": "earliest"}})
+                await broker.producer().send_many("orders", values)
+
+        for values in ((b"a", b"b"), (b"c",)):
+            asyncio.run(send(*values))
+            print(blocking.first_values(url, len(values)))
+        """,
+        tmp_path,
+    )
+
+    assert printed == ["[b'a', b'b']", "[b'c']"]
+
+
+def test_pages_do_not_share_a_place_where_they_keep_their_log() -> None:
+    places = [(path, page.name) for page in DOCS for path in set(re.findall(r"embedded:///tmp/[\w-]+", _python(page)))]
+
+    assert len({path for path, _ in places}) == len(places), places
+
+
+def _python(page: Path) -> str:
+    return "".join(blocks(page.read_text(), "python"))
 
 
 @pytest.mark.slow
