@@ -6,9 +6,11 @@ server in time, and `ConnectionLost` when a change may or may not have been made
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
+from flowshare.client.arguments import checked, settings_of
 from flowshare.client.errors import ConnectionLost, check
 from flowshare.client.link import Connect, Link
 from flowshare.client.settings import MIB, LinkSettings
@@ -18,8 +20,6 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from flowshare.clock import Clock
 
 R = TypeVar("R")
@@ -57,8 +57,12 @@ class OffsetReset(NamedTuple):
     lag: int
 
 
+@checked
 class ShareAdmin:
-    """Looks after topics and share groups. All methods are called on one event loop."""
+    """Looks after topics and share groups. All methods are called on one event loop.
+
+    Each raises TypeError at once for an argument of another type than it says.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class ShareAdmin:
     ) -> None:
         """Connects at the first call."""
         self._clock = clock
-        self._link = Link(connect, clock=clock, settings=settings or LinkSettings(), name=client_id)
+        self._link = Link(connect, clock=clock, settings=settings_of(settings, LinkSettings), name=client_id)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -87,7 +91,7 @@ class ShareAdmin:
         answer = await self._ask(messages.MetadataRequest(topics=None))
         return sorted(answer.topics, key=lambda topic: topic.name)
 
-    async def describe_topics(self, names: Iterable[str]) -> list[messages.TopicMetadata]:
+    async def describe_topics(self, names: Collection[str]) -> list[messages.TopicMetadata]:
         """Those of these topics that exist and may be seen, in one request."""
         asked = tuple(names)
         answer = await self._ask(messages.MetadataRequest(topics=asked)) if asked else None

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
 
+from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.backlog import Backlog
 from flowshare.client.commits import CommitCallback, Commits, Outcomes
 from flowshare.client.errors import Closed, IllegalState
@@ -26,7 +28,6 @@ from flowshare.client.waking import Busy, Waker
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
 
     from flowshare.client.link import Connect
@@ -80,8 +81,9 @@ class ShareConsumer(Generic[K, V]):
         """A consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values."""
         if not group_id:
             raise ValueError("a share consumer needs a group_id")
+        check_argument("group_id", group_id, str)
         self._clock = clock
-        self._settings = settings or ConsumerSettings()
+        self._settings = settings_of(settings, ConsumerSettings)
         self._explicit = self._settings.acknowledgement_mode == "explicit"
         self._member = ShareMember(
             connect, group_id=group_id, topics=(), clock=clock, member_id=member_id, settings=self._settings.member
@@ -101,10 +103,14 @@ class ShareConsumer(Generic[K, V]):
     # --- subscription -------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Replace the subscription; the group is told at once, or with the first poll. Raises: ValueError (empty)."""
+        """Replace the subscription; the group is told at once, or with the first poll.
+
+        Raises: ValueError (empty), TypeError.
+        """
         self._check_usable()
         if isinstance(topics, str) or not topics:
             raise ValueError("subscribe to a list of at least one topic; to stop, await unsubscribe()")
+        check_argument("topics", topics, Sequence[str])
         self._topics = frozenset(topics)
         self._member.subscribe(sorted(self._topics))
 
@@ -138,6 +144,7 @@ class ShareConsumer(Generic[K, V]):
         Raises: IllegalState, Wakeup, RecordError and CorruptRecords (the records around them come with the next
         polls), ServerError, Closed.
         """
+        check_argument("poll: timeout_s", timeout_s, float)
         with self._turn():
             await self._begin_poll()
             await self._renewals_answered(timeout_s)
@@ -205,6 +212,7 @@ class ShareConsumer(Generic[K, V]):
         self._check_usable()
         if not self._explicit:
             raise IllegalState("acknowledgements are implicit; set acknowledgement_mode='explicit' to give them")
+        check_argument("acknowledge: what was delivered", record, ShareRecord | str)
         if isinstance(record, ShareRecord):
             self._commits.acknowledge(record.topic, record.partition, record.offset, AcknowledgeType(type_or_partition))
         else:

@@ -22,6 +22,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, overload
 
+from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.batching import Buffer, RecordMetadata
 from flowshare.client.errors import (
     BufferFull,
@@ -32,7 +33,7 @@ from flowshare.client.errors import (
 )
 from flowshare.client.kafka_errors import problem_of
 from flowshare.client.link import Connect, Link
-from flowshare.client.message import Message, size_of
+from flowshare.client.message import Message, items_of, size_of
 from flowshare.client.partitioner import partition_for
 from flowshare.client.settings import Compression, ProducerSettings
 from flowshare.client.topics import TopicSizes
@@ -105,7 +106,8 @@ class KafkaProducer:
         """
         chosen: dict[str, Any] = {"linger_s": linger_s, "compression": compression}
         self._settings = replace(
-            settings or ProducerSettings(), **{name: value for name, value in chosen.items() if value is not None}
+            settings_of(settings, ProducerSettings),
+            **{name: value for name, value in chosen.items() if value is not None},
         )
         self._bootstrap = tuple(bootstrap)
         self._clock = clock
@@ -146,7 +148,7 @@ class KafkaProducer:
     ) -> RecordMetadata:
         """Send one record and return when it is confirmed; waits while the buffer is full.
 
-        Raises: RecordTooLarge (at once), DeliveryTimeout, ServerError, Closed.
+        Raises: RecordTooLarge and TypeError (at once), DeliveryTimeout, ServerError, Closed.
         """
         message = Message(value, key, headers, timestamp_ms, partition)
         size = self._size(topic, message)
@@ -166,7 +168,7 @@ class KafkaProducer:
     ) -> asyncio.Future[RecordMetadata]:
         """Queue one record; the future is done when it is confirmed or failed.
 
-        Raises: BufferFull, RecordTooLarge, Closed (now); the future: DeliveryTimeout, ServerError.
+        Raises: BufferFull, RecordTooLarge, TypeError, Closed (now); the future: DeliveryTimeout, ServerError.
         """
         message = Message(value, key, headers, timestamp_ms, partition)
         size = self._size(topic, message)
@@ -191,10 +193,10 @@ class KafkaProducer:
         """Send many records of one topic and return when all are settled, in order.
 
         An item is a value or a `Message`. With `return_exceptions` a failed record's error stands in its place.
-        Raises: the first error otherwise (the other records may be in the log); Closed.
+        Raises: the first error otherwise (the other records may be in the log); Closed; TypeError.
         """
         outcomes: list[asyncio.Future[RecordMetadata]] = []
-        for number, item in enumerate(items):
+        for number, item in enumerate(items_of(items, topic)):
             message = item if isinstance(item, Message) else Message(item)
             try:
                 size = self._size(topic, message)
@@ -221,7 +223,8 @@ class KafkaProducer:
             self._settings = replace(self._settings, request_bytes_max=record_bytes)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until what is queued is settled. Raises: TimeoutError."""
+        """Wait until what is queued is settled. Raises: TimeoutError, TypeError."""
+        check_argument("flush: timeout_s", timeout_s, float | None)
         if self._open:
             await self._clock.wait_for(asyncio.wait(tuple(self._open)), timeout_s)
 

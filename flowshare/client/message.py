@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+from flowshare.client.arguments import check_argument, fits
 from flowshare.client.batching import RECORD_OVERHEAD
 from flowshare.client.errors import RecordTooLarge
 
@@ -22,17 +23,29 @@ class Message(NamedTuple):
     partition: int | None = None
 
 
-def size_of(message: Any, topic: str, request_bytes_max: int) -> int:
+def items_of(items: Any, topic: Any) -> Iterator[Message | bytes | None]:
+    """What `send_many` was given, one after the other. Raises: TypeError."""
+    check_argument("the topic", topic, str)
+    if isinstance(items, str | bytes | Message) or not isinstance(items, Iterable):
+        raise TypeError(
+            f"send_many for {topic} takes a list of values or messages, not {type(items).__name__}: `send` one"
+        )
+    return iter(cast("Iterable[Message | bytes | None]", items))
+
+
+def size_of(message: Any, topic: Any, request_bytes_max: int) -> int:
     """Bytes that a `Message` takes, about, and from above; its fields are checked here, whatever users put there.
 
     Raises: RecordTooLarge; TypeError: it is no record.
     """
     value, key, headers, timestamp_ms, partition = message
+    if type(topic) is not str:
+        check_argument("the topic", topic, str)
     if not (
         (value is None or isinstance(value, bytes))
         and (key is None or isinstance(key, bytes))
-        and (timestamp_ms is None or isinstance(timestamp_ms, int))
-        and (partition is None or isinstance(partition, int))
+        and (timestamp_ms is None or type(timestamp_ms) is int or fits(timestamp_ms, int))
+        and (partition is None or type(partition) is int or fits(partition, int))
     ):
         raise TypeError(_wrong(message, topic))
     size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
@@ -76,5 +89,5 @@ def _wrong(message: Any, topic: str) -> str:
                 "(str: text.encode(), otherwise: json.dumps(it).encode())"
             )
     numbers: dict[str, object] = {"timestamp_ms": message.timestamp_ms, "partition": message.partition}
-    field, number = next(pair for pair in numbers.items() if not isinstance(pair[1], int | None))
+    field, number = next(pair for pair in numbers.items() if not fits(pair[1], int | None))
     return f"the {field} of a record for {topic} is {type(number).__name__}, and must be int or None"

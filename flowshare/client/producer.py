@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast, overload
 
+from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.batching import (
     RECORD_OVERHEAD,
     Buffer,
@@ -36,7 +37,7 @@ from flowshare.client.errors import (
     ServerError,
 )
 from flowshare.client.link import Connect, Link
-from flowshare.client.message import Headers, Message, size_of
+from flowshare.client.message import Headers, Message, items_of, size_of
 from flowshare.client.partitioner import partition_for
 from flowshare.client.settings import Compression, ProducerSettings
 from flowshare.client.topics import TopicSizes
@@ -93,7 +94,7 @@ class Producer:
             "buffer_bytes": buffer_bytes,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
-        self._settings = replace(settings or ProducerSettings(), **chosen)  # type: ignore[arg-type]  # names as above
+        self._settings = replace(settings_of(settings, ProducerSettings), **chosen)  # type: ignore[arg-type]  # names as above
         self._clock = clock
         self._link = Link(connect, clock=clock, settings=self._settings.link, name=client_id)
         self._sizes = TopicSizes(
@@ -181,10 +182,11 @@ class Producer:
         Raises: the first error otherwise (the other records may be in the log); Closed; TypeError: of the first item
         that is no record, those before it may be in the log.
         """
+        rest = items_of(items, topic)
         target = await self._resolved(topic)
         bulk = Bulk()
         try:
-            await self._add_all(target, items, bulk)
+            await self._add_all(target, rest, bulk)
         finally:
             bulk.finish()
         await bulk.done
@@ -201,7 +203,8 @@ class Producer:
             self._settings = replace(self._settings, request_bytes_max=record_bytes)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Send what is queued without lingering and wait until it is settled. Raises: TimeoutError."""
+        """Send what is queued without lingering and wait until it is settled. Raises: TimeoutError, TypeError."""
+        check_argument("flush: timeout_s", timeout_s, float | None)
         await self._clock.wait_for(self._flush(), timeout_s)
 
     async def close(self, timeout_s: float = 10.0) -> None:
@@ -238,8 +241,7 @@ class Producer:
             target.early.append((message, future, size))
         return future
 
-    async def _add_all(self, target: _Target, items: Iterable[Message | bytes | None], bulk: Bulk) -> None:
-        rest = iter(items)
+    async def _add_all(self, target: _Target, rest: Iterator[Message | bytes | None], bulk: Bulk) -> None:
         while chunk := list(itertools.islice(rest, ROUND)):
             position = bulk.expect(len(chunk))
             if not self._add_values(target, chunk, bulk, position):

@@ -1,6 +1,7 @@
 """Settings of the client's parts, with Kafka's defaults where Kafka has the setting (its name in brackets).
 
-Durations are seconds, sizes are bytes.
+Durations are seconds, sizes are bytes. Each class raises TypeError for a value of another type and ValueError for one
+that is too small.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from flowshare.client.arguments import check_settings
 from flowshare.share.types import AcquireMode
 
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -36,6 +38,12 @@ class LinkSettings:
     response_bytes_max: int = 128 * MIB
     ride_s: float = 0.002
 
+    def __post_init__(self) -> None:
+        """Raises: TypeError, ValueError."""
+        seconds = ("connect_timeout_s", "request_timeout_s", "backoff_min_s", "backoff_max_s", "ride_s")
+        counts = ("in_flight_max", "in_flight_bytes_max", "response_bytes_max")
+        check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(counts, 1)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
@@ -48,6 +56,10 @@ class MemberSettings:
     link: LinkSettings = field(default_factory=LinkSettings)
     rack_id: str | None = None
     close_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raises: TypeError, ValueError."""
+        check_settings(self, {"close_timeout_s": 0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +85,11 @@ class ConsumerSettings:
     fetch_bytes_max: int = 50 * MIB
     fetch_wait_s: float = 0.5
     api_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises: TypeError, ValueError."""
+        seconds = ("poll_interval_max_s", "fetch_wait_s", "api_timeout_s")
+        check_settings(self, {**dict.fromkeys(seconds, 0), "poll_records_max": 1, "fetch_bytes_max": 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +117,9 @@ class ProducerSettings:
     delivery_timeout_s: float = 120.0
     metadata_age_max_s: float = 300.0
     auto_create_topics: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises: TypeError, ValueError."""
+        seconds = ("linger_s", "delivery_timeout_s", "metadata_age_max_s")
+        sizes = ("batch_bytes", "request_bytes_max", "buffer_bytes")
+        check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(sizes, 1)})

@@ -29,7 +29,7 @@ async def starts(admin: ShareAdmin, group: str) -> dict[Place, int]:
 async def leaders(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, str]:
     """Brokers that lead the partitions of topics, as one of the cluster knows it: perhaps an earlier than leads now."""
     found: dict[Place, str] = {}
-    for topic in await admin.describe_topics(topics):
+    for topic in await admin.describe_topics(tuple(topics)):
         for partition, epoch in enumerate(topic.leader_epochs):
             if epoch >= 0:
                 found[topic.name, partition] = _broker(epoch)
