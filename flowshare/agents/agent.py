@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hin
 import faust
 
 from flowshare.agents.batching import Records
+from flowshare.agents.coding import decoder_for
 from flowshare.agents.delivery import Delivery
 from flowshare.agents.errors import AnnotationError, OptionError, UsageError
 from flowshare.agents.middleware import Middleware, check
@@ -16,7 +17,7 @@ from flowshare.agents.options import AgentOptions
 from flowshare.agents.outcomes import warn_once_of_lost_values
 from flowshare.agents.send import Produce, Send, produce, topic_name
 from flowshare.agents.texts import said
-from flowshare.agents.values import Decoder, check_topic_type, decoder, describe, explain, strip_none
+from flowshare.agents.values import Decoder, check_topic_type, describe, explain
 
 if TYPE_CHECKING:
     from flowshare.agents.app import App
@@ -235,23 +236,10 @@ class ShareAgent:
                 annotation = value_type
             try:
                 serializer = getattr(channel, "value_serializer", None)
-                built[name] = decoder(annotation) if serializer is None else self._by_serializer(annotation, serializer)
+                built[name] = decoder_for(annotation, serializer)
             except AnnotationError as error:
                 raise AnnotationError(f"agent {self.name}: {error}") from None
         return built
-
-    def _by_serializer(self, annotation: Any, serializer: Any) -> Decoder:
-        """Decodes with the codec that a topic names, as its `send` encodes."""
-        inner, optional = strip_none(annotation)
-        typ = None if inner is Any else inner
-        app = self.app
-
-        def decode(raw: bytes | None) -> Any:
-            if raw is None and not optional:
-                raise ValueError("null")
-            return None if raw is None else app.serializers.loads_value(typ, raw, serializer=serializer)
-
-        return decode
 
     def _check_annotated(self, topics: Sequence[Any]) -> None:
         if self.signature.value_annotated:
@@ -280,11 +268,11 @@ class ShareAgent:
 
 
 def _key_decoder(agent: str, topic: str, channel: Any) -> Decoder | None:
-    key_type = getattr(channel, "key_type", None)
-    if key_type is None or isinstance(key_type, str):
+    key_type, serializer = getattr(channel, "key_type", None), getattr(channel, "key_serializer", None)
+    if isinstance(key_type, str) or (key_type is None and serializer is None):
         return None
     try:
-        return decoder(key_type)
+        return decoder_for(Any if key_type is None else key_type, serializer)
     except AnnotationError as error:
         raise AnnotationError(f"agent {agent}: the key_type of topic {topic!r}: {error}") from None
 

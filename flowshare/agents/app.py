@@ -23,6 +23,7 @@ from mode import ServiceT
 from flowshare.agents import logs
 from flowshare.agents.agent import ShareAgent
 from flowshare.agents.capabilities import refusals
+from flowshare.agents.coding import check_declared
 from flowshare.agents.errors import UsageError
 from flowshare.agents.faust_producer import FaustProducer
 from flowshare.agents.leader import Leader
@@ -146,8 +147,13 @@ class App(faust.App):
         """Name a topic of the app; what is sent is encoded, and what agents get decoded, by the types.
 
         key_type, value_type: bytes, str, dict, a dataclass, a TypedDict, a `fs.Record`, …; None: by the handler's
-        annotation. The other options are Faust's.
+        annotation. key_serializer, value_serializer: a codec of Faust's (`json`, `raw`, `pickle`, …) that stands
+        between the type and the bytes, in both directions. The other options are Faust's.
+        Raises: OptionError: a type and a serializer do not go together, or there is no such serializer.
         """
+        name = ", ".join(map(str, topics))
+        check_declared(name, "key", key_type, options.get("key_serializer"))
+        check_declared(name, "value", value_type, options.get("value_serializer"))
         made: Topic[Any] = super().topic(*topics, key_type=key_type, value_type=value_type, **options)  # type: ignore[assignment,unused-ignore]
         return made
 

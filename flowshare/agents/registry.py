@@ -9,7 +9,7 @@ from typing import Any
 import faust
 from faust.serializers.registry import Registry as FaustRegistry
 
-from flowshare.agents.send import encode
+from flowshare.agents.coding import encode
 from flowshare.agents.values import converter
 
 _FAUSTS = (int, float, str, bytes)

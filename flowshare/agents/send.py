@@ -1,23 +1,18 @@
-"""Records that a handler produces: `Send`, sinks, and how values become bytes."""
+"""Records that a handler produces: `Send`, sinks, headers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import faust
-import orjson
 
-from flowshare.agents.errors import AnnotationError, Unencodable
-from flowshare.agents.texts import said, shown
-from flowshare.agents.values import Decoder, decoder, describe
+from flowshare.agents.coding import encode_for
+from flowshare.agents.errors import Unencodable
+from flowshare.agents.texts import shown
 
 Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
-
-_PLAIN: Final = (bytes, str, int, float, bool)
-"""Types whose values fit them."""
 
 
 class Produce(NamedTuple):
@@ -84,49 +79,21 @@ def produce(
     partition: int | None = None,
     timestamp: float | None = None,
     extra_headers: tuple[tuple[str, bytes], ...] = (),
+    key_serializer: Any = None,
+    value_serializer: Any = None,
 ) -> Produce:
-    """Encode one record for `topic` (a topic of the app or a name). Raises: Unencodable."""
-    value_serializer = getattr(topic, "value_serializer", None)
-    key_serializer = getattr(topic, "key_serializer", None)
-    if value_serializer is None:
-        encoded = encode(value)
-        _check_type(topic, value, encoded)
-    else:
-        encoded = bytes_of(topic.prepare_value(value, value_serializer)[0])
+    """Encode one record for `topic` (a topic of the app or a name).
+
+    key_serializer, value_serializer: in place of the topic's. Raises: Unencodable, OptionError: there is no such one.
+    """
     return Produce(
         topic_name(topic),
-        encoded,
-        encode(key) if key_serializer is None else bytes_of(topic.prepare_key(key, key_serializer)[0]),
+        encode_for(topic, "value", value, value_serializer),
+        encode_for(topic, "key", key, key_serializer),
         encode_headers(headers, extra_headers),
         partition,
         None if timestamp is None else int(timestamp * 1000),
     )
-
-
-def _check_type(topic: Any, value: Any, encoded: bytes | None) -> None:
-    """Refuse here what a handler of the topic's `value_type` would not get. Raises: Unencodable."""
-    value_type = getattr(topic, "value_type", None)
-    if value_type is None or encoded is None or type(value) is value_type in _PLAIN:
-        return
-    decode = _decoder_of(value_type)
-    if decode is None:
-        return
-    try:
-        decode(encoded)
-    except Exception as error:
-        raise Unencodable(
-            f"topic {topic_name(topic)!r} has value_type={describe(value_type)}, which {shown(value)} does not fit: "
-            f"{said(error)}"
-        ) from error
-
-
-@cache
-def _decoder_of(value_type: Any) -> Decoder | None:
-    """None: all bytes fit, as they do a codec's name and what no handler can be annotated with."""
-    try:
-        return None if isinstance(value_type, str) else decoder(value_type)
-    except AnnotationError:
-        return None
 
 
 def topic_name(topic: Any) -> str:
@@ -136,42 +103,6 @@ def topic_name(topic: Any) -> str:
     if isinstance(topic, faust.TopicT):
         return str(topic.get_topic_name())
     raise Unencodable(f"{shown(topic)} is not a topic: give a name or what app.topic(…) returned")
-
-
-def encode(value: Any) -> bytes | None:
-    """A key or value as bytes: bytes stay, str is UTF-8, None stays None, everything else becomes JSON.
-
-    Raises: Unencodable.
-    """
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if isinstance(value, faust.Record):
-        return bytes_of(value.dumps(serializer=value._options.serializer or "json"))  # noqa: SLF001 - faust's only door
-    try:
-        return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError as error:
-        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
-
-
-def bytes_of(value: Any) -> bytes | None:
-    """What a Faust codec returned, as bytes."""
-    return value.encode() if isinstance(value, str) else value
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, faust.Record):
-        return value.to_representation()
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode()
-    if type(value).__module__ == "decimal":
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def encode_headers(

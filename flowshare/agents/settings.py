@@ -7,6 +7,7 @@ the broker's URL, which it would garble: where its own transport connects it is 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,9 @@ DATADIR_ENV: Final = "APP_DATADIR"
 PLACEHOLDER: Final = "kafka://not-known-before-the-start"
 SESSION_TIMEOUT_S: Final = 10.0
 """On embedded, how long the partitions of a killed process wait for another one (Faust's default: 60)."""
+NAME_MAX: Final = 200
+"""Characters of an app's name; those of a topic are 249, and `.<agent>.dlq` comes behind it."""
+_NAME: Final = rf"(?!\.\.?$)[a-zA-Z0-9._-]{{1,{NAME_MAX}}}"
 _COMPAT: Final = frozenset(
     {
         "client_id",
@@ -37,6 +41,7 @@ _COMPAT: Final = frozenset(
 )
 _OWN: Final = frozenset({"broker", "share", "fleet", "web_hosts", "monitor", "config_source", "loop", "beacon"})
 _IN_THE_URL: Final = ("broker_consumer", "broker_producer", "broker_credentials", "ssl_context")
+_AT_THE_TOPIC: Final = ("key_serializer", "value_serializer")
 _MADE_LATER: Final = (
     "Table",
     "SetTable",
@@ -62,18 +67,12 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     The environment variable FLOWSHARE_BROKER replaces what the code says. Raises: OptionError for an unknown option,
     UsageError for a broker URL that cannot be read.
     """
-    refuse_unknown(f"App({app_id!r})", options, known_options())
+    _refuse(app_id, options)
     left = {name: value for name, value in options.items() if name not in ("share", "fleet", "web_hosts")}
     broker = os.environ.get(BROKER_ENV) or left.pop("broker", None)
     left.pop("broker", None)
     left["broker"] = PLACEHOLDER
     left.setdefault("web_bind", "127.0.0.1")
-    for name in _IN_THE_URL:
-        if name in left:
-            raise UsageError(
-                f"App({app_id!r}): {name} has no effect here; addresses, logins and TLS stand in the broker's URL, for "
-                "share agents and Faust's own: broker='kafka://user@host:9092?security=SASL_SSL' (docs/security.md)"
-            )
     if "default_partitions" not in left:
         left.setdefault("topic_partitions", 1)  # as share agents make them; with Faust's 8 no table would fit
     for name in _MADE_LATER:
@@ -91,6 +90,28 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     if address.kind == "embedded":
         left.setdefault("broker_session_timeout", SESSION_TIMEOUT_S)
     return address, left
+
+
+def _refuse(app_id: str, options: Mapping[str, Any]) -> None:
+    """Raises: OptionError, UsageError: the app's name or an option cannot be."""
+    if not isinstance(app_id, str) or not re.fullmatch(_NAME, app_id):
+        raise UsageError(
+            f"App({app_id!r}): the app's name is the beginning of the names of its groups and topics (dead letters, "
+            f"tables), so it takes 1 to {NAME_MAX} letters, digits, '.', '_' and '-', and is neither '.' nor '..'"
+        )
+    refuse_unknown(f"App({app_id!r})", options, known_options())
+    for name in _AT_THE_TOPIC:
+        if name in options:
+            raise UsageError(
+                f"App({app_id!r}): {name} has no effect on share agents; give it to each topic that wants it: "
+                f"app.topic(…, {name}={options[name]!r})"
+            )
+    for name in _IN_THE_URL:
+        if name in options:
+            raise UsageError(
+                f"App({app_id!r}): {name} has no effect here; addresses, logins and TLS stand in the broker's URL, for "
+                "share agents and Faust's own: broker='kafka://user@host:9092?security=SASL_SSL' (docs/security.md)"
+            )
 
 
 def _make(path: str, *arguments: Any, **more: Any) -> Any:

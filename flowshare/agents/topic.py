@@ -203,11 +203,6 @@ class Topic(faust.Topic, Generic[V]):
         for name in unknown:
             if name not in ("key_serializer", "value_serializer"):
                 raise UsageError(f"topic {self.get_topic_name()}: send has no option {name!r}")
-        value_serializer, key_serializer = faust_only.get("value_serializer"), faust_only.get("key_serializer")
-        if value_serializer is not None:
-            value = self.prepare_value(value, value_serializer)[0]
-        if key_serializer is not None:
-            key = self.prepare_key(key, key_serializer)[0]
         return produce(
             self,
             value,
@@ -216,6 +211,8 @@ class Topic(faust.Topic, Generic[V]):
             partition=partition,
             timestamp=timestamp,
             extra_headers=current_headers(),
+            key_serializer=faust_only.get("key_serializer"),
+            value_serializer=faust_only.get("value_serializer"),
         )
 
 

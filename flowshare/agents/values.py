@@ -21,6 +21,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import math
 import types
 import typing
 import uuid
@@ -91,7 +92,7 @@ def describe(annotation: Any) -> str:
 
 def check_topic_type(annotation: Any, value_type: Any, agent: str, topic: str) -> None:
     """Raise AnnotationError when the handler's annotation contradicts the topic's `value_type`."""
-    inner, _ = strip_none(annotation)
+    inner, value_type = strip_none(annotation)[0], value_type and strip_none(value_type)[0]
     if inner is Any or value_type is None or inner is value_type:
         return
     if isinstance(value_type, str):
@@ -197,7 +198,7 @@ def _class(tp: type) -> _Convert:
     if issubclass(tp, enum.Enum):
         return tp
     if issubclass(tp, faust.Record):
-        return lambda value: tp.from_data(value, preferred_type=tp)
+        return lambda value: value if isinstance(value, tp) else tp.from_data(value, preferred_type=tp)
     if dataclasses.is_dataclass(tp):
         return _fields(tp, _dataclass_fields(tp), tp)
     if typing.is_typeddict(tp):
@@ -253,6 +254,8 @@ def _fields(tp: type, fields: Mapping[str, tuple[bool, _Convert]], make: Callabl
     items = [(name, required, convert) for name, (required, convert) in fields.items()]
 
     def convert_fields(value: Any) -> Any:
+        if type(value) is tp and tp is make:
+            return value  # pickled as what it is
         if type(value) is not dict:
             raise ValueError(f"expected an object for {tp.__qualname__}, got {_kind(value)}")
         made = {}
@@ -281,7 +284,7 @@ def _container(tp: Any, origin: Any) -> _Convert:
     convert = _lazy(args[0]) if args else _same
 
     def convert_list(value: Any) -> Any:
-        if type(value) is not list:
+        if type(value) not in (list, make):
             raise ValueError(f"expected an array, got {_kind(value)}")
         return make([convert(item) for item in value])
 
@@ -305,7 +308,7 @@ def _tuple(args: tuple[Any, ...]) -> _Convert:
     converts = [_lazy(arg) for arg in args]
 
     def convert_tuple(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(converts):
+        if type(value) not in (list, tuple) or len(value) != len(converts):
             raise ValueError(f"expected an array of {len(converts)}, got {_kind(value)}")
         return tuple(convert(item) for convert, item in zip(converts, value, strict=True))
 
@@ -343,13 +346,19 @@ def _plain(tp: Any) -> _Convert:
     def convert_plain(value: Any) -> Any:
         if type(value) not in accepted:
             raise ValueError(f"expected {name}, got {_kind(value)}")
-        return float(value) if tp is float else value
+        if tp is not float:
+            return value
+        if not math.isfinite(value):
+            raise ValueError(f"expected a finite number, got {value}")
+        return float(value)
 
     return convert_plain
 
 
 def _parsed(tp: type, parse: _Convert) -> _Convert:
     def convert_parsed(value: Any) -> Any:
+        if type(value) is tp:
+            return value
         if type(value) is not str:
             raise ValueError(f"expected a string for {tp.__name__}, got {_kind(value)}")
         return parse(value)
@@ -358,6 +367,8 @@ def _parsed(tp: type, parse: _Convert) -> _Convert:
 
 
 def _decimal(value: Any) -> decimal.Decimal:
+    if type(value) is decimal.Decimal:
+        return value
     if type(value) not in (str, int, float):
         raise ValueError(f"expected a number or a string, got {_kind(value)}")
     return decimal.Decimal(str(value))

@@ -22,7 +22,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.errors import UsageError, nearest
+from flowshare.agents.coding import decoder_for
+from flowshare.agents.errors import UndecodableValue, UsageError, nearest
+from flowshare.agents.values import describe
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
 from flowshare.testing.report import AgentReport, DeadLetter, SentRecord
 from flowshare.testing.virtual import VirtualTimeLoop
@@ -164,13 +166,14 @@ class Bus:
         return None
 
     def _typed(self, record: SentRecord, channel: Any) -> SentRecord:
-        key_type, value_type = getattr(channel, "key_type", None), getattr(channel, "value_type", None)
-        loads = self.app.serializers
-        key = record.key if key_type is None else loads.loads_key(key_type, record.key)
-        if value_type is None:
-            return replace(record, key=key, value=_decoded(record.value))
-        serializer = getattr(channel, "value_serializer", None)
-        return replace(record, key=key, value=loads.loads_value(value_type, record.value, serializer=serializer))
+        key_type, key_serializer = getattr(channel, "key_type", None), getattr(channel, "key_serializer", None)
+        value_type, serializer = getattr(channel, "value_type", None), getattr(channel, "value_serializer", None)
+        key, value = record.key, _decoded(record.value)
+        if key_type is not None or key_serializer is not None:
+            key = _as_declared(record, "key", record.key, key_type, key_serializer)
+        if value_type is not None or serializer is not None:
+            value = _as_declared(record, "value", record.value, value_type, serializer)
+        return replace(record, key=key, value=value)
 
     def dead_letters(self, agent: Any) -> list[DeadLetter]:
         """An agent's dead letters, as of the last `run_until_idle` or `advance`.
@@ -265,6 +268,20 @@ def _sent(topic: str, partition: int, record: Any) -> SentRecord:
         value=record.value,
         headers=dict(record.headers),
     )
+
+
+def _as_declared(record: SentRecord, what: str, raw: bytes | None, typ: Any, serializer: Any) -> Any:
+    if raw is None or isinstance(typ, str):
+        return _decoded(raw)
+    try:
+        decode = decoder_for(Any if typ is None else typ, serializer)
+        return raw if decode is None else decode(raw)
+    except Exception as error:
+        place = f"{record.topic}-{record.partition}@{record.offset}"
+        raise UndecodableValue(
+            f"the {what} {raw[:80]!r} of {place} does not fit the topic's {what}_type"
+            f"{'' if typ is None else f'={describe(typ)}'}: {error}"
+        ) from error
 
 
 def _decoded(value: bytes | None) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import Unencodable, UsageError
+from flowshare.agents.errors import UndecodableValue, Unencodable, UsageError
 from flowshare.client import errors as fs_errors
 
 
@@ -104,3 +106,132 @@ async def test_the_largest_record_can_be_raised_where_the_error_says(tmp_path: P
     async with broker:
         producer = broker.producer(settings=fs.ProducerSettings(request_bytes_max=3_000_000))
         assert (await producer.send("blobs", b"y" * 2_000_000)).offset == 1
+
+
+def declared(**options: Any) -> Any:
+    return fs.App("declared", broker="memory://").topic("orders", **options)
+
+
+@pytest.mark.filterwarnings("ignore::faust.exceptions.SecurityWarning")
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.parametrize(
+    ("typ", "serializer", "given", "why"),
+    [
+        (Order, "json", 5, "expected an object for Order, got int"),
+        (Order, "json", None, r"got null; (key|value)_type=Order \| None takes None, too"),
+        (Order, "pickle", 5, "expected an object for Order, got int"),
+        (str, "json", 5, "expected str, got int"),
+        (str, None, b"\xff", "invalid start byte"),
+        (int, None, "five", "does not fit: invalid literal"),
+        (float, None, float("nan"), "JSON has no such number"),
+        (float, "json", float("inf"), "expected float, got null"),
+        (float, "pickle", float("-inf"), "expected a finite number"),
+        (str, "raw", 5, "makes no bytes of 5"),
+    ],
+)
+def test_keys_and_values_are_held_against_their_type_whatever_the_serializer(
+    what: str, typ: Any, serializer: Any, given: Any, why: str
+):
+    if what == "key" and given is None:
+        return  # a record without a key
+    topic = declared(**{f"{what}_type": typ, f"{what}_serializer": serializer})
+
+    with pytest.raises(Unencodable, match=why):
+        fs.Send(topic, **{what: given}).encode()
+
+
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.parametrize(
+    ("typ", "serializer", "why"),
+    [
+        (Order, "raw", r"does not go with .*_type=Order: it carries bytes and str only"),
+        (int, "binary", "it carries bytes and str only"),
+        (bytes, "json", "it cannot carry bytes"),
+        (Order, "nonsense", r"there is no codec 'nonsense'. Known are binary, json, .*register your own before"),
+        (str, "bad|json", "there is no codec 'bad'"),
+        (str, "", "there is no codec ''"),
+        (str, 5, "there is no codec 5"),
+    ],
+)
+def test_a_serializer_that_does_not_go_with_the_type_is_refused_at_the_declaration(
+    what: str, typ: Any, serializer: Any, why: str
+):
+    with pytest.raises(UsageError, match=f"topic 'orders': {what}_serializer={serializer!r}.*{why}"):
+        declared(**{f"{what}_type": typ, f"{what}_serializer": serializer})
+
+
+def test_a_serializer_of_the_whole_app_is_refused_as_share_agents_would_not_heed_it():
+    with pytest.raises(
+        UsageError, match=r"give it to each topic that wants it: app.topic\(…, value_serializer='pickle'\)"
+    ):
+        fs.App("codecs", broker="memory://", value_serializer="pickle")
+
+
+def test_a_serializer_of_one_send_is_looked_up_and_its_result_held_against_the_topic():
+    topic = declared(value_type=str)
+    with pytest.raises(UsageError, match="there is no codec 'nonsense'"):
+        topic._made(None, "x", None, None, None, {"value_serializer": "nonsense"})
+    with pytest.raises(Unencodable, match="cannot encode 5"):
+        declared(value_type=int)._made(None, 5, None, None, None, {"value_serializer": "binary"})
+
+    assert topic._made(None, "x", None, None, None, {"value_serializer": "json"}).value == b'"x"'
+
+
+class Place(NamedTuple):
+    """A value that JSON turns into a list."""
+
+    shelf: int
+
+
+@pytest.mark.asyncio
+@pytest.mark.filterwarnings("ignore::faust.exceptions.SecurityWarning")
+@pytest.mark.parametrize(
+    ("typ", "serializer", "given"),
+    [
+        (Order, "pickle", Order(1)),
+        (list[Order], "pickle", [Order(1)]),
+        (Place, "pickle", Place(1)),
+        (set[int], "pickle", {1}),
+        (datetime, "pickle", datetime(2026, 1, 1, tzinfo=UTC)),
+        (Decimal, "pickle", Decimal("1.5")),
+        (Order, "json", Order(1)),
+        (str, "json", "x"),
+        (bytes, "binary", b"\xff\x00"),
+        (str, "binary", "ä"),
+        (str, "raw", "ä"),
+        (str | None, "json", None),
+        (Order | None, None, None),
+    ],
+)
+async def test_what_was_sent_as_key_and_value_arrives_as_it_was(typ: Any, serializer: Any, given: Any):
+    own = fs.App("codecs", broker="memory://")
+    topic = own.topic("t", key_type=typ, key_serializer=serializer, value_type=typ, value_serializer=serializer)
+    got: list[Any] = []
+
+    async def take(value: Any, delivery: fs.Delivery) -> None:
+        got.append((delivery.key, value))
+
+    take.__annotations__ |= {"value": typ, "delivery": fs.Delivery}
+    own.share_agent(topic)(take)
+    async with fs.testing.harness(own) as bus:
+        await bus.send(topic, given, key=given)
+        await bus.run_until_idle()
+        records = [(record.key, record.value) for record in bus.records(topic)]
+
+    assert got == records == [(given, given)]
+
+
+@pytest.mark.asyncio
+async def test_the_harness_names_the_record_whose_key_is_of_another_type():
+    own = fs.App("codecs", broker="memory://")
+    topic = own.topic("t", key_type=int, value_type=str)
+
+    async def take(value: str) -> None: ...
+
+    take.__annotations__ |= {"value": str}
+    own.share_agent(topic)(take)
+    async with fs.testing.harness(own) as bus:
+        await bus.send("t", "x", key="five")
+        await bus.run_until_idle()
+        with pytest.raises(UndecodableValue, match="the key b'five' of t-0@0 does not fit the topic's key_type=int"):
+            bus.records(topic)
