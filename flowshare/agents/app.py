@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from flowshare.agents.middleware import Middleware
     from flowshare.agents.options import AgentArguments
     from flowshare.backend.url import BrokerUrl
+    from flowshare.client.settings import ProducerSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
@@ -127,6 +128,23 @@ class App(faust.App):
         if self.host is not None:
             return self.host.backend.kind
         return "memory" if self._broker is None else self._broker.kind
+
+    @property
+    def producer_settings(self) -> ProducerSettings | None:
+        """What Faust's options (`producer_max_request_size`) say of flowshare's producer, too; None: nothing.
+
+        Raises: UsageError.
+        """
+        from flowshare.client.settings import ProducerSettings
+
+        _, options = self._default_options  # its settings do not tell a default apart
+        largest = options.get("producer_max_request_size")
+        try:
+            return None if largest is None else ProducerSettings(request_bytes_max=largest)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"App({self.app_id!r}): producer_max_request_size is a number of bytes from 1 on, not {largest!r}"
+            ) from None
 
     def running_host(self) -> Host:
         """The host that runs this app. Raises: UsageError when nothing runs it."""
@@ -330,8 +348,9 @@ class App(faust.App):
     async def _hosted(self, *, sends_only: bool) -> AsyncIterator[Host]:
         from flowshare.agents.host import Host, HostSettings
 
+        await self.sending_thread.give_way()
         if self.host is not None:
-            raise UsageError(f"App({self.app_id!r}) runs already in this process; one app runs once at a time")
+            raise UsageError(self._runs_already())
         host = Host(self, settings=HostSettings(sends_only=sends_only, lead=not sends_only))
         await host.start()
         try:
@@ -339,6 +358,19 @@ class App(faust.App):
         finally:
             await host.drain()
             await host.stop()
+
+    def _runs_already(self) -> str:
+        """What runs the app here, in words, and what to do."""
+        assert self.host is not None
+        if self.host.settings.sends_only:
+            return (
+                f"App({self.app_id!r}) sends in this process already, inside another `async with app.sending():`: its "
+                "topics send here, too, so leave the inner one out; what runs agents begins when that one has ended"
+            )
+        return (
+            f"App({self.app_id!r}) runs already in this process, and one app runs once at a time; its topics send here "
+            "as they are, without `app.sending()`"
+        )
 
     async def start(self) -> None:
         """Start; an app that was stopped can be started again, on another loop too.

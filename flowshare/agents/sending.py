@@ -32,6 +32,7 @@ class SendingThread:
         self._lock = threading.Lock()
         self._process = -1
         self._started: concurrent.futures.Future[Host] = concurrent.futures.Future()
+        self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._ending: asyncio.Event
 
@@ -60,8 +61,24 @@ class SendingThread:
     def _begin(self) -> None:
         self._process, self._started = os.getpid(), concurrent.futures.Future()
         thread = threading.Thread(target=self._main, args=(self._started,), name="flowshare sending", daemon=True)
+        self._thread = thread
         thread.start()
         atexit.register(self._end, thread)
+
+    async def give_way(self) -> None:
+        """End the thread, if there is one and this is not it, with all of it sent: something else is to run the app.
+
+        The next `send_sync` sends through that, or starts a new thread.
+        """
+        with self._lock:
+            thread, ours = self._thread, self._process == os.getpid()
+            if thread is None or not ours or thread is threading.current_thread():
+                return
+        await asyncio.to_thread(concurrent.futures.wait, [self._started], END_S)
+        await asyncio.to_thread(self._end, thread)
+        with self._lock:
+            if self._thread is thread and not thread.is_alive():
+                self._thread, self._process = None, -1
 
     def _main(self, started: concurrent.futures.Future[Host]) -> None:
         with contextlib.suppress(BaseException), asyncio.Runner() as runner:

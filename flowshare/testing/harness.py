@@ -306,6 +306,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
 
     if not isinstance(app, App):
         raise UsageError(f"harness takes a flowshare.App, not {app!r}")
+    await app.sending_thread.give_way()
     if app.host is not None:
         raise UsageError(f"App({app.app_id!r}) runs already; leave its harness or `app.running()` first")
     virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)

@@ -150,3 +150,48 @@ async def test_an_app_that_does_not_run_says_how_to_send(tmp_path):
 
     with pytest.raises(UsageError, match=r"async with app.sending\(\).*topic.send_sync"):
         await orders.send(value="x")
+
+
+@pytest.mark.asyncio
+async def test_an_app_runs_and_sends_after_a_thread_of_it_had_sent(tmp_path):
+    app, orders, seen = make_app(tmp_path)
+    place = await asyncio.to_thread(orders.send_sync, value="a")
+
+    assert await handled(app, seen, 1) == ["a"]
+    async with app.sending():
+        again = await asyncio.to_thread(orders.send_sync, value="b")
+    last = await asyncio.to_thread(orders.send_sync, value="c")
+
+    assert (place.offset, again.offset, last.offset) == (0, 1, 2)
+    async with app.sending():  # ends the thread, too
+        assert [one for one in threading.enumerate() if one.name == "flowshare sending"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_harness_runs_an_app_of_which_a_thread_had_sent(tmp_path):
+    app, orders, seen = make_app(tmp_path)
+    await asyncio.to_thread(orders.send_sync, value="to the broker")
+
+    async with fs.testing.harness(app) as bus:
+        await bus.send(orders, "to the harness")
+        await bus.run_until_idle()
+
+    assert "to the harness" in seen
+    assert "to the broker" not in seen
+
+
+@pytest.mark.asyncio
+async def test_an_app_that_sends_or_runs_already_says_which_of_both_and_what_to_do(tmp_path):
+    app, orders, _ = make_app(tmp_path)
+    async with app.sending():
+        with pytest.raises(UsageError, match=r"sends in this process already.*leave the inner one out"):
+            async with app.sending():
+                pass
+        with pytest.raises(UsageError, match=r"sends in this process already"):
+            async with app.running():
+                pass
+        assert (await orders.send(value="still sends")).result().offset == 0
+    async with app.running():
+        with pytest.raises(UsageError, match=r"runs already in this process.*topics send here as they are"):
+            async with app.sending():
+                pass
