@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Backend
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.producing import RecordProducer
-    from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
 
 T = TypeVar("T")
@@ -322,7 +321,7 @@ class Host:
             self._connect,
             clock=self.clock,
             linger_s=self.settings.linger_s,
-            settings=self._producer_settings(),
+            settings=self.app.producer_settings,
             client_id=self._client_id,
         )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
@@ -332,14 +331,6 @@ class Host:
         if self.watchdog is not None:
             self.watchdog.watch_from_here()
             self._watch_broker(self._admin)
-
-    def _producer_settings(self) -> ProducerSettings | None:
-        """What Faust's options say of flowshare's producer, too."""
-        from flowshare.client.settings import ProducerSettings
-
-        _, options = self.app._default_options  # noqa: SLF001 - Faust's name; its settings do not tell a default apart
-        largest = options.get("producer_max_request_size")
-        return None if largest is None else ProducerSettings(request_bytes_max=int(largest))
 
     def _watch_broker(self, admin: ShareAdmin) -> None:
         if self.backend.kind != "memory":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -131,8 +132,10 @@ def _new_path(path: Path) -> list[Finding]:
         parent = parent.parent
     if not parent.is_dir():
         return [Finding("error", f"{parent} is a file, so that {path} cannot be made; change the broker URL")]
-    if not os.access(parent, os.W_OK):
-        return [Finding("error", f"{path} cannot be made: no right to write in {parent}")]
+    try:
+        Path(tempfile.mkdtemp(prefix=".flowshare-check-", dir=parent)).rmdir()  # as a worker finds out: by trying
+    except OSError as error:
+        return [Finding("error", f"{path} cannot be made in {parent}: {error.strerror}; change the broker URL")]
     return [Finding("ok", f"a new log will be made at {path}"), *_disk(parent)]
 
 

@@ -166,6 +166,7 @@ def replay(
         raise click.UsageError("--delete removes everything up to the last letter; it does not go with filters or --at")
 
     async def call(session: Session) -> _Replay:
+        session.send_as(app_path)
         job = _Replay(session, topic, target, dry_run=dry_run, again=again)
         await job.before.load()
         if not dry_run:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 import click
 
@@ -63,16 +66,41 @@ def send(
     if app_path:
         read = _warning(read, topic, app_path)
 
-    async def call(session: Session) -> None:
+    async def call(session: Session) -> bool:
+        session.send_as(app_path)
         known = {found.name for found in await session.admin.list_topics()}
         if app_path and topic not in known:
             await _declare(app_path, topic, session)
-        await _send(session, topic, read, key, pairs, as_json=as_json)
+        with _first_interrupt() as interrupt:
+            await _send(session, topic, read, key, pairs, as_json=as_json, interrupt=interrupt)
         if topic not in known and topic in (made := {one.name: one for one in await session.admin.list_topics()}):
             count = made[topic].partitions
             say(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
+        return interrupt.is_set()
 
-    run(broker_url(broker, app_path), call, create=True)
+    if run(broker_url(broker, app_path), call, create=True):
+        raise click.Abort
+
+
+@contextmanager
+def _first_interrupt() -> Iterator[asyncio.Event]:
+    """Set by Ctrl-C, which ends the reading and not the sending of what was read; the second one ends all."""
+    loop, interrupt = asyncio.get_running_loop(), asyncio.Event()
+
+    def interrupted() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupt.set()
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+    except (NotImplementedError, RuntimeError, ValueError):  # Windows, or no main thread
+        yield interrupt
+        return
+    try:
+        yield interrupt
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 async def _declare(app_path: str, topic: str, session: Session) -> None:
@@ -90,6 +118,7 @@ async def _send(
     headers: tuple[tuple[str, bytes | None], ...],
     *,
     as_json: bool,
+    interrupt: asyncio.Event,
 ) -> None:
     from flowshare.cli.output import emit_json, progress
     from flowshare.client.producer import Message
@@ -98,7 +127,7 @@ async def _send(
     key_bytes = key.encode() if key is not None else None
     sent, last = 0, None
     with progress(f"sending to {topic}", None) as step:
-        async for batch in _as_read(values):
+        async for batch in _as_read(values, interrupt):
             messages = [Message(value, key_bytes, headers) for value in batch]
             confirmed = await session.producer.send_many(topic, messages)
             sent, last = sent + len(confirmed), confirmed[-1]
@@ -115,11 +144,18 @@ async def _send(
         say(f"sent {sent} records to {topic} in {seconds:.1f} s ({sent / seconds:,.0f}/s)")
 
 
-async def _as_read(values: Iterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """What has been read by now, up to _ROUND values at a time: input may come slowly, and never end."""
+async def _as_read(values: Iterator[bytes], interrupt: asyncio.Event) -> AsyncIterator[list[bytes]]:
+    """What has been read by now, up to _ROUND values at a time: input may come slowly, and never end.
+
+    interrupt: ends it with what has been read until then.
+    """
     loop, ready, room = asyncio.get_running_loop(), asyncio.Event(), threading.Condition()
     found: deque[bytes] = deque()
     ended: list[BaseException | None] = []
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop has ended, after an interrupt
+            loop.call_soon_threadsafe(ready.set)
 
     def read() -> None:
         error: BaseException | None = None
@@ -130,25 +166,32 @@ async def _as_read(values: Iterator[bytes]) -> AsyncIterator[list[bytes]]:
                     found.append(value)
                     first = len(found) == 1
                 if first:
-                    loop.call_soon_threadsafe(ready.set)
+                    tell()
         except Exception as raised:  # noqa: BLE001 - it is raised where the values are wanted
             error = raised
         ended.append(error)
-        loop.call_soon_threadsafe(ready.set)
+        tell()
+
+    async def stop() -> None:
+        await interrupt.wait()
+        ended.append(None)
+        ready.set()
 
     threading.Thread(target=read, name="reading input", daemon=True).start()
-    while True:
-        await ready.wait()
-        ready.clear()
-        while found:
-            with room:
-                batch = [found.popleft() for _ in range(min(_ROUND, len(found)))]
-                room.notify()
-            yield batch
-        if ended and not found:
-            if ended[0] is not None:
-                raise ended[0]
-            return
+    stopping = asyncio.create_task(stop())
+    try:
+        while not ended or found:
+            await ready.wait()
+            ready.clear()
+            while found:
+                with room:
+                    batch = [found.popleft() for _ in range(min(_ROUND, len(found)))]
+                    room.notify()
+                yield batch
+        if ended[0] is not None:
+            raise ended[0]
+    finally:
+        stopping.cancel()
 
 
 def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes]:
@@ -158,7 +201,7 @@ def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes
         with path.open("rb") as file:
             yield from _read(file, lines)
     else:
-        yield from _read(sys.stdin.buffer, lines)
+        yield from _read(_standard_input(), lines)
 
 
 def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[bytes]:
@@ -176,6 +219,15 @@ def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[byt
                 agents.remove(agent)
                 say(f"warning: agent {agent.name} will not take it: {agent.explain(value, error)}", err=True)
         yield value
+
+
+def _standard_input() -> IO[bytes]:
+    """Standard input without Python's own buffer, whose lock a thread that reads would keep when the process ends."""
+    try:
+        descriptor = sys.stdin.fileno()
+    except (OSError, ValueError):  # it is no file
+        return sys.stdin.buffer
+    return cast("IO[bytes]", io.BufferedReader(io.FileIO(descriptor, closefd=False)))
 
 
 def _read(file: IO[bytes], lines: bool) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Backend
     from flowshare.client.admin import ShareAdmin
     from flowshare.client.producing import RecordProducer
+    from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
 
 T = TypeVar("T")
@@ -30,7 +31,16 @@ class Session:
     backend: Backend
     admin: ShareAdmin
     clock: Clock
+    producer_settings: ProducerSettings | None = None
+    """Of the producer, when it is made: what an app says."""
     _producer: RecordProducer | None = None
+
+    def send_as(self, app_path: str | None) -> None:
+        """Let the producer be made as the app's, before it is asked for. Raises: AppNotFound, UsageError."""
+        if app_path:
+            from flowshare.agents.loading import load_app
+
+            self.producer_settings = load_app(app_path).producer_settings
 
     @property
     def led(self) -> bool:
@@ -57,6 +67,7 @@ class Session:
                 self.backend,
                 lambda: self.backend.connect("flowshare-cli"),
                 clock=self.clock,
+                settings=self.producer_settings,
                 client_id="flowshare-cli",
             )
         return self._producer

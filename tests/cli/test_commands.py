@@ -91,6 +91,19 @@ def test_lines_of_a_file_are_records(shell, tmp_path):
     assert [record.value for record in values] == [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}']
 
 
+def test_a_record_is_as_large_as_the_app_says_where_the_error_says_it(shell, tmp_path, monkeypatch):
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * 1_500_000)
+    shell("topics", "create", "blobs", "--config", "max.message.bytes=3000000")
+    for number, option in ((1, ""), (2, ", producer_max_request_size=2_000_000")):
+        app = f"import flowshare as fs\napp = fs.App('large', broker='memory://'{option})\n"
+        (tmp_path / f"large{number}.py").write_text(app)
+    monkeypatch.chdir(tmp_path)
+
+    assert "producer_max_request_size" in shell("send", "blobs", "--file", str(large), "--app", "large1:app", code=1)
+    assert shell("send", "blobs", "--file", str(large), "--app", "large2:app") == "sent to blobs-0@0\n"
+
+
 @pytest.mark.parametrize(
     "args",
     [("orders", "x", "--file", __file__), ("orders", "x", "--lines"), ("orders", "x", "--header", "novalue")],
