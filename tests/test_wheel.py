@@ -28,4 +28,4 @@ def test_the_wheel_carries_all_of_the_package_and_says_that_it_is_typed(tmp_path
     assert "flowshare/py.typed" in names
     assert sources <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"flowshare"}
-    assert "flowshare = flowshare.cli:main" in entry_points
+    assert "flowshare = flowshare.entry:main" in entry_points

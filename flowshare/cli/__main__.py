@@ -1,5 +1,5 @@
 """`python -m flowshare.cli`: the same as the `flowshare` command."""
 
-from flowshare.cli import main
+from flowshare.entry import main
 
 main()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,33 @@ def test_a_host_is_refused_without_assertions_too():
 
     assert done.returncode == 1
     assert "UsageError: flowshare does not run under python -O" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["flowshare.cli", "click", "flowshare.cli.errors", "flowshare.cli.topics"])
+def test_ctrl_c_while_the_command_is_imported_is_one_word_and_code_130(module):
+    code = f"""
+import os, signal, sys
+
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["flowshare", "topics", "--help"]
+from flowshare.entry import main
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr.split()) == (130, ["interrupted"])
+
+
+def test_the_command_begins_where_an_interrupt_is_answered():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+    assert 'flowshare = "flowshare.entry:main"' in text
