@@ -33,7 +33,7 @@ from flowshare.log.commits import Commits
 from flowshare.log.compactor import Compactor
 from flowshare.log.cutting import cut_blocking, kept_from_blocking
 from flowshare.log.folder import OwnFolder
-from flowshare.log.inspection import Inspector, Rules, check_own
+from flowshare.log.inspection import Inspector
 from flowshare.log.opening import Opened, claim, let_go, let_lock_go, lock_blocking, open_blocking
 from flowshare.log.owner import BEAT_S, NO_LOCKS, Owner, OwnerLock
 from flowshare.log.partition import Partition, offset_at_blocking
@@ -41,7 +41,7 @@ from flowshare.log.producing import decide_batch, decide_marker, produced
 from flowshare.log.readahead import ReadAhead
 from flowshare.log.reader import Reader
 from flowshare.log.retention import SweepTask
-from flowshare.log.rules import check_cut, check_produced, nth_partition
+from flowshare.log.rules import check_cut, nth_partition
 from flowshare.log.store import Step, Store, Write
 from flowshare.log.tail import TailBudget
 from flowshare.log.topics import TopicRegistry, encode_topic
@@ -259,14 +259,8 @@ class EmbeddedStorage:
             StorageError.
         """
         self._partition(topic, partition)
-        settings = self._registry.settings(topic)
-        own = source is None and settings.compaction is None
-        headers = check_produced(records, settings, checksums=own)
-        rules = Rules.of(settings, self._clock.now_ms())
-        if own:
-            check_own(headers, rules)
-        else:
-            headers = await self._inspector.inspect(source, (topic, partition), records, headers, rules)
+        settings, now_ms = self._registry.settings(topic), self._clock.now_ms()
+        headers = await self._inspector.checked((topic, partition), records, settings, source=source, now_ms=now_ms)
         batch = produced(headers)
         decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
         return await self._appender.place((topic, partition), records, headers, decide)

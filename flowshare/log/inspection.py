@@ -28,13 +28,14 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter, eq
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from flowshare.log.base import CorruptRecords, InvalidRecord, InvalidTimestamp, StorageError
+from flowshare.log.rules import check_produced
 from flowshare.protocol.decoding import PADDING, SIZE_MAX, RawReader, RawRecord, unpacked
 from flowshare.protocol.headers import APPEND_TIME_MASK, CODEC_MASK, HORIZON_MASK, BatchHeader, DecodeError, check_crc
 
@@ -93,12 +94,6 @@ class _Kind(enum.IntEnum):
 
 OPEN_MAX: Final = {_Kind.PLAIN: 8, _Kind.SMALL: 1, _Kind.LARGE: 1}
 """How many batches of a kind are open at a time."""
-
-
-def check_own(headers: Iterable[BatchHeader], rules: Rules) -> None:
-    """What this process made is right, but its application may have chosen the times. Raises: InvalidTimestamp."""
-    for header in headers:
-        _newest([header.max_timestamp], rules)
 
 
 def check_claims(header: BatchHeader, rules: Rules) -> None:
@@ -202,6 +197,30 @@ class Inspector:
         self._pool: ThreadPoolExecutor | None = None
         self._running: asyncio.Task[None] | None = None
         self._closed = False
+
+    async def checked(
+        self,
+        place: Hashable,
+        records: bytes,
+        settings: TopicSettings,
+        *,
+        source: Hashable | None,
+        now_ms: int,
+    ) -> tuple[BatchHeader, ...]:
+        """Headers of what is to be appended at a place, once they may be believed; see `Log.append`.
+
+        What this process made is right, but its application may have chosen the times, and the keys.
+
+        Raises: CorruptRecords, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError.
+        """
+        own = source is None and settings.compaction is None
+        headers = check_produced(records, settings, checksums=own)
+        rules = Rules.of(settings, now_ms)
+        if not own:
+            return await self.inspect(source, place, records, headers, rules)
+        for header in headers:
+            _newest([header.max_timestamp], rules)
+        return headers
 
     async def inspect(
         self, source: Hashable, place: Hashable, records: bytes, headers: Sequence[BatchHeader], rules: Rules

@@ -20,11 +20,11 @@ from flowshare.log.base import (
     Topic,
     UnknownTopic,
 )
-from flowshare.log.inspection import Inspector, Rules, check_own
+from flowshare.log.inspection import Inspector
 from flowshare.log.memory_partition import MemoryPartition, Stored
 from flowshare.log.producing import Decide, aborted_among, decide_batch, decide_marker, decided, produced
 from flowshare.log.retention import SweepTask
-from flowshare.log.rules import check_cut, check_offset, check_produced, first_at, nth_partition
+from flowshare.log.rules import check_cut, check_offset, first_at, nth_partition
 from flowshare.log.tail import TailBatch
 from flowshare.log.topics import TopicRegistry
 from flowshare.protocol.batches import BatchHeader, batch_headers, rebase
@@ -112,14 +112,8 @@ class MemoryStorage:
             StorageError.
         """
         self._partition(topic, partition)
-        settings = self._registry.settings(topic)
-        own = source is None and settings.compaction is None
-        headers = check_produced(records, settings, checksums=own)
-        rules = Rules.of(settings, self._clock.now_ms())
-        if own:
-            check_own(headers, rules)
-        else:
-            headers = await self._inspector.inspect(source, (topic, partition), records, headers, rules)
+        settings, now_ms = self._registry.settings(topic), self._clock.now_ms()
+        headers = await self._inspector.checked((topic, partition), records, settings, source=source, now_ms=now_ms)
         batch = produced(headers)
         decide = None if batch is None else decide_batch(batch, admit, self.producer_expiry_ms)
         return await self._place(topic, partition, records, headers, decide)

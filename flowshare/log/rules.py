@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from flowshare.log.base import (
     CorruptRecords,
@@ -13,13 +13,14 @@ from flowshare.log.base import (
     StorageError,
     UnknownTopic,
 )
-from flowshare.log.inspection import STEP_RECORDS
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchHeader, DecodeError, check
 from flowshare.protocol.decoding import PADDING, RawReader, plain
 from flowshare.protocol.headers import frames
 
 P = TypeVar("P")
+STEP_RECORDS: Final = 4_096
+"""Records of a large batch that are in memory at a time."""
 
 
 def check_produced(records: bytes, settings: TopicSettings, *, checksums: bool) -> tuple[BatchHeader, ...]:
