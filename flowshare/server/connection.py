@@ -34,6 +34,8 @@ class InProcess:
         self.worker: int | None = None
         """Node id of the fleet's worker whose process is at the other end; None: none is, or it does not say."""
         self.closed = False
+        self.party: Callable[[], str] | None = None
+        """Who the peer counts as where something is divided among all; None: this process, which may have all."""
         self.may_read: Callable[[str], bool] | None = None
         """Whether the peer may read a topic at this moment, by its name; None: all topics."""
         self.may_share: Callable[[str], bool] | None = None

@@ -24,7 +24,8 @@ class ListenerLimits:
     """Limits of one listener; `LISTENER_CONFIGS` says what each is called in a server.properties."""
 
     connections_max: int = 2_000
-    connections_per_address_max: int = INT_MAX
+    connections_per_address_max: int | None = None
+    """None: half of all; from this machine itself, where all clients have one address, nine of ten."""
     backlog: int = 50
     request_bytes_max: int = 100 * MIB
     plain_request_bytes_max: int = MIB
@@ -38,10 +39,20 @@ class ListenerLimits:
     answer_bytes_max: int = 64 * MIB
     idle_max_ms: int = 600_000
     setup_max_ms: int = 30_000
+    login_request_bytes_max: int = 16 * KIB
+    queued_login_bytes_max: int = 4 * MIB
+    login_arrival_max_ms: int = 5_000
     reauth_max_ms: int | None = 3_600_000
     """None: a login holds as long as its connection."""
     arrival_max_ms: int = 60_000
     unread_max_ms: int = 60_000
+
+    def connections_from(self, *, loopback: bool) -> int:
+        """Connections that one address may have. loopback: it is this machine's own."""
+        if self.connections_per_address_max is not None:
+            return self.connections_per_address_max
+        all_ = self.connections_max
+        return all_ - all_ // 10 if loopback else max(all_ // 2, 1)
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> ListenerLimits:
@@ -59,9 +70,12 @@ class ListenerLimits:
         return cls(**read)
 
 
-def _number(name: str, field: str, low: int, doc: str) -> Setting:
-    default = str(getattr(_DEFAULTS, field))
-    return Setting(name=name, field=field, default=default, low=low, high=INT_MAX, doc=doc, read=read_number)
+def _number(name: str, field: str, low: int, doc: str, words: Mapping[str, None] | None = None) -> Setting:
+    value = getattr(_DEFAULTS, field)
+    default = next(iter(words)) if value is None and words else str(value)
+    return Setting(
+        words=words, name=name, field=field, default=default, low=low, high=INT_MAX, doc=doc, read=read_number
+    )
 
 
 _DEFAULTS: Final = ListenerLimits()
@@ -70,7 +84,14 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
     setting.name: setting
     for setting in (
         _number("max.connections", "connections_max", 1, "Connections at once; further ones are closed."),
-        _number("max.connections.per.ip", "connections_per_address_max", 1, "Connections at once from one address."),
+        _number(
+            "max.connections.per.ip",
+            "connections_per_address_max",
+            1,
+            "Connections at once from one address, or IPv6 network of 64 bits; auto: half of max.connections, and nine "
+            "of ten from this machine itself, where all clients have one address.",
+            words={"auto": None},
+        ),
         _number("socket.listen.backlog.size", "backlog", 1, "Connections that wait to be accepted."),
         _number("socket.request.max.bytes", "request_bytes_max", 1 * KIB, "Longest Produce request."),
         _number(
@@ -89,7 +110,8 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
             "queued.max.request.bytes",
             "queued_request_bytes_max",
             1 * KIB,
-            "Bytes of requests of all connections, received and not answered; beyond it nothing is read.",
+            "Bytes of requests of all connections, received and not answered. A principal (without logins: an address) "
+            "gets no more when it holds what is left, nor does a connection when it holds what is left of that part.",
         ),
         _number(
             "connection.queued.max.request.bytes",
@@ -131,6 +153,22 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
         _number(
             "connection.setup.max.ms", "setup_max_ms", 1, "Time for the TLS handshake and the SASL login of a client."
         ),
+        _number(
+            "sasl.server.max.receive.size",
+            "login_request_bytes_max",
+            1 * KIB,
+            "Longest request before the login, and bytes that a client may send before the last one is answered.",
+        ),
+        _number(
+            "queued.max.login.bytes",
+            "queued_login_bytes_max",
+            1 * KIB,
+            "Bytes of requests of all that have not logged in, apart from those of others; beyond it the oldest of "
+            "these connections with a begun request is closed.",
+        ),
+        _number(
+            "login.arrival.max.ms", "login_arrival_max_ms", 1, "Time for a begun request before the login to arrive."
+        ),
         replace(
             _number(
                 "connections.max.reauth.ms",
@@ -150,5 +188,5 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
         ),
     )
 }
-"""Name -> limit. `connection.…`, `socket.plain.…`, `socket.sync.…`, `request.…` and `response.…`,
-`queued.max.response.bytes` are flowshare's own."""
+"""Name -> limit. `connection.…`, `login.…`, `socket.plain.…`, `socket.sync.…`, `request.…`, `response.…`,
+`queued.max.response.bytes` and `queued.max.login.bytes` are flowshare's own."""

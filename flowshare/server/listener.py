@@ -7,6 +7,7 @@ long" is one timer for all connections, so that an idle connection costs nothing
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket as sockets
@@ -14,13 +15,14 @@ from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from flowshare.forks import hold_alone
 from flowshare.server.answers import Answers
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
 from flowshare.server.limits import ListenerLimits
+from flowshare.server.security.guesses import network_of
 from flowshare.server.turns import Line
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ CLOSE_S: Final = 2.0
 
 ACCEPT_AT_ONCE: Final = 50
 """Connections taken before others have their turn."""
+LOOK_S: Final = 0.5
+"""Time between two looks at begun requests while others wait for room."""
 ACCEPT_AGAIN_S: Final = 0.5
 """Wait after a connection could not be accepted."""
 
@@ -92,6 +96,9 @@ class Listener:
         if authorizer is not None:
             server.authorize(authorizer)
         self.budget = Budget(self.limits.queued_request_bytes_max)
+        self.strangers = Budget(self.limits.queued_login_bytes_max)
+        """Of who has to log in and has not."""
+        self._looking: TimerHandle | None = None
         self.answers = Answers(*_answer_limits(self.limits))
         self.answers.unread = self._unread_bytes
         self.line = Line()
@@ -169,14 +176,13 @@ class Listener:
         if not self._listening:
             return
         listening, self._listening = self._listening, []
-        for timer in self._accepting_again.values():
-            timer.cancel()
+        for timer in (*self._accepting_again.values(), self._timer, self._looking):
+            if timer is not None:
+                timer.cancel()
         self._accepting_again.clear()
         for one in listening:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
-        if self._timer is not None:
-            self._timer.cancel()
         for socket in tuple(self._sockets):
             socket.stop()
         if self._sockets or self._tasks:
@@ -195,6 +201,7 @@ class Listener:
         """Other limits hold from now on, for connections that are open, too; none of them is closed for it."""
         self.limits = limits
         self.budget.configure(limits.queued_request_bytes_max)
+        self.strangers.configure(limits.queued_login_bytes_max)
         self.answers.configure(*_answer_limits(limits))
         for socket in tuple(self._sockets):
             socket.configure(limits)
@@ -211,9 +218,10 @@ class Listener:
         self._sockets.discard(socket)
         self.unread.discard(socket)
         self.holding.discard(socket)
-        self._addresses[socket.address] -= 1
-        if not self._addresses[socket.address]:
-            del self._addresses[socket.address]
+        network = network_of(socket.address)
+        self._addresses[network] -= 1
+        if not self._addresses[network]:
+            del self._addresses[network]
         self._look_whether_empty()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -233,6 +241,31 @@ class Listener:
                 "(queued.max.response.bytes)",
                 at_once=True,
             )
+
+    def too_many_strangers(self) -> None:
+        """Who has not logged in has sent something; when all of them have sent too much, the oldest one goes."""
+        while self.strangers.full and (oldest := self.strangers.oldest()) is not None:
+            cast("ListenerSocket", oldest).end(
+                f"{self.strangers.held} bytes came of clients that have not logged in (queued.max.login.bytes)",
+                at_once=True,
+            )
+
+    def look_soon(self) -> None:
+        """A connection is not read from because of what all hold: look who only holds."""
+        if self._looking is None and self._listening:
+            self._looking = self.clock.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        for holder in self.budget.look():
+            if not self.budget.waiting:
+                break
+            cast("ListenerSocket", holder).end(
+                "others wait for what its begun request takes, of which little comes (queued.max.request.bytes)",
+                at_once=True,
+            )
+        if self.budget.waiting:
+            self.look_soon()
 
     def _unread_bytes(self) -> int:
         """Bytes of answers that are finished and not read."""
@@ -282,7 +315,7 @@ class Listener:
             return True
         made = ListenerSocket(self, address, port)
         self._sockets.add(made)
-        self._addresses[address] += 1
+        self._addresses[network_of(address)] += 1
         made.connecting = self.spawn(self._connect(made, socket))
         made.connecting.add_done_callback(lambda _: self._connected(made, socket))
         return True
@@ -292,11 +325,10 @@ class Listener:
         limits = self.limits
         if len(self._sockets) >= limits.connections_max:
             return f"there are {limits.connections_max} connections already (max.connections)"
-        if self._addresses[address] >= limits.connections_per_address_max:
-            return (
-                f"there are {limits.connections_per_address_max} connections from {address} already "
-                "(max.connections.per.ip)"
-            )
+        network = network_of(address)
+        allowed = limits.connections_from(loopback=_is_loopback(network))
+        if self._addresses[network] >= allowed:
+            return f"there are {allowed} connections from {network} already (max.connections.per.ip)"
         return None
 
     async def _connect(self, made: ListenerSocket, socket: sockets.socket) -> None:
@@ -334,11 +366,19 @@ class Listener:
         shortest_ms = min(
             limits.idle_max_ms,
             limits.setup_max_ms,
+            limits.idle_max_ms if self.sasl is None else limits.login_arrival_max_ms,
             limits.arrival_max_ms,
             limits.unread_max_ms,
             limits.reauth_max_ms or limits.idle_max_ms,
         )
         self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_network(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _answer_limits(limits: ListenerLimits) -> tuple[int, int, int]:

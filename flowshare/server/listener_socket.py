@@ -20,6 +20,7 @@ from flowshare.server.edge.api_versions import refusal
 from flowshare.server.edge.base import Call, Peer
 from flowshare.server.frames import FrameError, Frames
 from flowshare.server.route import Route, Slot
+from flowshare.server.security.guesses import network_of
 from flowshare.server.security.tls import principal_of
 from flowshare.server.turns import Turns
 
@@ -69,7 +70,11 @@ class ListenerSocket(asyncio.Protocol):
         self._port = port
         self._listener = listener
         self._limits = limits = listener.limits
-        self._frames = Frames(limits.plain_request_bytes_max)
+        self._frames = Frames(
+            limits.plain_request_bytes_max if listener.sasl is None else limits.login_request_bytes_max
+        )
+        self._budget = listener.budget if listener.sasl is None else listener.strangers
+        self._bytes = self._budget.open(self, network_of(address))
         self._transport: asyncio.Transport | None = None  # none before a TLS handshake is over
         self._peer: Peer | None = None
         self._logged_in = False
@@ -84,7 +89,6 @@ class ListenerSocket(asyncio.Protocol):
         self._reading = True
         self._pumping = False
         self._deferred = False  # requests wait for the connection's next turn
-        self._may_read = True  # as far as the budget is concerned
         self._writing = True
         self._unread_then = 0
         self._unread_since = 0.0
@@ -116,8 +120,10 @@ class ListenerSocket(asyncio.Protocol):
         if not self._frames.buffered:
             self._progress = self._listener.clock.monotonic()
         self._frames.feed(data)
-        self._may_read = self._listener.budget.received(self, len(data))
+        self._budget.received(self._bytes, len(data))
         self._pump()
+        if not self._logged_in:
+            self._check_stranger()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone; the server takes back at once what its share sessions held."""
@@ -127,7 +133,7 @@ class ListenerSocket(asyncio.Protocol):
         self._lost = True
         if self._ending_since is None:
             self._ending_since = self._listener.clock.monotonic()
-        self._listener.budget.left(self, self._frames.buffered)
+        self._budget.left(self._bytes)
         self._frames.clear()
         for slot in (*self._slots, *self._queue):
             slot.room.finish()
@@ -187,7 +193,8 @@ class ListenerSocket(asyncio.Protocol):
     def configure(self, limits: ListenerLimits) -> None:
         """Other limits hold from now on; what is under way stays."""
         self._limits = limits
-        self._frames.allow(limits.plain_request_bytes_max)
+        known = self._logged_in or self._listener.sasl is None
+        self._frames.allow(limits.plain_request_bytes_max if known else limits.login_request_bytes_max)
         if self._peer is not None:
             self._peer.reauth_max_ms = limits.reauth_max_ms
         if self._logged_in:
@@ -198,9 +205,13 @@ class ListenerSocket(asyncio.Protocol):
 
     def resume(self) -> None:
         """The budget has room again."""
-        self._may_read = True
         self._progress = self._listener.clock.monotonic()
         self._pump()
+
+    @property
+    def arriving(self) -> bool:
+        """Whether it is read from, and what comes is taken."""
+        return self._reading and self._has_room and not self._deferred
 
     def check(self, now: float) -> None:
         """Close a socket that has taken too long for something."""
@@ -209,19 +220,13 @@ class ListenerSocket(asyncio.Protocol):
             if now - self._ending_since > LINGER_S:
                 self.abort()
         elif not self._logged_in:
-            if now - self._made > limits.setup_max_ms / 1000:
-                self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
+            self._check_login(now)
         elif self._peer is not None and self._peer.outdated(now):
             self.end("it did not log in again in time (connections.max.reauth.ms)", at_once=True)
         elif not self._writing:
             self._check_reader(now)
         elif self._frames.buffered:
-            if (
-                self._reading
-                and self._has_room
-                and not self._deferred
-                and now - self._progress > limits.arrival_max_ms / 1000
-            ):
+            if self.arriving and now - self._progress > limits.arrival_max_ms / 1000:
                 self.end("a request did not arrive in time (request.arrival.max.ms)")
         elif not self._under_way and now - self._progress > limits.idle_max_ms / 1000:
             self.end("no request for too long (connections.max.idle.ms)", level=logging.INFO)
@@ -233,7 +238,7 @@ class ListenerSocket(asyncio.Protocol):
         client = self._peer.connection.client_id if self._peer is not None else ""
         logger.log(level, "closed peer=%s:%d client=%r: %s", self.address, self._port, client, reason)
         self._ending_since = self._listener.clock.monotonic()
-        self._listener.budget.left(self, self._frames.buffered)
+        self._budget.left(self._bytes)
         self._frames.clear()
         if at_once or self._transport is None:
             self.abort()
@@ -264,10 +269,25 @@ class ListenerSocket(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _see_login(self, peer: Peer) -> None:
-        """Only who is known may send requests that carry records, or all of a group's assignments."""
+        """Only who is known may send long requests, and takes of the budget of those who are."""
         if not self._logged_in and peer.principal is not None:
             self._logged_in = True
+            self._frames.allow(self._limits.plain_request_bytes_max)
             self._allow_longer()
+            self._budget.left(self._bytes)
+            self._budget = self._listener.budget
+            self._bytes = self._budget.open(self, peer.party)
+            self._budget.received(self._bytes, self._frames.buffered)
+
+    def _check_stranger(self) -> None:
+        """Who has not logged in may send little ahead, and all of them together."""
+        limit = self._limits.login_request_bytes_max
+        if self._ending_since is None and self._frames.buffered > limit + _LENGTH.size:
+            self.end(
+                f"it sent {self._frames.buffered} bytes before it logged in (sasl.server.max.receive.size)",
+                at_once=True,
+            )
+        self._listener.too_many_strangers()
 
     def _allow_longer(self) -> None:
         limits = self._limits
@@ -326,7 +346,12 @@ class ListenerSocket(asyncio.Protocol):
         if self._lost or self._ending_since is not None or self._transport is None:
             return
         taking = self._has_room and not self._deferred
-        wanted = self._may_read and (taking or (self._writing and self._frames.buffered < READ_AHEAD))
+        wanted = taking or (self._writing and self._frames.buffered < READ_AHEAD)
+        if not wanted:
+            self._budget.withdraw(self._bytes)
+        elif not self._budget.allows(self._bytes):
+            wanted = False
+            self._listener.look_soon()
         if wanted and not self._reading:
             self._reading = True
             self._progress = self._listener.clock.monotonic()
@@ -419,7 +444,7 @@ class ListenerSocket(asyncio.Protocol):
         self._under_way += 1
         self._under_way_bytes += slot.size
         self._slots[slot] = None
-        self._listener.budget.accepted(self, slot.size)
+        self._budget.accepted(self._bytes, slot.size)
         if slot.ordered:
             self._queue.append(slot)
 
@@ -434,7 +459,7 @@ class ListenerSocket(asyncio.Protocol):
         if not self._under_way:
             self._progress = self._listener.clock.monotonic()  # idle from now on
         self._under_way_bytes -= slot.size
-        self._listener.budget.finished(slot.size)
+        self._budget.finished(self._bytes, slot.size)
         self._slots.pop(slot, None)
         slot.room.finish()
         if self._lost:
@@ -480,6 +505,13 @@ class ListenerSocket(asyncio.Protocol):
     def _close_when_done(self) -> None:
         if not self._under_way and self._transport is not None:
             self._transport.close()
+
+    def _check_login(self, now: float) -> None:
+        limits = self._limits
+        if now - self._made > limits.setup_max_ms / 1000:
+            self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
+        elif self._frames.buffered and now - self._progress > limits.login_arrival_max_ms / 1000:
+            self.end("a request before the login did not arrive in time (login.arrival.max.ms)", at_once=True)
 
     def _check_reader(self, now: float) -> None:
         unread = self._unwritten

@@ -30,7 +30,7 @@ from types import SimpleNamespace as Part
 from typing import Any
 
 from flowshare.protocol.batches import decode_all
-from tests.attack import answers, batches
+from tests.attack import answers, batches, strangers
 from tests.attack.answers import MIB, Line
 from tests.attack.batches import record
 
@@ -50,6 +50,11 @@ ATTACKS: dict[str, Attack] = {
     "lying_batches": batches.lying_batches,
     "bombs": batches.bombs,
     "looks_for_times": batches.looks_for_times,
+    "unfinished_requests": strangers.unfinished_requests,
+    "all_connections": strangers.all_connections,
+    "all_share_sessions": strangers.all_share_sessions,
+    "all_names": strangers.all_names,
+    "many_partitions": strangers.many_partitions,
 }
 
 

@@ -12,7 +12,8 @@ from contextlib import suppress
 import pytest
 
 from flowshare.protocol.kafka import ApiKey
-from tests.server.wire import NoSasl, api_versions, odd, site, until
+from flowshare.server.limits import ListenerLimits
+from tests.server.wire import NoSasl, api_versions, login, odd, site, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -73,7 +74,7 @@ async def test_a_request_with_records_may_be_longer_than_one_without():
 
 
 async def test_no_records_are_taken_from_who_has_not_logged_in():
-    async with site(sasl=NoSasl(), plain_request_bytes_max=KIB) as here:
+    async with site(sasl=NoSasl(), login_request_bytes_max=KIB) as here:
         wire = await here.connect()
         await wire.send(struct.pack(">ih", 4 * KIB, ApiKey.PRODUCE))
         assert await wire.closed() == b""
@@ -352,3 +353,100 @@ async def test_answers_below_the_limit_of_a_connection_count_when_all_are_too_mu
                 await (await slow_reader(here)).send(odd(b"big %d" % (6 * MIB)))
             await until(lambda: "queued.max.response.bytes" in caplog.text)
         await until(lambda: here.listener.answers.held <= 4 * MIB)
+
+
+async def test_before_a_login_only_small_requests_are_taken(caplog):
+    async with site(sasl=NoSasl(), login_request_bytes_max=4 * KIB) as here:
+        wire = await here.connect()
+        with caplog.at_level(logging.WARNING):
+            await wire.send(struct.pack(">ih", 8 * KIB, ApiKey.SASL_AUTHENTICATE))
+            assert await wire.closed() == b""
+        assert "4096 are allowed" in caplog.text
+
+
+async def test_who_sends_ahead_before_the_login_is_closed(caplog):
+    async with site(sasl=NoSasl(), login_request_bytes_max=4 * KIB) as here:
+        wire = await here.connect()
+        with caplog.at_level(logging.WARNING):
+            await wire.send(login(b"wait a"), *(login(b"echo".ljust(2 * KIB)) for _ in range(10)))
+            assert await wire.closed() == b""
+        assert "sasl.server.max.receive.size" in caplog.text
+        here.odd.release(b"a")
+
+
+async def test_who_has_logged_in_may_send_more():
+    async with site(sasl=NoSasl(), login_request_bytes_max=4 * KIB) as here:
+        wire = await here.connect()
+        await wire.send(login(b"login"))
+        await wire.answer()
+        assert await wire.ask(b"echo".ljust(100 * KIB)) == b"echo".ljust(100 * KIB)
+        assert here.listener.strangers.held == here.listener.budget.held == 0
+
+
+async def test_what_strangers_send_does_not_count_for_those_who_logged_in(caplog):
+    async with site(
+        sasl=NoSasl(), queued_login_bytes_max=4 * KIB, queued_request_bytes_max=4 * KIB, connections_max=100
+    ) as here:
+        known = await here.connect()
+        await known.send(login(b"login"))
+        await known.answer()
+        strangers = []
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                wire = await here.connect()
+                strangers.append(wire)
+                await wire.send(struct.pack(">ih", 3 * KIB, ApiKey.SASL_AUTHENTICATE) + bytes(2 * KIB))
+                await until(lambda: here.listener.strangers.held)
+            assert await strangers[0].closed() == b""
+        assert "queued.max.login.bytes" in caplog.text
+        assert here.listener.budget.held == 0
+        assert await known.ask(b"echo".ljust(KIB)) == b"echo".ljust(KIB)
+
+
+async def test_a_request_before_the_login_has_seconds_to_arrive(caplog):
+    async with site(sasl=NoSasl(), login_arrival_max_ms=5_000, setup_max_ms=30_000) as here:
+        wire = await here.connect()
+        await wire.send(login(b"echo")[:9])
+        await until(lambda: here.listener.strangers.held == 9)
+        with caplog.at_level(logging.WARNING):
+            await here.world.clock.advance(7.0)
+            assert await wire.closed() == b""
+        assert "login.arrival.max.ms" in caplog.text
+
+
+async def test_begun_requests_that_stand_still_give_way_to_those_that_arrive(caplog):
+    async with site(queued_request_bytes_max=512 * KIB) as here:
+        idle = [await here.connect() for _ in range(4)]
+        for wire in idle:
+            await wire.send(odd(b"echo".ljust(900 * KIB))[: 100 * KIB])
+        await until(lambda: here.listener.budget.held >= 300 * KIB)
+        wire = await here.connect()
+        body = b"echo".ljust(900 * KIB)
+        sending = asyncio.ensure_future(wire.send(odd(body)))
+        await until(lambda: here.listener.budget.waiting)
+        answer = asyncio.ensure_future(wire.answer())
+        with caplog.at_level(logging.WARNING):
+            while not answer.done():
+                await here.world.clock.advance(0.5)
+                await asyncio.sleep(0.001)
+        await sending
+        assert (await answer)[1] == body
+
+
+async def test_small_requests_are_answered_while_begun_ones_hold_all_that_they_may():
+    async with site(queued_request_bytes_max=512 * KIB) as here:
+        for _ in range(8):
+            await (await here.connect()).send(odd(b"echo".ljust(900 * KIB))[: 200 * KIB])
+        await until(lambda: here.listener.budget.waiting >= 6)
+        wire = await here.connect()
+        for _ in range(5):
+            assert await wire.ask(b"echo".ljust(4 * KIB)) == b"echo".ljust(4 * KIB)
+
+
+async def test_an_address_of_its_own_has_half_of_the_connections_and_this_machine_nine_of_ten():
+    limits = ListenerLimits(connections_max=2_000)
+    assert limits.connections_from(loopback=False) == 1_000
+    assert limits.connections_from(loopback=True) == 1_800
+    assert ListenerLimits(connections_max=1).connections_from(loopback=False) == 1
+    assert ListenerLimits.parse({"max.connections.per.ip": "7"}).connections_from(loopback=True) == 7
+    assert ListenerLimits.parse({"max.connections.per.ip": "auto"}).connections_per_address_max is None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flowshare.protocol.kafka import ApiKey
+from flowshare.server.security.guesses import network_of
 
 if TYPE_CHECKING:
     from flowshare.server.connection import InProcess
@@ -142,8 +143,15 @@ class Peer:
 
     def __post_init__(self) -> None:
         """What waits behind the connection asks for rights again when it is woken."""
+        self.connection.party = lambda: self.party
         self.connection.may_read = lambda topic: self.may(Operation.READ, ResourceType.TOPIC, topic)
         self.connection.may_share = lambda group_id: self.may(Operation.READ, ResourceType.GROUP, group_id)
+
+    @property
+    def party(self) -> str:
+        """Who it counts as where something is divided: its principal, or its address while nobody knows who it is."""
+        unknown = self.principal is None or self.principal == ANONYMOUS
+        return network_of(self.host) if unknown else str(self.principal)
 
     def answers(self, key: int) -> bool:
         """Whether a request of this API is answered: before the login only those of `BEFORE_LOGIN`.
