@@ -64,6 +64,8 @@ NOT_OF_FLEETS: Final = frozenset(
     {
         "auto.create.topics.enable",
         "num.partitions",
+        "max.partitions",
+        "max.request.new.partitions",
         "share.acquire.durable",
         "group.share.assignors",
         "group.share.initialize.retry.interval.ms",

@@ -24,6 +24,8 @@ class ClassicConfig:
     """group.initial.rebalance.delay.ms: how long the first rebalance of an empty group waits for more members."""
     size_max: int = 1_000
     """group.max.size"""
+    groups_max: int = 10_000
+    """group.max.groups"""
     new_member_timeout_ms: int = 300_000
     """How long a new member may wait in a rebalance: it sends no heartbeats, so it may be gone."""
     offset_metadata_max: int = 4_096

@@ -13,8 +13,12 @@ While somebody waits, a begun request of which little comes gives its bytes up.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from itertools import islice
 from typing import Final, Protocol
+
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.failures import Refused
 
 KIB: Final = 1024
 SMALL_BYTES: Final = 64 * KIB
@@ -241,3 +245,50 @@ class Budget:
     def _resume(self, account: Account) -> None:
         self._waiting.pop(account, None)
         account.holder.resume()
+
+
+class Makers:
+    """Who made how many of things that there may be only so many of, as far as this process saw it.
+
+    A party (a principal, or an address where nobody logs in) makes at most as many as are left to others; the server's
+    own process, whose party is None, as many as there may be.
+    """
+
+    def __init__(self, things: str, limit: str) -> None:
+        """things: what they are called; limit: the name of the setting that says how many there may be."""
+        self._things = things
+        self._limit = limit
+        self._made: dict[str, set[str]] = {}
+
+    def check(self, party: str | None, there: Container[str], count: int, count_max: int) -> None:
+        """Whether a party may make one more. there: all names there are, `count` of them, of at most `count_max`.
+
+        Raises: Refused.
+        """
+        if count >= count_max:
+            text = f"there are {count_max} {self._things} ({self._limit}); delete some first"
+            raise Refused(ErrorCode.POLICY_VIOLATION, text)
+        made = () if party is None else self._made.get(party, ())
+        if len(made) < count_max - count:
+            return
+        self._forget(there)
+        made = self._made.get(party or "", ())
+        if len(made) >= count_max - count:
+            raise Refused(
+                ErrorCode.POLICY_VIOLATION,
+                f"{party} has made {len(made)} of {count_max} {self._things} ({self._limit}), and what is left is for "
+                "others, too; delete some first",
+            )
+
+    def add(self, party: str | None, name: str, there: Container[str], count_max: int) -> None:
+        """A party has made something."""
+        if party is None:
+            return
+        self._made.setdefault(party, set()).add(name)
+        if len(self._made[party]) > count_max or len(self._made) > count_max:
+            self._forget(there)
+
+    def _forget(self, there: Container[str]) -> None:
+        """Forget what is there no more."""
+        kept = {party: {name for name in names if name in there} for party, names in self._made.items()}
+        self._made = {party: names for party, names in kept.items() if names}

@@ -28,14 +28,13 @@ from flowshare.groups.offsets import Offsets, Producer
 from flowshare.groups.states import State
 from flowshare.groups.types import Answered, JoinAnswer
 from flowshare.log.base import LogError
-from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ListedGroup
 from flowshare.server.alarm import Alarm
+from flowshare.server.budget import Makers
 from flowshare.server.classic_store import everything_of, group_key, load, offset_writes
 from flowshare.server.classic_sweep import Sweep
 from flowshare.server.classic_waiting import Waiting
 from flowshare.server.damage import Damage
-from flowshare.server.failures import Refused
 from flowshare.server.state import GROUP_ID_BYTES_MAX
 from flowshare.server.turns import Turns
 
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GROUPS_MAX: Final = 10_000
-"""Classic groups that may exist."""
 RETRY_MS: Final = 1_000
 
 
@@ -98,6 +95,7 @@ class ClassicGroups:
         self.waiting = Waiting()
         self.entries: dict[str, Entry] = {}
         self.is_share_group = is_share_group
+        self._makers = Makers("consumer groups", "group.max.groups")
         self._damage = Damage()
         self._alarm = Alarm(clock)
         self._jobs: set[asyncio.Task[Any]] = set()
@@ -160,8 +158,8 @@ class ClassicGroups:
         except GroupIdNotFound as error:
             raise UnknownMemberId(str(error)) from None
 
-    def ensure(self, group_id: str) -> Entry:
-        """The group, made if there is none.
+    def ensure(self, group_id: str, party: str | None = None) -> Entry:
+        """The group, made if there is none. party: who makes it, None: the server's own process.
 
         Raises: InvalidGroupId, InconsistentGroupProtocol (a share group has this id), Refused (too many groups),
         StateCorrupt
@@ -174,9 +172,9 @@ class ClassicGroups:
             raise InvalidGroupId(f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
         if self.is_share_group(group_id):
             raise InconsistentGroupProtocol(f"{group_id!r} is a share group; use another group.id")
-        if len(self.entries) >= GROUPS_MAX:
-            raise Refused(ErrorCode.POLICY_VIOLATION, f"there are {GROUPS_MAX} consumer groups; delete some first")
+        self._makers.check(party, self.entries, len(self.entries), self.config.groups_max)
         entry = self.entries[group_id] = Entry(ClassicGroup(group_id, config=self.config))
+        self._makers.add(party, group_id, self.entries, self.config.groups_max)
         return entry
 
     def discard_void(self, entry: Entry) -> None:

@@ -78,8 +78,8 @@ class ClassicMemberApis:
         if size > MEMBER_BYTES_MAX:
             raise InvalidRequest(f"a member's protocols take {size} bytes; the server takes {MEMBER_BYTES_MAX}")
         groups = self._groups
-        look_up = groups.find_for_member if request.member_id else groups.ensure
-        entry = look_up(request.group_id)
+        group_id, party = request.group_id, connection.counts_as()
+        entry = groups.find_for_member(group_id) if request.member_id else groups.ensure(group_id, party)
         with groups.waiting.place(connection) as place:
             try:
                 step = entry.group.join(

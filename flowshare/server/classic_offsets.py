@@ -58,10 +58,10 @@ class ClassicOffsetApis:
 
     # --- commit -------------------------------------------------------------------------------------------------
 
-    async def commit(self, request: CommitRequest, _: InProcess) -> OffsetCommitResponse:
+    async def commit(self, request: CommitRequest, connection: InProcess) -> OffsetCommitResponse:
         """Commit offsets; confirmed when they are durable."""
         try:
-            entry = self._entry_for_commit(request)
+            entry = self._entry_for_commit(request, connection.counts_as())
             results = await self._groups.run(self._commit(entry, request))
         except EXPECTED as error:
             code, message = failure(error)
@@ -69,7 +69,7 @@ class ClassicOffsetApis:
             return OffsetCommitResponse(message=message, partitions=results)
         return OffsetCommitResponse(partitions=results)
 
-    def _entry_for_commit(self, request: CommitRequest) -> Entry:
+    def _entry_for_commit(self, request: CommitRequest, party: str | None) -> Entry:
         """The group; a simple consumer's first commit makes it."""
         try:
             return self._groups.find(request.group_id)
@@ -79,7 +79,7 @@ class ClassicOffsetApis:
                     raise
                 raise IllegalGeneration(str(error)) from None
         try:
-            return self._groups.ensure(request.group_id)
+            return self._groups.ensure(request.group_id, party)
         except InconsistentGroupProtocol as error:
             raise GroupIdNotFound(str(error)) from None
 

@@ -30,6 +30,12 @@ CLASSIC_CONFIGS: Final[Mapping[str, Setting]] = {
             "How long the first rebalance of an empty consumer group waits for more members.",
         ),
         _number("group.max.size", "size_max", 1, "Members a consumer group may have."),
+        _number(
+            "group.max.groups",
+            "groups_max",
+            1,
+            "Consumer groups that may exist; one principal (without logins: address) makes no more than are left.",
+        ),
         _number("offset.metadata.max.bytes", "offset_metadata_max", 0, "Longest metadata with a committed offset."),
         _number(
             "offsets.retention.minutes",

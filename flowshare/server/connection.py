@@ -45,6 +45,10 @@ class InProcess:
         self._waiters: set[Waiter] = set()
         self._heard: list[Callable[[str], object]] = []
 
+    def counts_as(self) -> str | None:
+        """`party`, now."""
+        return None if self.party is None else self.party()
+
     async def send(self, request: Request[R]) -> R:
         """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
         if self.closed:

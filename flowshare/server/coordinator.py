@@ -20,6 +20,7 @@ from flowshare.clock import ahead_ms
 from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.alarm import Alarm
+from flowshare.server.budget import Makers
 from flowshare.server.damage import group_id_of
 from flowshare.server.failures import Refused
 from flowshare.server.first_states import FirstStates
@@ -50,8 +51,6 @@ logger = logging.getLogger(__name__)
 PREFIX: Final = b"g/"
 IN_PROCESS: Final = "in-process"
 """Host of connections within the process."""
-GROUPS_MAX: Final = 10_000
-"""Groups that may exist."""
 RETRY_MS: Final = 1_000
 LATE_MS: Final = 500
 """Who looks later than that after its members has not heard of them either."""
@@ -73,6 +72,7 @@ class Coordinator:
         config_of: Callable[[str], GroupConfig],
         damage: Damage,
         return_grace_ms: int,
+        groups_max: int,
         is_other_group: Callable[[str], bool] = lambda _: False,
         members_resume: bool = False,
     ) -> None:
@@ -85,6 +85,8 @@ class Coordinator:
         self._config_of = config_of
         self._damage = damage
         self._is_other_group = is_other_group
+        self._groups_max = groups_max
+        self._makers = Makers("share groups", "group.share.max.groups")
         self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
         self._alarm = Alarm(clock)
         self._unwritten: set[str] = set()
@@ -180,8 +182,8 @@ class Coordinator:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         return group
 
-    def ensure(self, group_id: str) -> ShareGroup:
-        """The group, made if there is none; write it then.
+    def ensure(self, group_id: str, party: str | None = None) -> ShareGroup:
+        """The group, made if there is none; write it then. party: who makes it, None: the server's own process.
 
         Raises: Refused (a bad id, too many groups, not here), StateCorrupt (what is stored of it cannot be read),
         GroupIdNotFound (a consumer group has this id)
@@ -192,11 +194,11 @@ class Coordinator:
         if group is None:
             if self._is_other_group(group_id):
                 raise GroupIdNotFound(f"{group_id!r} is a consumer group; use another group id")
-            if len(self.groups) >= GROUPS_MAX:
-                raise Refused(ErrorCode.POLICY_VIOLATION, f"there are {GROUPS_MAX} groups; delete some first")
+            self._makers.check(party, self.groups, len(self.groups), self._groups_max)
             if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
             group = self.groups[group_id] = ShareGroup(group_id, config=self._config_of(group_id))
+            self._makers.add(party, group_id, self.groups, self._groups_max)
         return group
 
     async def heartbeat(self, request: ShareGroupHeartbeatRequest, connection: InProcess) -> Heartbeat:
@@ -210,7 +212,7 @@ class Coordinator:
             await self._duties.admit(group_id)
         if request.subscribed_topics:
             await self._duties.know(request.subscribed_topics)
-        group = self.ensure(group_id) if epoch == 0 else self.find(group_id)
+        group = self.ensure(group_id, connection.counts_as()) if epoch == 0 else self.find(group_id)
         try:
             beat = group.heartbeat(
                 member_id=member_id,
@@ -304,9 +306,10 @@ class Coordinator:
                 except LogError as error:
                     logger.warning("state of a deleted topic is left for the next start: %s id=%s", error, topic_id)
 
-    def reconfigure(self, *, return_grace_ms: int) -> None:
+    def reconfigure(self, *, return_grace_ms: int, groups_max: int) -> None:
         """The server's own settings have changed, and with them what acts for all groups."""
         self._returns.grace_ms = return_grace_ms
+        self._groups_max = groups_max
         for group_id, group in self.groups.items():
             group.config = self._config_of(group_id)
         self._alarm.ring()

@@ -111,7 +111,13 @@ class Server:
             *share.families(),
             GroupApis(coordinator=share.coordinator, topics=self.topics, clock=self.clock, classic=self.classic),
             ConfigApis(log=storage, server=self.config, configs=share.configs, coordinator=share.coordinator),
-            TopicApis(log=storage, topics=self.topics, coordinator=share.coordinator, classic=self.classic),
+            TopicApis(
+                log=storage,
+                topics=self.topics,
+                coordinator=share.coordinator,
+                classic=self.classic,
+                partitions_max=self.config.partitions_max,
+            ),
         )
         later = Later(
             storage=storage, clock=self.clock, share=share, classic=self.classic, transactions=self._transactions

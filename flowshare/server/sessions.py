@@ -13,6 +13,7 @@ from flowshare.share.session import ShareSessions
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
+    from flowshare.server.connection import InProcess
     from flowshare.server.partitions import Partitions
     from flowshare.share.session import ClosedSession, FetchTurn, Key
 
@@ -23,8 +24,8 @@ PARKED_PER_SESSION = 2
 class Sessions:
     """All share sessions of a server."""
 
-    def __init__(self, partitions: Partitions, *, sessions_max: int) -> None:
-        self._cores = ShareSessions(sessions_max)
+    def __init__(self, partitions: Partitions, *, sessions_max: int, connection_sessions_max: int) -> None:
+        self._cores = ShareSessions(sessions_max, connection_sessions_max)
         self._partitions = partitions
         self._cut_off: dict[tuple[str, str], ClosedSession] = {}
         """Sessions of members that may come back with what they hold."""
@@ -32,9 +33,10 @@ class Sessions:
         self._parked = 0
         self._parked_max = PARKED_PER_SESSION * sessions_max
 
-    def configure(self, *, sessions_max: int) -> None:
-        """So many may be open from now on; those that are stay."""
+    def configure(self, *, sessions_max: int, connection_sessions_max: int) -> None:
+        """So many may be open from now on, and so many of one connection; those that are stay."""
         self._cores.sessions_max = sessions_max
+        self._cores.connection_sessions_max = connection_sessions_max
         self._parked_max = PARKED_PER_SESSION * sessions_max
 
     def __len__(self) -> int:
@@ -47,7 +49,7 @@ class Sessions:
 
     def fetch(
         self,
-        connection: Hashable,
+        connection: InProcess,
         group_id: str | None,
         member_id: str | None,
         epoch: int,
@@ -64,7 +66,14 @@ class Sessions:
         Raises: what `ShareSessions.fetch` raises.
         """
         turn = self._cores.fetch(
-            connection, group_id, member_id, epoch, added=added, forgotten=forgotten, has_acks=has_acks
+            connection,
+            group_id,
+            member_id,
+            epoch,
+            added=added,
+            forgotten=forgotten,
+            has_acks=has_acks,
+            party=connection.counts_as(),
         )
         reason = Ended.SESSION if epoch == 0 else Ended.TIMEOUT
         self._end_fetches(turn.session.group_id, turn.session.member_id, reason)

@@ -111,20 +111,22 @@ class ShareOffsetApis:
 
     # --- alter ----------------------------------------------------------------------------------------------------
 
-    async def alter(self, request: AlterShareGroupOffsetsRequest, _: InProcess) -> AlterShareGroupOffsetsResponse:
+    async def alter(
+        self, request: AlterShareGroupOffsetsRequest, connection: InProcess
+    ) -> AlterShareGroupOffsetsResponse:
         """Let an empty group (made if there is none) start anew at given offsets."""
         try:
-            results = await self._alter(request)
+            results = await self._alter(request, connection.counts_as())
         except EXPECTED as error:
             code, message = failure(error)
             return AlterShareGroupOffsetsResponse(error=code, message=message)
         return AlterShareGroupOffsetsResponse(partitions=tuple(results))
 
-    async def _alter(self, request: AlterShareGroupOffsetsRequest) -> list[PartitionResult]:
+    async def _alter(self, request: AlterShareGroupOffsetsRequest, party: str | None) -> list[PartitionResult]:
         await self._find({name for name, _ in request.offsets})
         group_id = request.group_id
         made = group_id not in self._coordinator.groups
-        group = self._coordinator.ensure(group_id)
+        group = self._coordinator.ensure(group_id, party)
         group.require_empty()
         results: list[PartitionResult] = []
         states: dict[ShareKey, PartitionState] = {}

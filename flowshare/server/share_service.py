@@ -87,7 +87,11 @@ class ShareService:
             damage=self.damage,
             kafka=kafka,
         )
-        self.sessions = Sessions(self.partitions, sessions_max=config.share_sessions_max)
+        self.sessions = Sessions(
+            self.partitions,
+            sessions_max=config.share_sessions_max,
+            connection_sessions_max=config.connection_share_sessions_max,
+        )
         self.local = LocalLeaders(
             store=storage,
             topics=self.topics,
@@ -105,6 +109,7 @@ class ShareService:
             config_of=self.configs.acting,
             damage=self.damage,
             return_grace_ms=config.return_grace_ms,
+            groups_max=config.share_groups_max,
             is_other_group=is_other_group,
             members_resume=members_resume,
         )
@@ -130,9 +135,11 @@ class ShareService:
         self.config = config
         self.configs.configure(config)
         self._dead_letters.auto_create = config.dead_letter_auto_create
-        self.sessions.configure(sessions_max=config.share_sessions_max)
+        self.sessions.configure(
+            sessions_max=config.share_sessions_max, connection_sessions_max=config.connection_share_sessions_max
+        )
         self._keep_on_close = config.return_grace_ms > 0
-        self.coordinator.reconfigure(return_grace_ms=config.return_grace_ms)
+        self.coordinator.reconfigure(return_grace_ms=config.return_grace_ms, groups_max=config.share_groups_max)
         for group_id in self.partitions.groups():
             self.partitions.configure(group_id)
 

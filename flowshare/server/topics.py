@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flowshare.log.base import LogError
 from flowshare.log.topics import PARTITIONS_MAX, check_new
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -17,11 +17,11 @@ from flowshare.protocol.messages import (
     TopicResult,
 )
 from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.failures import EXPECTED, Refused, failure
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
     from flowshare.log.base import Log
     from flowshare.server.classic import ClassicGroups
@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 class TopicApis:
     """Answers the topic APIs."""
 
-    def __init__(self, *, log: Log, topics: TopicIndex, coordinator: Coordinator, classic: ClassicGroups) -> None:
+    def __init__(
+        self, *, log: Log, topics: TopicIndex, coordinator: Coordinator, classic: ClassicGroups, partitions_max: int
+    ) -> None:
+        """partitions_max: of all topics together."""
+        self._partitions_max = partitions_max
+        self._making = 0
+        """Partitions that are being made."""
         self._log = log
         self._topics = topics
         self._coordinator = coordinator
@@ -65,9 +71,14 @@ class TopicApis:
         try:
             if request.validate_only:
                 check_new(request.name, request.configs, self._log.topics())
+                with self._room_for(request.partitions):
+                    pass
                 return TopicResult(topic=request.name)
-            topic = await self._log.create_topic(request.name, partitions=request.partitions, configs=request.configs)
-        except LogError as error:
+            with self._room_for(request.partitions):
+                topic = await self._log.create_topic(
+                    request.name, partitions=request.partitions, configs=request.configs
+                )
+        except EXPECTED as error:
             code, message = failure(error)
             return TopicResult(topic=request.name, error=code, message=message)
         return TopicResult(topic=topic.name, topic_id=topic.topic_id)
@@ -97,14 +108,31 @@ class TopicApis:
                 f"{request.total} is not more than it has, or too many"
             )
             return TopicResult(topic=request.name, error=ErrorCode.INVALID_PARTITIONS, message=message)
-        if request.validate_only:
-            return TopicResult(topic=topic.name, topic_id=topic.topic_id)
         try:
-            topic = await self._log.create_partitions(request.name, request.total)
-        except LogError as error:
+            with self._room_for(request.total - topic.partitions):
+                if request.validate_only:
+                    return TopicResult(topic=topic.name, topic_id=topic.topic_id)
+                topic = await self._log.create_partitions(request.name, request.total)
+        except EXPECTED as error:
             code, message = failure(error)
             return TopicResult(topic=request.name, error=code, message=message)
         return TopicResult(topic=topic.name, topic_id=topic.topic_id)
+
+    @contextmanager
+    def _room_for(self, count: int) -> Generator[None]:
+        """While so many partitions are made. Raises: Refused (there would be too many)."""
+        there = sum(topic.partitions for topic in self._log.topics().values())
+        if there + self._making + count > self._partitions_max:
+            raise Refused(
+                ErrorCode.POLICY_VIOLATION,
+                f"there are {there + self._making} partitions; {count} more would be more than {self._partitions_max} "
+                "(max.partitions); delete topics first",
+            )
+        self._making += count
+        try:
+            yield
+        finally:
+            self._making -= count
 
     def _metadata(self, name: str) -> TopicMetadata:
         topic = self._topics.by_name(name)

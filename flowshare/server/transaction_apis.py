@@ -60,14 +60,15 @@ class TransactionApis:
             DescribeProducersRequest: self.describe_producers,
         }
 
-    async def init(self, request: InitProducerIdRequest, _: InProcess) -> InitProducerIdResponse:
+    async def init(self, request: InitProducerIdRequest, connection: InProcess) -> InitProducerIdResponse:
         """Give a producer its id and epoch."""
         try:
             if request.transactional_id is None:
                 made = await self._transactions.new_producer()
             else:
                 known = Asker(*request.known)
-                made = await self._transactions.init(request.transactional_id, request.timeout_ms, known)
+                party = connection.counts_as()
+                made = await self._transactions.init(request.transactional_id, request.timeout_ms, known, party)
         except EXPECTED as error:
             code, message = failure(error)
             return InitProducerIdResponse(error=code, message=message)

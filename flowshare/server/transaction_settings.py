@@ -20,6 +20,11 @@ def _number(name: str, field: str, doc: str) -> Setting:
 TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = {
     setting.name: setting
     for setting in (
+        _number(
+            "transactional.id.max",
+            "ids_max",
+            "Transactional ids that may exist; one principal (without logins: address) makes no more than are left.",
+        ),
         _number("transaction.max.timeout.ms", "timeout_max_ms", "Longest timeout of a producer's transactions."),
         _number(
             "transactional.id.expiration.ms", "id_expiration_ms", "How long a transactional id is kept without use."

@@ -20,6 +20,7 @@ from flowshare.clock import ahead_ms
 from flowshare.log.base import ProducerRefused, UnknownTopic
 from flowshare.protocol.headers import frames
 from flowshare.server.alarm import Alarm
+from flowshare.server.budget import Makers
 from flowshare.server.failures import EXPECTED
 from flowshare.server.producer_ids import ProducerIds
 from flowshare.transactions import coordinator
@@ -28,7 +29,6 @@ from flowshare.transactions.errors import (
     ConcurrentTransactions,
     InvalidTxnState,
     TransactionalIdNotFound,
-    TransactionLimit,
     TransactionStateCorrupt,
 )
 from flowshare.transactions.stored import decode_transaction, encode_transaction
@@ -80,6 +80,7 @@ class Transactions:
         self._clock = clock
         self._config = config
         self._settle = settle
+        self._makers = Makers("transactional ids", "transactional.id.max")
         self._ids = ProducerIds(storage)
         self._entries: dict[str, _Entry] = {}
         self._alarm = Alarm(clock)
@@ -122,17 +123,20 @@ class Transactions:
         """An idempotent producer without transactions. Raises: StorageError."""
         return Asker(await self._ids.take(), 0)
 
-    async def init(self, transactional_id: str, timeout_ms: int, asker: Asker) -> Asker:
+    async def init(self, transactional_id: str, timeout_ms: int, asker: Asker, party: str | None = None) -> Asker:
         """The id's producer with a fresh epoch; an open transaction is aborted first.
 
-        Raises: TransactionError, StorageError.
+        party: who makes the id, None: the server's own process.
+
+        Raises: TransactionError, StorageError, Refused (too many).
         """
         coordinator.check_init(transactional_id, timeout_ms, asker, timeout_max_ms=self._config.timeout_max_ms)
         entry = self._entries.get(transactional_id)
         if entry is None:
-            if len(self._entries) >= self._config.ids_max:
-                raise TransactionLimit(f"there are {self._config.ids_max} transactional ids; use fewer")
+            ids_max = self._config.ids_max
+            self._makers.check(party, self._entries, len(self._entries), ids_max)
             entry = self._entries[transactional_id] = _Entry()
+            self._makers.add(party, transactional_id, self._entries, ids_max)
         return await self._run(self._init(entry, transactional_id, timeout_ms, asker))
 
     async def add(

@@ -62,6 +62,10 @@ class ServerConfig:
     partition_max_record_locks_max: int = 4_000
     group_max_size: int = 200
     share_sessions_max: int = 2_000
+    connection_share_sessions_max: int = 100
+    share_groups_max: int = 10_000
+    partitions_max: int = 50_000
+    request_partitions_max: int = 10_000
     assignor: str = "simple"
     assignor_offload_enable: bool = True
     initialize_retry_interval_ms: int = 30_000

@@ -115,7 +115,31 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
         "How many records of a share-partition may be acquired at once.",
     ),
     _number("group.share.max.size", "group_max_size", 200, 1, 1_000, "Members a group may have."),
-    _number("group.share.max.share.sessions", "share_sessions_max", 2_000, 1, None, "Share sessions open at once."),
+    _number(
+        "group.share.max.share.sessions",
+        "share_sessions_max",
+        2_000,
+        1,
+        None,
+        "Share sessions open at once; one principal (without logins: address) has at most nine of ten that others do "
+        "not have.",
+    ),
+    _number(
+        "connection.max.share.sessions",
+        "connection_share_sessions_max",
+        100,
+        1,
+        None,
+        "Share sessions that one connection may open; clients open one.",
+    ),
+    _number(
+        "group.share.max.groups",
+        "share_groups_max",
+        10_000,
+        1,
+        None,
+        "Share groups that may exist; one principal (without logins: address) makes at most as many as are left.",
+    ),
     _word("group.share.assignors", "assignor", "simple", ("simple",), "The assignor of share groups."),
     _flag(
         "group.share.assignor.offload.enable",
@@ -187,6 +211,17 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
     ),
     _number(
         "num.partitions", "partitions_default", 1, 1, 10_000, "Partitions of a new topic when nobody says how many."
+    ),
+    _number(
+        "max.partitions", "partitions_max", 50_000, 1, None, "Partitions that all topics may have before more are made."
+    ),
+    _number(
+        "max.request.new.partitions",
+        "request_partitions_max",
+        10_000,
+        1,
+        None,
+        "Partitions that one CreateTopics or CreatePartitions request may make.",
     ),
     _flag(
         "share.acquire.durable",

@@ -24,6 +24,8 @@ EPOCH_OPEN: Final = 0
 EPOCH_CLOSE: Final = -1
 EPOCH_LAST: Final = 2**31 - 1
 MEMBER_ID_LENGTH_MAX: Final = 36
+SPARE_PART: Final = 10
+"""Of the sessions that there may be beside others', this part is left when somebody has all that he may."""
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one session: each fetch looks at all of them, and whether they exist is found out then."""
 
@@ -61,6 +63,8 @@ class ShareSession:
     group_id: str
     member_id: str
     connection_id: Hashable
+    party: Hashable = None
+    """Who opened it; None: the server's own process."""
     expected_epoch: int = 1
     _marks: dict[Key, bool] = field(default_factory=dict[Key, bool])
 
@@ -100,10 +104,17 @@ class FetchTurn(NamedTuple):
 
 
 class ShareSessions:
-    """All open sessions of a server, at most `sessions_max` of them (settable at any time)."""
+    """All open sessions of a server, at most `sessions_max` of them (settable at any time).
 
-    def __init__(self, sessions_max: int = 2_000) -> None:
+    connection_sessions_max: those that one connection may open, also settable. Of all of them one party (a principal,
+    or an address where nobody logs in) has at most nine of ten that others do not have. The server's own process, whose
+    party is None, is held to neither.
+    """
+
+    def __init__(self, sessions_max: int = 2_000, connection_sessions_max: int = 100) -> None:
         self.sessions_max = sessions_max
+        self.connection_sessions_max = connection_sessions_max
+        self._by_party: dict[Hashable, set[tuple[str, str]]] = {}
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._by_connection: dict[Hashable, set[tuple[str, str]]] = {}
         self._by_group: dict[Hashable, set[tuple[str, str]]] = {}
@@ -126,8 +137,11 @@ class ShareSessions:
         added: Collection[Key] = (),
         forgotten: Iterable[Key] = (),
         has_acks: bool = False,
+        party: Hashable = None,
     ) -> FetchTurn:
         """Accept a ShareFetch: open, go on or close; the session's epoch and partitions are changed at once.
+
+        party: who asks; None: the server's own process.
 
         `added` are all partitions the request names, those named only for acknowledgements included.
         Raises InvalidRequest (ids; too many partitions; acknowledgements at epoch 0, which leaves an existing session
@@ -139,7 +153,7 @@ class ShareSessions:
             if has_acks:
                 raise InvalidRequest("a ShareFetch that opens a share session must not carry acknowledgements")
             check_size((), added)
-            session = self._open(connection_id, group_id, member_id)
+            session = self._open(connection_id, group_id, member_id, party)
         else:
             session = self._find(group_id, member_id)
             if epoch == EPOCH_CLOSE:
@@ -173,20 +187,41 @@ class ShareSessions:
         keys = self._by_connection.get(connection_id, set[tuple[str, str]]())
         return tuple(self._remove(self._sessions[key]) for key in sorted(keys))
 
-    def _open(self, connection_id: Hashable, group_id: str, member_id: str) -> ShareSession:
+    def _open(self, connection_id: Hashable, group_id: str, member_id: str, party: Hashable) -> ShareSession:
         old = self.get(group_id, member_id)
         if old is None and len(self._sessions) >= self.sessions_max:
             raise ShareSessionLimitReached(
                 f"{self.sessions_max} share sessions are open (group.share.max.share.sessions); try again later"
             )
+        if party is not None:
+            self._check_parts(connection_id, party, old)
         if old is not None:
             self._remove(old)
         key = (group_id, member_id)
-        session = ShareSession(group_id, member_id, connection_id)
+        session = ShareSession(group_id, member_id, connection_id, party)
         self._sessions[key] = session
         self._by_connection.setdefault(connection_id, set()).add(key)
+        self._by_party.setdefault(party, set()).add(key)
         self._by_group.setdefault(group_id, set()).add(key)
         return session
+
+    def _check_parts(self, connection_id: Hashable, party: Hashable, old: ShareSession | None) -> None:
+        """Whether connection and party may open one more. old: that it takes the place of."""
+        of_connection = len(self._by_connection.get(connection_id, ()))
+        if old is not None and old.connection_id == connection_id:
+            of_connection -= 1
+        if of_connection >= self.connection_sessions_max:
+            raise ShareSessionLimitReached(
+                f"this connection has {of_connection} share sessions open (connection.max.share.sessions); "
+                "close some, or open another connection"
+            )
+        of_party = len(self._by_party.get(party, ()))
+        free = self.sessions_max - len(self._sessions) + of_party
+        if (old is None or old.party != party) and of_party >= free - free // SPARE_PART:
+            raise ShareSessionLimitReached(
+                f"{party} has {of_party} share sessions open, and some of the {self.sessions_max} "
+                "(group.share.max.share.sessions) are left to others; try again later"
+            )
 
     def _find(self, group_id: str, member_id: str) -> ShareSession:
         session = self.get(group_id, member_id)
@@ -204,6 +239,7 @@ class ShareSessions:
         key = (session.group_id, session.member_id)
         del self._sessions[key]
         _discard(self._by_connection, session.connection_id, key)
+        _discard(self._by_party, session.party, key)
         _discard(self._by_group, session.group_id, key)
         return ClosedSession(*key, session.partitions, session.group_id not in self._by_group)
 

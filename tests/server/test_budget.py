@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from flowshare.server.budget import ARRIVING_BYTES, SMALL_BYTES, Budget
+from flowshare.server.budget import ARRIVING_BYTES, SMALL_BYTES, Budget, Makers
+from flowshare.server.failures import Refused
 
 MIB = 1024 * 1024
 
@@ -156,3 +157,30 @@ def test_many_that_end_as_they_are_resumed_are_no_deep_recursion():
     for socket in sockets:
         budget.left(socket.account)
     assert budget.held == budget.waiting == 0
+
+
+def test_a_party_makes_at_most_as_many_names_as_are_left():
+    makers, there = Makers("things", "max.things"), set[str]()
+
+    def make(party: str | None, name: str) -> bool:
+        try:
+            makers.check(party, there, len(there), 10)
+        except Refused as error:
+            return "max.things" not in str(error)
+        there.add(name)
+        makers.add(party, name, there, 10)
+        return True
+
+    assert [make("a", f"a{number}") for number in range(7)] == [True] * 5 + [False] * 2
+    assert [make("b", f"b{number}") for number in range(4)] == [True] * 3 + [False]
+    there.discard("a0")
+    there.discard("a1")
+    assert make("a", "again")
+    assert [make(None, f"own{number}") for number in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_who_made_what_is_gone_is_forgotten():
+    makers = Makers("things", "max.things")
+    for number in range(1_000):
+        makers.add(f"party {number}", f"thing {number}", {"thing 999"}, 10)
+    assert len(makers._made) <= 11

@@ -392,7 +392,7 @@ async def test_settings_are_read_by_kafkas_names_and_checked() -> None:
     read = parse_classic({"offsets.retention.minutes": "2", "group.initial.rebalance.delay.ms": "3000"})
     assert (read.offsets_retention_ms, read.initial_rebalance_delay_ms) == (120_000, 3_000)
     assert parse_classic({}) == ClassicConfig()
-    assert len(CLASSIC_CONFIGS) == 7
+    assert len(CLASSIC_CONFIGS) == 8
     with pytest.raises(InvalidConfig, match="retention"):
         parse_classic({"offsets.retention.minutes": "0"})
     with pytest.raises(InvalidConfig, match="must not exceed"):

@@ -299,3 +299,33 @@ def test_a_refused_request_changes_nothing():
         sessions.fetch("c1", "g", "m1", 7, added=[TP1], forgotten=[TP0])
 
     assert sessions.fetch("c1", "g", "m1", 1).partitions == (TP0,)
+
+
+def test_one_connection_opens_only_some_of_all_sessions():
+    sessions = ShareSessions(100, connection_sessions_max=2)
+    for number in range(2):
+        sessions.fetch("c1", "g", f"m{number}", 0, party="User:a")
+
+    with pytest.raises(ShareSessionLimitReached, match=r"connection\.max\.share\.sessions"):
+        sessions.fetch("c1", "g", "m2", 0, party="User:a")
+    sessions.fetch("c1", "g", "m1", 0, party="User:a")  # in the place of its own
+    sessions.fetch("c2", "g", "m2", 0, party="User:a")
+
+
+def test_one_party_leaves_sessions_to_others():
+    sessions = ShareSessions(100)
+    for number in range(90):
+        sessions.fetch(f"c{number}", "g", f"m{number}", 0, party="User:a")
+
+    with pytest.raises(ShareSessionLimitReached, match=r"User:a has 90 .*group\.share\.max\.share\.sessions"):
+        sessions.fetch("c", "g", "m", 0, party="User:a")
+    sessions.fetch("c90", "g", "m90", 0, party="User:b")
+    sessions.close_connection("c1")
+    sessions.fetch("c", "g", "m", 0, party="User:a")
+
+
+def test_the_servers_own_process_may_have_all_sessions():
+    sessions = ShareSessions(5, connection_sessions_max=1)
+    for number in range(5):
+        sessions.fetch("c", "g", f"m{number}", 0)
+    assert len(sessions) == 5

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.log.topics import PARTITIONS_MAX as TOPIC_PARTITIONS_MAX
 from flowshare.log.topics import TOPIC_CONFIGS
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
@@ -60,12 +61,15 @@ class TopicsEdge:
         twice = duplicates(topic.name for topic in asked.topics)
         requests: dict[str, CreateTopicRequest] = {}
         results: dict[str, TopicResult] = {}
+        left = self._config.request_partitions_max
         for topic in asked.topics:
             await call.peer.turns.take()
             try:
                 if topic.name in twice:
                     raise Refused(ErrorCode.INVALID_REQUEST, f"topic {topic.name} stands in the request twice")
-                requests[topic.name] = self._to_create(peer, topic, validate_only=asked.validate_only)
+                request = self._to_create(peer, topic, validate_only=asked.validate_only)
+                left = self._left(left, request.partitions)
+                requests[topic.name] = request
             except Refused as error:
                 results[topic.name] = _refusal(topic.name, error)
         results |= await self._send(call, requests, dict(zip(requests, requests, strict=True)))
@@ -75,6 +79,16 @@ class TopicsEdge:
             throttle_time=NO_TIME,
             topics=await peer.turns.each(lambda name: _created(make, peer, results[name], requests.get(name)), names),
         )
+
+    def _left(self, left: int, count: int) -> int:
+        """Partitions that the request may still make after so many more. Raises: Refused."""
+        if left < count <= TOPIC_PARTITIONS_MAX:  # what is more than a topic may have is refused as that
+            raise Refused(
+                ErrorCode.POLICY_VIOLATION,
+                f"one request makes at most {self._config.request_partitions_max} partitions "
+                "(max.request.new.partitions); ask for the rest in another one",
+            )
+        return left - max(count, 0) if count <= left else left
 
     def _to_create(self, peer: Peer, topic: Any, *, validate_only: bool) -> CreateTopicRequest:
         """Raises: Refused."""
@@ -157,12 +171,15 @@ class TopicsEdge:
         twice = duplicates(topic.name for topic in asked.topics)
         requests: dict[str, CreatePartitionsRequest] = {}
         results: dict[str, TopicResult] = {}
+        left = self._config.request_partitions_max
         for topic in asked.topics:
             await call.peer.turns.take()
             try:
                 if topic.name in twice:
                     raise Refused(ErrorCode.INVALID_REQUEST, f"topic {topic.name} stands in the request twice")
                 self._check_growth(call.peer, topic)
+                known = self._topics.by_name(topic.name)
+                left = self._left(left, topic.count - (0 if known is None else known.partitions))
             except Refused as error:
                 results[topic.name] = _refusal(topic.name, error)
             else:

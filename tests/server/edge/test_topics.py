@@ -361,3 +361,45 @@ async def test_partitions_are_added() -> None:
             "kept": 1,
             "twice": 1,
         }
+
+
+# --- how many partitions ------------------------------------------------------------------------------------------
+
+
+def wide(name, count):
+    """A topic of a CreateTopics request."""
+    return part(name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[])
+
+
+async def test_one_request_makes_only_so_many_partitions():
+    async with edge(config=ServerConfig(request_partitions_max=10)) as e:
+        s = await e.socket()
+        asked = [wide(name, 4) for name in "abc"]
+        answer = await s.ask("create_topics", 5, topics=asked, timeout=ms(5_000), validate_only=False)
+        assert topics(answer) == {"a": "none", "b": "none", "c": "policy_violation"}
+        assert "max.request.new.partitions" in answer.topics[2].error_message
+
+        more = [part(name=name, count=10, assignments=None) for name in "ab"]
+        answer = await s.ask("create_partitions", 1, topics=more, timeout=ms(5_000), validate_only=False)
+        assert {one.name: one.error_code.name for one in answer.results} == {"a": "none", "b": "policy_violation"}
+
+
+async def test_all_topics_have_only_so_many_partitions_however_many_are_made_at_once():
+    async with edge(config=ServerConfig(partitions_max=10)) as e:
+        s = await e.socket()
+        asked = [wide(name, 4) for name in "abc"]
+        answer = await s.ask("create_topics", 5, topics=asked, timeout=ms(5_000), validate_only=False)
+        assert sorted(topics(answer).values()) == ["none", "none", "policy_violation"]
+        assert any("max.partitions" in (one.error_message or "") for one in answer.topics)
+
+        (made, *_) = (name for name, error in topics(answer).items() if error == "none")
+        more = [part(name=made, count=7, assignments=None)]
+        answer = await s.ask("create_partitions", 1, topics=more, timeout=ms(5_000), validate_only=False)
+        assert answer.results[0].error_code.name == "policy_violation"
+
+
+async def test_a_request_may_see_whether_too_many_partitions_could_be_made():
+    async with edge(config=ServerConfig(partitions_max=3)) as e:
+        s = await e.socket()
+        answer = await s.ask("create_topics", 5, topics=[wide("a", 4)], timeout=ms(5_000), validate_only=True)
+        assert topics(answer) == {"a": "policy_violation"}

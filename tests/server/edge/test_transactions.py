@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
+from flowshare.groups.types import ClassicConfig
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.server.edge.base import Operation, ResourceType
 from flowshare.server.edge.transactions import TransactionsEdge
+from flowshare.share.config import ServerConfig
+from flowshare.transactions.config import TransactionConfig
 from tests.server.edge.kit import edge, errors, ms, part
 
 pytestmark = pytest.mark.asyncio
@@ -172,3 +178,38 @@ async def test_transactions_and_producers_can_be_looked_at() -> None:
             -1,
         )
         assert refused.partitions[0].error_code.name == "topic_authorization_failed"
+
+
+async def test_one_client_makes_only_as_many_transactional_ids_and_groups_as_are_left():
+    async with edge(config=ServerConfig(share_groups_max=4)) as e:
+        e.server._transactions._config = TransactionConfig(ids_max=4)
+        e.server.classic.config = ClassicConfig(groups_max=4)
+        s = await e.socket()
+        found = []
+        for number in range(4):
+            name = f"n{number}"
+            made = await init(s, transactional_id=name)
+            joined = await s.ask(
+                "join_group",
+                4,
+                group_id=name,
+                session_timeout=ms(30_000),
+                rebalance_timeout=ms(30_000),
+                member_id="",
+                group_instance_id=None,
+                protocol_type="consumer",
+                protocols=[part(name="range", metadata=b"")],
+            )
+            beat = await s.ask(
+                "share_group_heartbeat",
+                1,
+                group_id=f"s{number}",
+                member_id=str(uuid.uuid4()),
+                member_epoch=0,
+                rack_id=None,
+                subscribed_topic_names=["t"],
+            )
+            found.append([int(one.error_code) for one in (made, joined, beat)])
+        refused = int(ErrorCode.POLICY_VIOLATION)
+        asked_again = int(ErrorCode.MEMBER_ID_REQUIRED)
+        assert found == [[0, asked_again, 0]] * 2 + [[refused] * 3] * 2
