@@ -26,8 +26,6 @@ logger = logging.getLogger("flowshare.serve")
 
 MEMORY: Final = frozenset({":memory:", "memory://"})
 EXIT_INTERRUPTED: Final = 130
-FILES_BESIDE: Final = 256
-"""Open files that the process needs beside its connections."""
 
 existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -118,11 +116,12 @@ def _tls(*, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, tl
 
 async def _serve(options: StandaloneOptions) -> None:
     from flowshare.clock import LoopClock
+    from flowshare.log.descriptors import raise_limit
     from flowshare.server.settings import Settings
     from flowshare.server.standalone import Standalone
 
     stop = _stop_signals()
-    _allow_files(Settings.parse(options.settings).limits.connections_max)
+    raise_limit(Settings.parse(options.settings).limits.connections_max)
     broker = Standalone(options, clock=LoopClock())
     await broker.start()
     try:
@@ -151,18 +150,6 @@ def _stop_signals() -> asyncio.Event:
     for number in stop_signals():
         loop.add_signal_handler(number, interrupted if number == signal.SIGINT else stop.set)
     return stop
-
-
-def _allow_files(connections: int) -> None:
-    """Let the process have as many files open as it may have connections, as far as the system allows."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + FILES_BESIDE
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -103,6 +103,11 @@ def worker(
     if procs is not None:
         return supervise(app, procs, drain_timeout, worker_command(sys.argv[1:]), settings=settings)
 
+    from flowshare.log.descriptors import raise_limit
+    from flowshare.server.limits import ListenerLimits
+
+    raise_limit(ListenerLimits().connections_max)
+
     def pages(host: Host) -> WebServer:
         return WebServer(host, settings, drain_timeout_s=drain_timeout)
 

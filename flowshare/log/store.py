@@ -37,6 +37,7 @@ from rocksdict import (
 
 from flowshare.log import keys
 from flowshare.log.base import StorageDamaged, StorageError, StorageFull, no_room
+from flowshare.log.descriptors import limit_now, store_files
 from flowshare.log.marker import Marker, check_reached
 from flowshare.log.wal import check_wal
 
@@ -347,6 +348,7 @@ def _options() -> Options:
     options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(3)
+    options.set_max_open_files(store_files(limit_now()))
     options.set_compression_type(DBCompressionType.none())
     options.set_enable_blob_files(True)
     options.set_min_blob_size(BLOB_BYTES_MIN)

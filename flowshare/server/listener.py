@@ -18,6 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from flowshare.forks import hold_alone
+from flowshare.log.descriptors import connections as descriptors_left
+from flowshare.log.descriptors import limit_now
 from flowshare.server.answers import Answers
 from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
@@ -92,6 +94,7 @@ class Listener:
         self.tls = tls
         self.sasl = sasl
         self._given_authorizer = authorizer
+        self._descriptors = limit_now()
         self.authorizer: Authorizer = authorizer or AllowAll()
         if authorizer is not None:
             server.authorize(authorizer)
@@ -148,12 +151,27 @@ class Listener:
         self._node = replace(self.node, node_id=node_id)
 
     @property
+    def connections_max(self) -> int:
+        """Connections that there may be: `max.connections`, or what the process's descriptors leave."""
+        return descriptors_left(self._descriptors, self.limits.connections_max)
+
+    def _say_if_fewer(self) -> None:
+        if self.connections_max < self.limits.connections_max:
+            logger.warning(
+                "max.connections is %d and not %d: the process may have %s descriptors open; raise that (ulimit -n)",
+                self.connections_max,
+                self.limits.connections_max,
+                self._descriptors,
+            )
+
+    @property
     def connections(self) -> int:
         """Open sockets."""
         return len(self._sockets)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; port 0: a free one. Returns where. Raises: ListenerError when the address cannot be had."""
+        self._say_if_fewer()
         try:
             self._listening = await _listen(host, port, self.limits.backlog)
         except OSError as error:
@@ -199,7 +217,10 @@ class Listener:
 
     def configure(self, limits: ListenerLimits) -> None:
         """Other limits hold from now on, for connections that are open, too; none of them is closed for it."""
+        told = self.limits.connections_max
         self.limits = limits
+        if limits.connections_max != told:
+            self._say_if_fewer()
         self.budget.configure(limits.queued_request_bytes_max)
         self.strangers.configure(limits.queued_login_bytes_max)
         self.answers.configure(*_answer_limits(limits))
@@ -322,11 +343,11 @@ class Listener:
 
     def _refusal(self, address: str) -> str | None:
         """Why there may be no further connection from this address; None when there may."""
-        limits = self.limits
-        if len(self._sockets) >= limits.connections_max:
-            return f"there are {limits.connections_max} connections already (max.connections)"
+        limits, most = self.limits, self.connections_max
+        if len(self._sockets) >= most:
+            return f"there are {most} connections already (max.connections)"
         network = network_of(address)
-        allowed = limits.connections_from(loopback=_is_loopback(network))
+        allowed = limits.connections_from(most, loopback=_is_loopback(network))
         if self._addresses[network] >= allowed:
             return f"there are {allowed} connections from {network} already (max.connections.per.ip)"
         return None

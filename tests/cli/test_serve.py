@@ -192,3 +192,38 @@ def test_addresses_are_read_and_written(text, host, port, loopback):
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(StandaloneError, match="write host:port"):
         Address.parse(text)
+
+
+@pytest.mark.slow
+def test_with_few_descriptors_connections_are_fewer_and_the_store_has_all_that_it_needs(tmp_path):
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    few = 160
+    program = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({few}, {few}));"
+        "from flowshare.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().strip().removeprefix(READY)
+            admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+            admin.create_topics([NewTopic("t", 1, 1)])["t"].result(timeout=END_S)
+            host, _, port = address.rpartition(":")
+            lines = [socket.create_connection((host, int(port)), END_S) for _ in range(150)]
+            told: list[object] = []
+            producer = Producer({"bootstrap.servers": address, "log_level": 0, "message.max.bytes": 2_000_000})
+            for line in lines[:100]:
+                line.close()
+            for _ in range(100):
+                producer.produce("t", bytes(900_000), on_delivery=lambda error, _: told.append(error))
+                producer.flush(END_S)
+            assert told == [None] * 100
+            for line in lines:
+                line.close()
+        finally:
+            process.kill()
+        said = process.communicate(timeout=END_S)[1]
+    assert "max.connections is 80 and not 2000: the process may have 160 descriptors open" in said
+    assert "Too many open files" not in said

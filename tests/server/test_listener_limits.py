@@ -445,8 +445,8 @@ async def test_small_requests_are_answered_while_begun_ones_hold_all_that_they_m
 
 async def test_an_address_of_its_own_has_half_of_the_connections_and_this_machine_nine_of_ten():
     limits = ListenerLimits(connections_max=2_000)
-    assert limits.connections_from(loopback=False) == 1_000
-    assert limits.connections_from(loopback=True) == 1_800
-    assert ListenerLimits(connections_max=1).connections_from(loopback=False) == 1
-    assert ListenerLimits.parse({"max.connections.per.ip": "7"}).connections_from(loopback=True) == 7
+    assert limits.connections_from(2_000, loopback=False) == 1_000
+    assert limits.connections_from(2_000, loopback=True) == 1_800
+    assert ListenerLimits().connections_from(1, loopback=False) == 1
+    assert ListenerLimits.parse({"max.connections.per.ip": "7"}).connections_from(2_000, loopback=True) == 7
     assert ListenerLimits.parse({"max.connections.per.ip": "auto"}).connections_per_address_max is None
