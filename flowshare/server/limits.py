@@ -47,11 +47,11 @@ class ListenerLimits:
     arrival_max_ms: int = 60_000
     unread_max_ms: int = 60_000
 
-    def connections_from(self, all_: int, *, loopback: bool) -> int:
-        """Connections that one address may have of `all_`. loopback: it is this machine's own."""
+    def connections_from(self, all_: int, *, own: bool) -> int:
+        """Connections that one address may have of `all_`. own: it is this machine's."""
         if self.connections_per_address_max is not None:
             return self.connections_per_address_max
-        return all_ - all_ // 10 if loopback else max(all_ // 2, 1)
+        return all_ - all_ // 10 if own else max(all_ // 2, 1)
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> ListenerLimits:

@@ -114,6 +114,8 @@ class Listener:
         """Sockets that may have answers which are finished and not read."""
         self._node = node
         self._sockets: set[ListenerSocket] = set()
+        self._silent: dict[ListenerSocket, None] = {}
+        """Those that have asked for nothing since they connected, or have to log in and have not, oldest first."""
         self._addresses: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[sockets.socket] = []
@@ -235,15 +237,21 @@ class Listener:
     # What sockets ask and tell.
 
     def forget(self, socket: ListenerSocket) -> None:
-        """A socket is gone."""
+        """A socket is gone; harmless when that is known."""
+        if socket not in self._sockets:
+            return
         self._sockets.discard(socket)
+        self._silent.pop(socket, None)
         self.unread.discard(socket)
         self.holding.discard(socket)
-        network = network_of(socket.address)
-        self._addresses[network] -= 1
-        if not self._addresses[network]:
-            del self._addresses[network]
+        self._addresses[socket.network] -= 1
+        if not self._addresses[socket.network]:
+            del self._addresses[socket.network]
         self._look_whether_empty()
+
+    def spoke(self, socket: ListenerSocket) -> None:
+        """A client, logged in if it has to, has asked for something."""
+        self._silent.pop(socket, None)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work of a socket, to its end even when the socket goes."""
@@ -329,28 +337,37 @@ class Listener:
             return False
         hold_alone(socket.fileno())
         socket.setblocking(False)
-        refused = self._refusal(address)
+        refused = self._room_for(network_of(address), own=_is_loopback(address) or address == socket.getsockname()[0])
         if refused is not None:
             logger.warning("closed peer=%s:%d: %s", address, port, refused)
             socket.close()
             return True
         made = ListenerSocket(self, address, port)
         self._sockets.add(made)
-        self._addresses[network_of(address)] += 1
+        self._silent[made] = None
+        self._addresses[made.network] += 1
         made.connecting = self.spawn(self._connect(made, socket))
         made.connecting.add_done_callback(lambda _: self._connected(made, socket))
         return True
 
-    def _refusal(self, address: str) -> str | None:
-        """Why there may be no further connection from this address; None when there may."""
-        limits, most = self.limits, self.connections_max
-        if len(self._sockets) >= most:
-            return f"there are {most} connections already (max.connections)"
-        network = network_of(address)
-        allowed = limits.connections_from(most, loopback=_is_loopback(network))
-        if self._addresses[network] >= allowed:
+    def _room_for(self, network: str, *, own: bool) -> str | None:
+        """Why there may be no further connection from an address; None when there may. own: it is this machine's.
+
+        Where all are taken the oldest one goes of those that were only made; of this address, if it has its part.
+        """
+        most = self.connections_max
+        allowed = self.limits.connections_from(most, own=own)
+        crowded = self._addresses[network] >= allowed
+        if not crowded and len(self._sockets) < most:
+            return None
+        oldest = next((one for one in self._silent if not crowded or one.network == network), None)
+        if oldest is not None:
+            oldest.end("it asked for nothing, and others want to connect (max.connections)", at_once=True)
+            self.forget(oldest)  # it counts no more, whenever the loop says that it is gone
+            return None
+        if crowded:
             return f"there are {allowed} connections from {network} already (max.connections.per.ip)"
-        return None
+        return f"there are {most} connections already (max.connections)"
 
     async def _connect(self, made: ListenerSocket, socket: sockets.socket) -> None:
         seconds = self.limits.setup_max_ms / 1000 if self.tls is not None else None
@@ -397,7 +414,7 @@ class Listener:
 
 def _is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_network(address).is_loopback
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
 

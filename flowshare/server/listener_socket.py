@@ -67,6 +67,8 @@ class ListenerSocket(asyncio.Protocol):
         self.connecting: asyncio.Task[None] | None = None
         """The TLS handshake, while there is one."""
         self.address = address
+        self.network = network_of(address)
+        """What the address counts as."""
         self._port = port
         self._listener = listener
         self._limits = limits = listener.limits
@@ -74,7 +76,7 @@ class ListenerSocket(asyncio.Protocol):
             limits.plain_request_bytes_max if listener.sasl is None else limits.login_request_bytes_max
         )
         self._budget = listener.budget if listener.sasl is None else listener.strangers
-        self._bytes = self._budget.open(self, network_of(address))
+        self._bytes = self._budget.open(self, self.network)
         self._transport: asyncio.Transport | None = None  # none before a TLS handshake is over
         self._peer: Peer | None = None
         self._logged_in = False
@@ -443,6 +445,8 @@ class ListenerSocket(asyncio.Protocol):
     def _begin(self, slot: Slot) -> None:
         self._under_way += 1
         self._under_way_bytes += slot.size
+        if self._logged_in:
+            self._listener.spoke(self)
         self._slots[slot] = None
         self._budget.accepted(self._bytes, slot.size)
         if slot.ordered:

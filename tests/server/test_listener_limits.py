@@ -37,8 +37,9 @@ async def slow_reader(here):
 
 
 async def test_connections_beyond_the_limit_are_closed_and_the_others_go_on(caplog):
-    async with site(connections_max=2) as here:
+    async with site(connections_max=2, connections_per_address_max=9) as here:
         first, second = await here.connect(), await here.connect()
+        assert await first.ask(b"echo") == await second.ask(b"echo") == b"echo"
         with caplog.at_level(logging.WARNING):
             third = await here.connect()
             assert await third.closed() == b""
@@ -52,6 +53,7 @@ async def test_connections_beyond_the_limit_are_closed_and_the_others_go_on(capl
 async def test_one_address_has_a_limit_of_its_own(caplog):
     async with site(connections_per_address_max=1) as here:
         first = await here.connect()
+        assert await first.ask(b"echo") == b"echo"
         with caplog.at_level(logging.WARNING):
             second = await here.connect()
             assert await second.closed() == b""
@@ -445,8 +447,36 @@ async def test_small_requests_are_answered_while_begun_ones_hold_all_that_they_m
 
 async def test_an_address_of_its_own_has_half_of_the_connections_and_this_machine_nine_of_ten():
     limits = ListenerLimits(connections_max=2_000)
-    assert limits.connections_from(2_000, loopback=False) == 1_000
-    assert limits.connections_from(2_000, loopback=True) == 1_800
-    assert ListenerLimits().connections_from(1, loopback=False) == 1
-    assert ListenerLimits.parse({"max.connections.per.ip": "7"}).connections_from(2_000, loopback=True) == 7
+    assert limits.connections_from(2_000, own=False) == 1_000
+    assert limits.connections_from(2_000, own=True) == 1_800
+    assert ListenerLimits().connections_from(1, own=False) == 1
+    assert ListenerLimits.parse({"max.connections.per.ip": "7"}).connections_from(2_000, own=True) == 7
     assert ListenerLimits.parse({"max.connections.per.ip": "auto"}).connections_per_address_max is None
+
+
+async def test_when_all_connections_are_taken_those_make_room_that_asked_for_nothing(caplog):
+    async with site(connections_max=3) as here:
+        first = await here.connect()
+        assert await first.ask(b"echo") == b"echo"
+        silent = [await here.connect() for _ in range(2)]
+        await until(lambda: here.listener.connections == 3)
+        with caplog.at_level(logging.WARNING):
+            late = await here.connect()
+            assert await late.ask(b"echo") == b"echo"
+            assert await silent[0].closed() == b""
+        assert "others want to connect (max.connections)" in caplog.text
+        assert await silent[1].ask(b"echo") == await first.ask(b"echo") == b"echo"
+
+
+async def test_who_has_not_logged_in_makes_room_whatever_it_asked_for():
+    async with site(sasl=NoSasl(), connections_max=2) as here:
+        stranger, known = await here.connect(), await here.connect()
+        await known.send(login(b"login"))
+        await known.answer()
+        assert await known.ask(b"echo") == b"echo"
+        await stranger.versions()
+        late = await here.connect()
+        await late.send(login(b"login"))
+        assert (await late.answer())[1] == b"login"
+        assert await stranger.closed() == b""
+        assert await known.ask(b"echo") == b"echo"
