@@ -121,9 +121,8 @@ class Budget:
         if account is self._favoured or account.tried or self._fits(account):
             self._waiting.pop(account, None)
             return True
-        if self._may_favour:
-            self._waiting.pop(account, None)
-            self._favoured = account
+        if self._may_favour or self._comes_before_favoured(account):
+            self._favour(account)
             return True
         self._waiting.setdefault(account)
         return False
@@ -224,10 +223,24 @@ class Budget:
                 if account in self._waiting and self._fits(account):
                     self._resume(account)
             while self._waiting and self._may_favour:
-                self._favoured = chosen = self._choose()
+                chosen = self._choose()
+                self._favour(chosen)
                 self._resume(chosen)
         finally:
             self._releasing = False
+
+    def _favour(self, account: Account) -> None:
+        if self._favoured is not None:
+            self._waiting.setdefault(self._favoured)  # it is told so by the next bytes that come
+        self._waiting.pop(account, None)
+        self._favoured = account
+        account.came = 0
+        account.looked_at = False
+
+    def _comes_before_favoured(self, account: Account) -> bool:
+        """Whether it had a request answered since the favoured one, of which nothing much comes."""
+        favoured = self._favoured
+        return favoured is not None and favoured.last < account.last and favoured.came < ARRIVING_BYTES
 
     def _choose(self) -> Account:
         """The next one that is favoured: whoever comes first, and in every second turn who has waited longest."""

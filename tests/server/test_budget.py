@@ -96,10 +96,32 @@ def test_of_equals_those_go_on_first_who_had_a_request_answered_last():
     hogs = [Socket(budget) for _ in range(4)]
     for hog in hogs:
         hog.send(3 * MIB)
-    assert not good.send(MIB)
     favoured = next(hog for hog in hogs if hog.arriving)
+    favoured.send(MIB)
+    assert not good.send(MIB)
     budget.left(favoured.account)
     assert good.arriving
+
+
+def test_who_had_a_request_answered_does_not_wait_for_a_favoured_one_of_which_nothing_comes():
+    budget = Budget(4 * MIB)
+    good = Socket(budget)
+    good.end(10)
+    for _ in range(4):
+        Socket(budget).send(3 * MIB)
+    assert good.send(MIB)
+
+
+def test_nobody_comes_before_a_favoured_one_that_arrives():
+    budget = Budget(4 * MIB)
+    good = Socket(budget)
+    good.end(10)
+    hogs = [Socket(budget) for _ in range(4)]
+    for hog in hogs:
+        hog.send(3 * MIB)
+    favoured = next(hog for hog in hogs if hog.arriving)
+    favoured.send(MIB)
+    assert not good.send(MIB)
 
 
 def test_a_begun_request_that_stands_still_gives_way_while_others_wait():
