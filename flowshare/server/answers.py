@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KIB: Final = 1024
+FETCH_BYTES_MAX: Final = 64 << 20
+"""Most that one fetch is given."""
 LEAST_BYTES: Final = 64 * KIB
 """Least that a fetch is let read; whose turn it is gets that, and one batch, whatever all others hold."""
 PART_OF_REST: Final = 4

@@ -7,12 +7,13 @@ found is given whatever its size, so that a reader never gets stuck; all others 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from flowshare.log.base import LogError, OffsetOutOfRange
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import batch_headers
 from flowshare.protocol.messages import AbortedTransaction, FetchedLog
+from flowshare.server.answers import FETCH_BYTES_MAX
 from flowshare.server.failures import failure
 from flowshare.server.parking import Waiter
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import FetchPartition, FetchRequest
     from flowshare.server.answers import Room
     from flowshare.server.turns import Turns
-
-FETCH_BYTES_MAX: Final = 64 << 20
-"""Most that one plain fetch is given."""
 
 
 class LogWatch:

@@ -20,7 +20,6 @@ from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, Sha
 from flowshare.server import answers
 from flowshare.server.duties import NOT_KNOWN
 from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.log_reading import FETCH_BYTES_MAX
 from flowshare.server.parking import Ended, WaitLimit
 from flowshare.server.share_ack import OK, check_readable, merged, settle
 from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
@@ -274,7 +273,7 @@ class _Visit:
         ready = self._ready(found)
         if not ready or not await self._enough_bytes(ready):
             return found
-        wanted = min(self._request.max_bytes, FETCH_BYTES_MAX)
+        wanted = min(self._request.max_bytes, answers.FETCH_BYTES_MAX)
         given = self._room.reserve(wanted)
         if wanted and not given:
             self.leave()  # others may take what is there; this one looks again when its client has read something

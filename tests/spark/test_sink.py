@@ -275,6 +275,15 @@ def query(unique):
     return unique("query")
 
 
+def reached(broker):
+    """How aiokafka's clients reach the broker, and log in there."""
+    kafka = broker.backend.kafka
+    return {
+        "bootstrap_servers": kafka.hosts[0],
+        **({} if kafka.security is None else kafka.security.for_aiokafka()),
+    }
+
+
 def committed(broker, topic, *, ended=True):
     """The values that a reader sees who reads only what is committed, partition by partition.
 
@@ -285,7 +294,7 @@ def committed(broker, topic, *, ended=True):
     async def read():
         found = []
         async with AIOKafkaConsumer(
-            bootstrap_servers=broker.backend.kafka.hosts[0], isolation_level="read_committed", enable_auto_commit=False
+            **reached(broker), isolation_level="read_committed", enable_auto_commit=False
         ) as consumer:
             for partition in range((await broker.admin.describe_topic(topic)).partitions):
                 place = TopicPartition(topic, partition)
@@ -541,7 +550,7 @@ def test_too_many_tasks_are_refused_and_nothing_of_them_stays(broker, topic, in_
 async def still_open(broker, query, prepared):
     from aiokafka.client import AIOKafkaClient
 
-    client = AIOKafkaClient(bootstrap_servers=broker.backend.kafka.hosts[0])
+    client = AIOKafkaClient(**reached(broker))
     await client.bootstrap()
 
     async def coordinators():
