@@ -36,10 +36,11 @@ def listen_for_pages(app: App) -> str:
     conf: Any = app.conf
     _, options = app._default_options  # noqa: SLF001 - Faust's name; the settings do not tell a default from a choice
     bind = str(conf.web_bind)
+    scheme = "http" if conf.web_ssl_context is None else "https"
+    gate = _gate(app, scheme)
     sock = _bound(bind, options.get("web_port") or 0)
     port = sock.getsockname()[1]
     host = bind if is_loopback(bind) else conf.web_host
-    scheme = "http" if conf.web_ssl_context is None else "https"
     url = URL.build(scheme=scheme, host=str(host), port=port)
     object.__setattr__(conf, "web_port", port)  # Settings' own warns of what was read before
     if "canonical_url" not in options:
@@ -51,7 +52,7 @@ def listen_for_pages(app: App) -> str:
         return Listening(web._runner, door, sock, conf.web_ssl_context)  # noqa: SLF001 - Faust's name
 
     web._transport_handlers["tcp"] = site  # noqa: SLF001
-    _guard_of(web).gate = _gate(app, scheme)
+    _guard_of(web).gate = gate
     logger.info("the app's pages are at %s", url)
     return str(url)
 
