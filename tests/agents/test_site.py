@@ -311,7 +311,7 @@ async def test_other_work_on_the_loop_has_a_turn_between_any_two_pages():
 async def test_another_users_process_is_let_in_by_nobodys_way(monkeypatch):
     async with pages() as site:
         monkeypatch.setattr(own_user, "is_own", lambda sock: False)
-        with pytest.raises(OSError, match=r"reset|closed|without response"):
+        with pytest.raises(OSError, match=r"reset|closed|without response|Broken pipe"):
             await asyncio.to_thread(own_user.ask, site.address, "/live", timeout_s=5)
 
 

@@ -111,8 +111,8 @@ def test_settings_come_from_the_file_and_from_words_and_the_words_win(tmp_path):
     with served(*args) as (_, address):
         host, port = address.split(":")
         first, second, third = (socket.create_connection((host, int(port)), timeout=END_S) for _ in range(3))
-        assert third.recv(1) == b""
-        for held in (first, second):
+        assert first.recv(1) == b"", "the oldest that asked for nothing makes room"
+        for held in (second, third):
             held.settimeout(0)
             with pytest.raises(BlockingIOError):
                 held.recv(1)
