@@ -100,13 +100,12 @@ class Chunk:
         arrived: float,
         origins: Mapping[int, Origin] | None = None,
         unread: Unread | None = None,
-        plain_bytes: int = 0,
         decode_key: Decoder | None = None,
     ) -> None:
         """decode, decode_key: of values and keys; None: they are bytes.
 
         origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s. unread:
-        instead of records. plain_bytes: of the batches that `records` were read from, without compression.
+        instead of records.
         """
         first = next(iter(origins.values())) if origins else None
         self.agent = agent
@@ -122,7 +121,8 @@ class Chunk:
         self.records.reverse()
         self.accepted: list[int] = []
         self.others: list[tuple[DecodedRecord, Outcome]] = []
-        self.plain_bytes = plain_bytes
+        self.plain_bytes = 0
+        """Of the batches that `records` were read from, without compression."""
         self.deadline = deadline
         """When the lock lapses, in the clock's monotonic seconds; moved by renewals."""
         self.arrived = arrived
@@ -156,7 +156,7 @@ class Chunk:
             unread.failed(self, unread.later.first)
             return False
         records.reverse()
-        self.records = records
+        self.records[:0] = records  # in one step: the feeder may have put back some meanwhile, which come first
         if unread.later.waiting:
             self._unread.append(unread)
         return True

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.log.base import StorageError
@@ -136,6 +137,8 @@ async def _listen(
     from flowshare.server.edge.base import Node
     from flowshare.server.listener import Listener, ListenerError
 
+    # A path's logins change only while nobody leads it, and aiokafka, Faust's client, cannot log in again (KIP-368).
+    limits = replace(limits, reauth_max_ms=None)
     node = Node(host=LOOPBACK, port=0, cluster_id=await cluster_id(storage))
     for port in ports:
         listener = Listener(server, node=node, clock=clock, limits=limits, sasl=None if door is None else door.sasl())

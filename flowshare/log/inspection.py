@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ from flowshare.protocol.headers import APPEND_TIME_MASK, CODEC_MASK, HORIZON_MAS
 
 if TYPE_CHECKING:
     from flowshare.log.topics import TopicSettings
+
+logger = logging.getLogger(__name__)
 
 RECORDS_MAX: Final = 1 << 20
 """Records of one batch."""
@@ -285,6 +288,17 @@ class Inspector:
 
     async def _run(self) -> None:
         """Do the steps of all that wait, until none do."""
+        try:
+            await self._work()
+        except Exception:
+            logger.exception("the look into produced batches failed")
+        finally:
+            self._running = None
+            for queue in tuple(self._queues.values()):  # none, unless it failed or was cancelled
+                for work in tuple(queue):
+                    self._end(work, None, StorageError("a produced batch could not be looked into: send it again"))
+
+    async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="flowshare-inspector")
@@ -308,7 +322,6 @@ class Inspector:
                 header, error = None, problem
             if header is not None or error is not None or work.done.done():
                 self._end(work, header, error)
-        self._running = None
 
     def _next(self) -> _Work:
         """Of what is open or may be opened, that of who had least."""
@@ -317,8 +330,9 @@ class Inspector:
         return min(ready, key=lambda work: self._had[work.source])
 
     def _close(self, work: _Work) -> None:
-        self._open[work.kind] -= 1
-        work.steps = None
+        if work.steps is not None:
+            self._open[work.kind] -= 1
+            work.steps = None
 
     def _end(self, work: _Work, header: BatchHeader | None, error: Exception | None) -> None:
         self._close(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,39 @@ def test_a_chunk_reads_one_large_batch_after_the_other_when_the_one_before_is_be
         seen.append(chunk.records.pop().offset)
         assert chunk.waiting == 5 - seen[-1]
     assert seen == [0, 1, 2, 3, 4, 5]
+
+
+class Meanwhile:
+    """Records of which others come back while they are read: the feeder's thread is not the pool's."""
+
+    first, last, delivery_count = 2, 3, 1
+
+    def __init__(self) -> None:
+        self.chunk: Chunk | None = None
+        self.waiting = 2
+
+    def read(self) -> list[Any]:
+        assert self.chunk is not None
+        self.chunk.records.extend(["1", "0"])
+        self.waiting = 0
+        return ["2", "3"]
+
+
+def test_what_comes_back_to_a_chunk_while_its_next_records_are_read_is_handled_before_them():
+    later = Meanwhile()
+    chunk = later.chunk = Chunk(
+        "agent",
+        "in",
+        TP,
+        (),
+        decode=None,
+        deadline=30.0,
+        generation=0,
+        arrived=0.0,
+        unread=Unread(later, lambda *_: None),
+    )
+    assert chunk.open()
+    assert [chunk.records.pop() for _ in range(chunk.waiting)] == ["0", "1", "2", "3"]
 
 
 def one_batch(count: int) -> bytes:

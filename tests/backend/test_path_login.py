@@ -24,6 +24,7 @@ from flowshare.backend.path_login import (
     open_door,
     security_at,
 )
+from flowshare.client import handshake
 from flowshare.client.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.client.producer import Producer
@@ -130,6 +131,23 @@ async def test_a_wrong_secret_is_refused(tmp_path: Path, password: str) -> None:
 
         with pytest.raises(ClientError, match="the user name or the password is wrong"):
             await dial(shop.bootstrap, wrong)
+
+
+async def test_a_login_at_a_path_s_port_holds_as_long_as_its_connection(tmp_path: Path, monkeypatch) -> None:
+    """Its password changes only while nobody leads, and Faust's clients could not log in again on a connection."""
+    told: list[float] = []
+    log_in = handshake.Logins.log_in
+
+    async def heard(self: handshake.Logins) -> None:
+        await log_in(self)
+        told.append(self._lifetime_s)
+
+    monkeypatch.setattr(handshake.Logins, "log_in", heard)
+    async with led(tmp_path / "shop") as shop:
+        connection = await dial(shop.bootstrap, security_at(tmp_path / "shop", shop.bootstrap))
+        await connection.close()
+
+    assert told == [0.0]
 
 
 async def test_both_files_are_this_user_s_alone_and_last_over_restarts(tmp_path: Path) -> None:

@@ -267,6 +267,21 @@ def test_many_little_batches_in_one_turn_of_the_loop_go_to_the_thread(monkeypatc
     run(body)
 
 
+def test_a_fault_of_ours_refuses_what_waits_and_holds_up_nothing_that_comes_later(monkeypatch):
+    async def body(inspector):
+        def fault(_):
+            raise KeyError("a fault")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Inspector, "_next", fault)
+            tasks = [asyncio.create_task(inspect(inspector, one, many(STEP_RECORDS))) for one in range(3)]
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(error) for error in ended} == {StorageError}
+        assert await inspect(inspector, "later", many(STEP_RECORDS))
+
+    run(body)
+
+
 def test_closing_refuses_what_waits():
     async def body():
         inspector = Inspector()
