@@ -34,11 +34,12 @@ def collector_paused() -> Iterator[None]:
 
 
 class Tuning:
-    """Settings of the interpreter while an app runs on two loops; one app of a process holds them.
+    """Settings of the interpreter while an app runs on two loops, or a server; one of a process holds them.
 
     What is there when it starts (modules, classes, the app itself) is looked at by no collection meanwhile: a full one
-    took 80 ms, which records waited for. New objects are looked at in larger lots. And the two loops get the
-    interpreter's lock from each other after 1 ms instead of 5. An application's own choice of each is left alone.
+    took 80 ms, which records waited for. New objects are looked at in larger lots. And two loops, or a loop and what
+    is done beside it, get the interpreter's lock from each other after 1 ms instead of 5. An application's own choice
+    of each is left alone.
     """
 
     __slots__ = ("_frozen", "_switch_s", "_threshold")

@@ -115,12 +115,15 @@ def _tls(*, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, tl
 
 
 async def _serve(options: StandaloneOptions) -> None:
+    from flowshare.agents.garbage import Tuning
     from flowshare.clock import LoopClock
     from flowshare.log.descriptors import raise_limit
     from flowshare.server.settings import Settings
     from flowshare.server.standalone import Standalone
 
     stop = _stop_signals()
+    tuning = Tuning()
+    tuning.apply()
     raise_limit(Settings.parse(options.settings).limits.connections_max)
     broker = Standalone(options, clock=LoopClock())
     await broker.start()
@@ -132,6 +135,7 @@ async def _serve(options: StandaloneOptions) -> None:
         logger.info("closing")
     finally:
         await broker.close()
+        tuning.undo()
 
 
 def _stop_signals() -> asyncio.Event:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -41,7 +41,7 @@ from flowshare.log.producing import decide_batch, decide_marker, produced
 from flowshare.log.readahead import ReadAhead
 from flowshare.log.reader import Reader
 from flowshare.log.retention import SweepTask
-from flowshare.log.rules import check_cut, nth_partition
+from flowshare.log.rules import TopicPartitions, check_cut, nth_partition
 from flowshare.log.store import Step, Store, Write
 from flowshare.log.tail import TailBudget
 from flowshare.log.topics import TopicRegistry, encode_topic
@@ -71,7 +71,7 @@ class EmbeddedStorage:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._registry = TopicRegistry()
-        self._partitions: dict[str, list[Partition]] = {}
+        self._partitions: dict[str, TopicPartitions[Partition]] = {}
         self._listeners: list[AppendListener] = []
         self._inspector = Inspector()
         self._seeker = ThreadPoolExecutor(1, thread_name_prefix="flowshare-seeker")
@@ -129,7 +129,7 @@ class EmbeddedStorage:
             raise
         storage = cls(lock, opened.store, pool, clock, tail_bytes)
         for topic, partitions in opened.topics:
-            storage._partitions[topic.name] = partitions
+            storage._partitions[topic.name] = _partitions(topic, partitions)
             storage._put(topic)
         return storage
 
@@ -225,9 +225,7 @@ class EmbeddedStorage:
 
     async def _save_topic(self, topic: Topic) -> Topic:
         def applied() -> None:
-            partitions = self._partitions.setdefault(topic.name, [])
-            missing = range(len(partitions), topic.partitions)
-            partitions.extend(Partition(topic_id=topic.topic_id, number=number) for number in missing)
+            self._partitions.setdefault(topic.name, _partitions(topic)).count = topic.partitions
             self._put(topic)
 
         step = Step([(keys.TOPIC + topic.name.encode(), encode_topic(topic))])
@@ -345,7 +343,7 @@ class EmbeddedStorage:
         """One step of retention for every topic that has one."""
         for topic in self._registry:
             settings = self._registry.settings(topic.name)
-            for number in range(topic.partitions if settings.expires else 0):
+            for number in self._made(topic.name) if settings.expires else ():
                 try:
                     log = self._partition(topic.name, number)
                     args = (self._store, log, settings, log.end_position, log.end, self._clock.now_ms())
@@ -358,7 +356,7 @@ class EmbeddedStorage:
     async def _compact(self) -> None:
         """Compaction of every partition whose turn has come."""
         for topic in self._registry:
-            for number in range(topic.partitions):
+            for number in self._made(topic.name):
                 try:
                     settings = self._registry.settings(topic.name).compaction
                     if settings is not None:
@@ -432,8 +430,13 @@ class EmbeddedStorage:
         self._budget.clear()
         self._ahead.clear()
         for partitions in self._partitions.values():
-            for partition in partitions:
+            for _, partition in partitions.made():
                 partition.roll_back()
+
+    def _made(self, topic: str) -> list[int]:
+        """Partitions that may have records."""
+        partitions = self._partitions.get(topic)
+        return [] if partitions is None else [number for number, _ in partitions.made()]
 
     def _partition(self, topic: str, partition: int) -> Partition:
         return nth_partition(self._partitions.get(topic), topic, partition)
@@ -447,6 +450,15 @@ class EmbeddedStorage:
         """Any thread. Raises: StorageError."""
         if self._closed:
             raise StorageError("the storage is closed")
+
+
+def _partitions(topic: Topic, loaded: Iterable[Partition] = ()) -> TopicPartitions[Partition]:
+    """A topic's partitions; those that were not loaded are empty."""
+
+    def empty(number: int) -> Partition:
+        return Partition(topic_id=topic.topic_id, number=number)
+
+    return TopicPartitions(topic.partitions, empty, ((one.number, one) for one in loaded))
 
 
 async def _or_else(work: asyncio.Future[T], undo: Callable[[asyncio.Future[T]], None]) -> T:

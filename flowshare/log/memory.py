@@ -24,7 +24,7 @@ from flowshare.log.inspection import Inspector
 from flowshare.log.memory_partition import MemoryPartition, Stored
 from flowshare.log.producing import Decide, aborted_among, decide_batch, decide_marker, decided, produced
 from flowshare.log.retention import SweepTask
-from flowshare.log.rules import check_cut, check_offset, first_at, nth_partition
+from flowshare.log.rules import TopicPartitions, check_cut, check_offset, first_at, nth_partition
 from flowshare.log.tail import TailBatch
 from flowshare.log.topics import TopicRegistry
 from flowshare.protocol.batches import BatchHeader, batch_headers, rebase
@@ -44,7 +44,7 @@ class MemoryStorage:
         self.producer_expiry_ms = EXPIRY_MS
         self._clock = clock
         self._registry = TopicRegistry()
-        self._partitions: dict[str, list[MemoryPartition]] = {}
+        self._partitions: dict[str, TopicPartitions[MemoryPartition]] = {}
         self._state: dict[bytes, bytes] = {}
         self._listeners: list[AppendListener] = []
         self._inspector = Inspector()
@@ -64,7 +64,7 @@ class MemoryStorage:
         async with self._turn:
             await self._pass()
             topic = self._registry.plan_create(name, partitions, configs, internal=internal)
-            self._partitions[name] = [MemoryPartition() for _ in range(partitions)]
+            self._partitions[name] = TopicPartitions(partitions, lambda _: MemoryPartition())
             self._put(topic)
         return topic
 
@@ -83,8 +83,7 @@ class MemoryStorage:
         async with self._turn:
             await self._pass()
             topic = self._registry.plan_partitions(name, total)
-            partitions = self._partitions[name]
-            partitions.extend(MemoryPartition() for _ in range(total - len(partitions)))
+            self._partitions[name].count = total
             self._put(topic)
         return topic
 
@@ -265,7 +264,7 @@ class MemoryStorage:
         now_ms = self._clock.now_ms()
         for topic in self._registry:
             settings = self._registry.settings(topic.name)
-            for number, log in enumerate(self._partitions[topic.name]):
+            for number, log in self._partitions[topic.name].made():
                 start = log.kept_from(settings, now_ms)
                 if start > log.log_start:
                     log.cut(start)
@@ -273,7 +272,8 @@ class MemoryStorage:
 
     async def _compact(self) -> None:
         for topic in self._registry:
-            for number in range(topic.partitions):
+            there = self._partitions.get(topic.name)
+            for number, _ in () if there is None else there.made():
                 try:
                     settings = self._registry.settings(topic.name).compaction
                     if settings is not None:

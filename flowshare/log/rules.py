@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeVar
 
 from flowshare.log.base import (
     CorruptRecords,
@@ -53,13 +53,35 @@ def check_cut(before: int, offsets: LogOffsets) -> int:
     return max(before, offsets.log_start)
 
 
-def nth_partition(partitions: Sequence[P] | None, topic: str, partition: int) -> P:
+class TopicPartitions(Generic[P]):
+    """The partitions of one topic. An empty one is made when it is first asked for: a request may want thousands."""
+
+    def __init__(self, count: int, make: Callable[[int], P], made: Iterable[tuple[int, P]] = ()) -> None:
+        """make: an empty partition of a number; made: those that are not empty."""
+        self.count = count
+        """How many there are, made or not."""
+        self._make = make
+        self._made = dict(made)
+
+    def at(self, number: int) -> P:
+        """The partition of a number; whoever asks has seen that there is one."""
+        found = self._made.get(number)
+        if found is None:
+            found = self._made[number] = self._make(number)
+        return found
+
+    def made(self) -> tuple[tuple[int, P], ...]:
+        """Those that were asked for, by number; all others are empty."""
+        return tuple(self._made.items())
+
+
+def nth_partition(partitions: TopicPartitions[P] | None, topic: str, partition: int) -> P:
     """The entry of a partition. Raises: UnknownTopic."""
     if partitions is None:
         raise UnknownTopic(f"there is no topic {topic!r}")
-    if not 0 <= partition < len(partitions):
-        raise UnknownTopic(f"topic {topic!r} has {len(partitions)} partitions, none is {partition}")
-    return partitions[partition]
+    if not 0 <= partition < partitions.count:
+        raise UnknownTopic(f"topic {topic!r} has {partitions.count} partitions, none is {partition}")
+    return partitions.at(partition)
 
 
 def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, int] | None:

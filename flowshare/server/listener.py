@@ -105,8 +105,9 @@ class Listener:
         self.answers = Answers(*_answer_limits(self.limits))
         self.answers.unread = self._unread_bytes
         self.line = Line()
-        self.encoding = asyncio.Lock()
-        """Held by who writes a long answer beside the loop: more at once would only take the interpreter from it."""
+        self.beside = asyncio.Lock()
+        """Held by who reads a long request or writes a long answer beside the loop: more at once would only take the
+        interpreter from it."""
         self._apis = apis
         self.unread: set[ListenerSocket] = set()
         """Sockets whose clients have more to read than they may."""

@@ -48,10 +48,10 @@ SHORT: Final = frozenset(
 )
 """What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:
 in the next round, or when it needs no further turns."""
-ENCODED_BESIDE: Final = 64 * 1024
-"""The answer to a longer request, which can name tens of thousands of things, and an answer that takes more are written
-beside the loop: a second's work, for which the loop's other work waits no longer than the interpreter lets a thread
-run."""
+LONG: Final = 64 * 1024
+"""A longer request, which can name tens of thousands of things, is read beside the loop, and so is its answer written,
+and any answer that takes more: a second's work, for which the loop's other work waits no longer than the interpreter
+lets a thread run."""
 PRODUCE: Final = ApiKey.PRODUCE.name.lower()
 """Long by its records; its answer is short."""
 LINGER_S: Final = 5.0
@@ -90,6 +90,7 @@ class ListenerSocket(asyncio.Protocol):
         self._held = 0  # bytes of answers whose turn has not come
         self._reading = True
         self._pumping = False
+        self._decoding = False  # a long request, whose place is before that of any other
         self._deferred = False  # requests wait for the connection's next turn
         self._writing = True
         self._unread_then = 0
@@ -307,7 +308,7 @@ class ListenerSocket(asyncio.Protocol):
     def _has_room(self) -> bool:
         """Whether another request may be accepted."""
         peer = self._peer
-        if peer is None or self._ending_since is not None or not self._writing:
+        if peer is None or self._ending_since is not None or not self._writing or self._decoding:
             return False
         if not self._logged_in:
             return not self._under_way  # a login decides about what follows it
@@ -386,10 +387,14 @@ class ListenerSocket(asyncio.Protocol):
         if not route.lowest <= start.version <= route.highest:
             self._finish(slot, refusal(start.correlation_id))
             return True
+        if len(frame) > LONG and route.name != PRODUCE:
+            self._decoding = True
+            self._listener.spawn(self._answer_long(route, peer, start, frame, slot))
+            return False
         try:
             client_id, request = route.decode(start, frame)
         except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
-            self._drop(slot, f"its bytes are no {route.name} v{start.version} request: {_text(error)}")
+            self._drop(slot, _no_request(route, start, error))
             return True
         call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
         self._listener.spawn(self._answer(route, call, start.correlation_id, slot))
@@ -407,6 +412,20 @@ class ListenerSocket(asyncio.Protocol):
             return f"it asked for {route.name} v{start.version}; served are v{route.lowest} to v{route.highest}"
         return None
 
+    async def _answer_long(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
+        """Read a long request beside the loop; what comes behind it waits until it has its place."""
+        try:
+            async with self._listener.beside:
+                client_id, request = await asyncio.to_thread(route.decode, start, frame)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
+            self._decoding = False
+            self._drop(slot, _no_request(route, start, error))
+            return
+        self._decoding = False
+        asyncio.get_running_loop().call_soon(self._pump)  # when the first step of what follows has given it its place
+        call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
+        await self._answer(route, call, start.correlation_id, slot)
+
     async def _answer(self, route: Route, call: Call, correlation_id: int, slot: Slot) -> None:
         frame = b""
         room = slot.room
@@ -415,8 +434,8 @@ class ListenerSocket(asyncio.Protocol):
         try:
             answer = await route.answer(call)
             if answer is not None and not self._lost:
-                if room.built > ENCODED_BESIDE or (slot.size > ENCODED_BESIDE and route.name != PRODUCE):
-                    async with self._listener.encoding:
+                if room.built > LONG or (slot.size > LONG and route.name != PRODUCE):
+                    async with self._listener.beside:
                         frame = await asyncio.to_thread(route.encode, correlation_id, call.version, answer)
                 else:
                     frame = route.encode(correlation_id, call.version, answer)
@@ -476,7 +495,7 @@ class ListenerSocket(asyncio.Protocol):
         elif frame:
             self._write(frame)
         self._feed()
-        if len(frame) > ENCODED_BESIDE:
+        if len(frame) > LONG:
             self._listener.too_much_unread()
         assert self._peer is not None
         self._see_login(self._peer)
@@ -523,6 +542,10 @@ class ListenerSocket(asyncio.Protocol):
             self._unread_then, self._unread_since = unread, now
         elif now - self._unread_since > self._limits.unread_max_ms / 1000:
             self.end(f"it does not read: {unread} bytes of answers wait for it (response.unread.max.ms)", at_once=True)
+
+
+def _no_request(route: Route, start: RequestStart, error: Exception) -> str:
+    return f"its bytes are no {route.name} v{start.version} request: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:

@@ -320,6 +320,18 @@ class StorageContract:
         run(body)
 
     @final
+    def test_every_partition_of_a_topic_with_as_many_as_there_may_be_takes_records(self, run):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("wide", partitions=10_000)
+            await storage.append("wide", 9_999, batch())
+            assert storage.offsets("wide", 9_999).high_watermark == 1
+            assert storage.offsets("wide", 5_000).high_watermark == 0
+            with pytest.raises(UnknownTopic):
+                storage.offsets("wide", 10_000)
+
+        run(body)
+
+    @final
     def test_topic_names_sizes_and_settings_are_checked(self, run):
         async def body(storage: Storage) -> None:
             for name in ("", ".", "..", "a b", "ä", "x" * 250, "__mine", "a\n"):

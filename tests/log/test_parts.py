@@ -11,10 +11,21 @@ from flowshare.log import keys
 from flowshare.log.base import StorageDamaged, StorageHeld, TopicExists
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.marker import Mark, Marker, boot_id, check_reached
+from flowshare.log.rules import TopicPartitions, nth_partition
 from flowshare.log.tail import Tail, TailBatch, TailBudget
 from flowshare.log.writer import Gate
 from tests.log.contract import NOW_MS, batch
 from tests.log.places import opened
+
+
+def test_partitions_are_made_when_they_are_first_asked_for_and_stay():
+    partitions = TopicPartitions(10_000, lambda number: [number], [(3, ["stored"])])
+    assert partitions.made() == ((3, ["stored"]),)
+    nth_partition(partitions, "t", 9_999).append("kept")
+    partitions.count = 10_001
+    assert nth_partition(partitions, "t", 9_999) == [9_999, "kept"]
+    assert nth_partition(partitions, "t", 10_000) == [10_000]
+    assert [number for number, _ in partitions.made()] == [3, 9_999, 10_000]
 
 
 def test_the_oldest_batches_leave_the_tails_first():

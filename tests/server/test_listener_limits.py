@@ -338,6 +338,27 @@ async def test_a_long_answer_is_written_beside_the_loop_and_a_short_one_on_it():
         assert here.listener.answers.reserved == 0
 
 
+async def test_a_long_request_is_read_beside_the_loop_and_what_comes_behind_it_has_the_next_place():
+    async with site() as here:
+        wire = await here.connect()
+        bodies = [b"echo 1", b"echo 2" + bytes(100 * KIB), b"echo 3", b"echo 4" + bytes(100 * KIB), b"echo 5"]
+        await wire.send(*(odd(body, correlation_id=number) for number, body in enumerate(bodies)))
+        assert [await wire.answer() for _ in bodies] == list(enumerate(bodies))
+        assert here.odd.accepted == bodies
+        assert [one != threading.get_ident() for one in here.odd.read_by] == [False, True, False, True, False]
+
+
+async def test_a_long_request_that_is_none_ends_its_connection_and_no_other(caplog):
+    async with site() as here:
+        wire, other = await here.connect(), await here.connect()
+        with caplog.at_level(logging.WARNING):
+            await wire.send(odd(b"bad" + bytes(100 * KIB)), odd(b"echo"))
+            assert await wire.closed() == b""
+        assert "ValueError: cannot read v0" in caplog.text
+        assert await other.ask(b"echo") == b"echo"
+        await until(lambda: not here.listener.budget.held)
+
+
 async def test_an_answer_that_grows_beyond_its_limit_ends_the_connection(caplog):
     async with site(answer_bytes_max=64 * KIB) as here:
         wire = await here.connect()

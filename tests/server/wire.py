@@ -45,6 +45,7 @@ class Odd:
         self.calls: list[Call] = []
         self.turns = 0
         self.written_by = 0
+        self.read_by: list[int] = []
 
     def apis(self):
         return (
@@ -72,8 +73,8 @@ class Odd:
         self.written_by = threading.get_ident()
         return frame(struct.pack(">i", correlation_id) + answer)
 
-    @staticmethod
-    def decode(data: bytes, position: int, version: int) -> bytes:
+    def decode(self, data: bytes, position: int, version: int) -> bytes:
+        self.read_by.append(threading.get_ident())
         body = data[position:]
         if body.startswith(b"bad"):
             raise ValueError(f"cannot read v{version}")
