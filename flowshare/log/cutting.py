@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from flowshare.log import keys
 from flowshare.log.partition import Partition, header_of, walk
-from flowshare.log.retention import expired
+from flowshare.log.retention import ahead, expired
 from flowshare.log.store import Range, Store, Write
 from flowshare.log.topics import TopicSettings
 
 INDEX_ENTRIES_MAX: Final = 20_000
 """Index entries one retention step looks at: more than 1 GiB of records."""
 STEP_BYTES: Final = 64 * 1024 * 1024
-"""And what it walks through of a compacted log."""
+"""And what it walks through where the index does not help: a compacted log, or times far ahead."""
 
 
 class Cut(NamedTuple):
@@ -26,8 +27,8 @@ class Cut(NamedTuple):
     writes: list[Write]
 
 
-def cut_blocking(store: Store, log: Partition, before: int, position: int) -> Cut:
-    """What to do so that the log starts at `before`; `position` is the log's end in bytes.
+def cut_blocking(store: Store, log: Partition, before: int) -> Cut:
+    """What to do so that the log starts at `before`.
 
     Raises: CorruptRecords, StorageDamaged, StorageError.
     """
@@ -37,23 +38,25 @@ def cut_blocking(store: Store, log: Partition, before: int, position: int) -> Cu
     if holder is not None:
         base = keys.offset_of(holder[0])
         keep = base if header_of(log.number, base, holder[1]).last_offset >= before else before
-    last_cut, start_position = times, position
+    known_at, known, last_cut = 0, log.start_position, times
     for key, value in store.scan(times, keys.after(times)):
-        if keys.time_of(key)[1] >= keep:
-            start_position = keys.unpack(value)
+        offset = keys.time_of(key)[1]
+        if offset > keep:
             break
-        last_cut = key + b"\0"
-    if keep < log.holes_to:
-        start_position = log.start_position + _bytes_before(store, log, keep)
+        if offset >= log.holes_to:  # what was compacted before it is not counted in its position
+            known_at, known = offset, keys.unpack(value)
+        if offset < keep:
+            last_cut = key + b"\0"
+    start_position = known + _bytes_between(store, log, known_at, keep)
     aborted = keys.aborted(log.topic_id, log.number)
     ranges = [(prefix, keys.at(prefix, keep)), (times, last_cut), (aborted, keys.at(aborted, before))]
     bounds = (keys.bounds(log.topic_id, log.number), keys.pack_pair(before, start_position))
     return Cut(before, start_position, [span for span in ranges if span[0] < span[1]], [bounds])
 
 
-def _bytes_before(store: Store, log: Partition, keep: int) -> int:
+def _bytes_between(store: Store, log: Partition, from_offset: int, keep: int) -> int:
     size = 0
-    for header, _ in walk(store, log, 0):
+    for header, _ in walk(store, log, from_offset):
         if header.base_offset >= keep:
             break
         size += header.size
@@ -74,27 +77,26 @@ def kept_from_blocking(
     def old(timestamp: int) -> bool:
         return expired(timestamp, now_ms=now_ms, retention_ms=settings.retention_ms)
 
-    times = keys.times(log.topic_id, log.number)
-    start, at, left = 0, 0, position
-    entries: Iterator[tuple[bytes, bytes]] = iter(())
-    if log.log_start < log.holes_to:
-        # What was compacted is walked through: the index does not know its size any more.
-        at, left = log.start_position, STEP_BYTES
-    else:
-        entries = store.scan(times, keys.after(times))
-    for count, (key, value) in enumerate(entries):
-        timestamp, offset = keys.time_of(key)
-        # The entry stands for everything before its batch: that may go when the batch itself is old or over.
-        if count and not (over(keys.unpack(value), offset - 1) or old(timestamp)):
-            break
-        start, at = offset, keys.unpack(value)
-        if count == INDEX_ENTRIES_MAX:
-            return start
+    start, at, left = 0, log.start_position, STEP_BYTES
+    if log.log_start >= log.holes_to:  # else it is walked through: the index does not know the size of what is left
+        for timestamp, offset, place in _index(store, log):
+            # It stands for everything before its batch: that may go when the batch itself is old or over.
+            if offset > log.log_start and not (over(place, offset - 1) or old(timestamp)):
+                break
+            start, at = offset, place
     for header, _ in walk(store, log, start):
-        at, left = at + header.size, left - header.size
-        if header.base_offset >= end or not (over(at, header.last_offset) or old(header.max_timestamp)):
+        if header.base_offset >= end or left < 0:
             break
-        start = header.last_offset + 1
-        if left < 0:
+        at, left = at + header.size, left - header.size
+        if over(at, header.last_offset) or old(header.max_timestamp):
+            start = header.last_offset + 1
+        elif not ahead(header.max_timestamp, settings, now_ms=now_ms):
             break
     return start
+
+
+def _index(store: Store, log: Partition) -> Iterator[tuple[int, int, int]]:
+    """Largest timestamp so far, offset and position of the first entries of the index."""
+    times = keys.times(log.topic_id, log.number)
+    for key, value in islice(store.scan(times, keys.after(times)), INDEX_ENTRIES_MAX):
+        yield (*keys.time_of(key), keys.unpack(value))

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -44,7 +45,7 @@ from flowshare.log.retention import SweepTask
 from flowshare.log.rules import TopicPartitions, check_cut, nth_partition
 from flowshare.log.store import Step, Store, Write
 from flowshare.log.tail import TailBudget
-from flowshare.log.topics import TopicRegistry, encode_topic
+from flowshare.log.topics import TopicRegistry, TopicSettings, encode_topic
 from flowshare.log.writer import REQUEST_BYTES
 from flowshare.protocol.batches import batch_headers
 from flowshare.protocol.control import marker
@@ -320,20 +321,20 @@ class EmbeddedStorage:
         Raises: UnknownTopic, OffsetOutOfRange, StorageDamaged, StorageError.
         """
 
-        async def change() -> int:
-            log = self._partition(topic, partition)
-            cut_at = check_cut(before, log.offsets())
-            if cut_at > log.log_start:
-                args = (self._store, log, cut_at, log.end_position)
-                cut = await self.blocking(lambda: cut_blocking(*args))
+        return await self.alone(lambda: self._cut(topic, partition, before))
 
-                def applied() -> None:
-                    log.cut(cut.log_start, cut.start_position)
+    async def _cut(self, topic: str, partition: int, before: int) -> int:
+        """As `delete_records`, for who is `alone`."""
+        log = self._partition(topic, partition)
+        cut_at = check_cut(before, log.offsets())
+        if cut_at > log.log_start:
+            cut = await self.blocking(lambda: cut_blocking(self._store, log, cut_at))
 
-                await self._commits.submit(Step(cut.writes, cut.ranges), REQUEST_BYTES, applied, (topic, partition))
-            return log.log_start
+            def applied() -> None:
+                log.cut(cut.log_start, cut.start_position)
 
-        return await self.alone(change)
+            await self._commits.submit(Step(cut.writes, cut.ranges), REQUEST_BYTES, applied, (topic, partition))
+        return log.log_start
 
     def on_append(self, listener: AppendListener) -> None:
         """Call `listener(topic, partition)` after each confirmed append and each log start move."""
@@ -343,20 +344,24 @@ class EmbeddedStorage:
         """One step of retention for every topic that has one."""
         for topic in self._registry:
             settings = self._registry.settings(topic.name)
-            for number in self._made(topic.name) if settings.expires else ():
+            for number in self._holding(topic.name) if settings.expires else ():
                 try:
-                    log = self._partition(topic.name, number)
-                    args = (self._store, log, settings, log.end_position, log.end, self._clock.now_ms())
-                    start = await self.blocking(lambda args=args: kept_from_blocking(*args))  # type: ignore[misc]
-                    if start > log.log_start:
-                        await self.delete_records(topic.name, number, start)
+                    await self.alone(partial(self._keep, topic.name, number, settings))
                 except UnknownTopic:
                     break
+
+    async def _keep(self, topic: str, partition: int, settings: TopicSettings) -> None:
+        """Delete what the partition is not to keep, for who is `alone`: its start must not move meanwhile."""
+        log = self._partition(topic, partition)
+        args = (self._store, log, settings, log.end_position, log.end, self._clock.now_ms())
+        start = await self.blocking(lambda: kept_from_blocking(*args))
+        if start > log.log_start:
+            await self._cut(topic, partition, start)
 
     async def _compact(self) -> None:
         """Compaction of every partition whose turn has come."""
         for topic in self._registry:
-            for number in self._made(topic.name):
+            for number in self._holding(topic.name):
                 try:
                     settings = self._registry.settings(topic.name).compaction
                     if settings is not None:
@@ -433,10 +438,10 @@ class EmbeddedStorage:
             for _, partition in partitions.made():
                 partition.roll_back()
 
-    def _made(self, topic: str) -> list[int]:
-        """Partitions that may have records."""
+    def _holding(self, topic: str) -> list[int]:
+        """Partitions that have records."""
         partitions = self._partitions.get(topic)
-        return [] if partitions is None else [number for number, _ in partitions.made()]
+        return [] if partitions is None else [number for number, log in partitions.made() if log.log_start < log.end]
 
     def _partition(self, topic: str, partition: int) -> Partition:
         return nth_partition(self._partitions.get(topic), topic, partition)

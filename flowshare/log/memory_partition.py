@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flowshare.log.base import LogOffsets
 from flowshare.log.compaction import PIECE_BATCHES, PIECE_BYTES, NewestOffsets, Pass, due, young
-from flowshare.log.retention import expired
+from flowshare.log.retention import ahead, expired
 from flowshare.log.topics import CompactionSettings, TopicSettings
 from flowshare.protocol.batches import DecodeError, batch_headers
 from flowshare.transactions.partition import PartitionProducers
@@ -68,10 +68,12 @@ class MemoryPartition:
         """The log start that retention asks for; by size the last batch always stays."""
         start, size = self.log_start, self.size
         for batch in self.batches:
-            over = 0 <= settings.retention_bytes <= size - len(batch.records) and batch.last + 1 < self.end
-            if not over and not expired(batch.max_timestamp, now_ms=now_ms, retention_ms=settings.retention_ms):
+            size -= len(batch.records)
+            over = 0 <= settings.retention_bytes <= size and batch.last + 1 < self.end
+            if over or expired(batch.max_timestamp, now_ms=now_ms, retention_ms=settings.retention_ms):
+                start = batch.last + 1
+            elif not ahead(batch.max_timestamp, settings, now_ms=now_ms):
                 break
-            start, size = batch.last + 1, size - len(batch.records)
         return start
 
     async def compact(self, settings: CompactionSettings, now_ms: int) -> None:

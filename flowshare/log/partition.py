@@ -28,8 +28,8 @@ NO_TIMESTAMP: Final = -1
 class Partition:
     """Bounds of one partition. Offsets from `end` (confirmed) up to `next_offset` are being written.
 
-    `position` counts all bytes ever appended, `end_position` is its value at `end`, `start_position` at the log start
-    (to within `INDEX_BYTES`), `indexed` at the last time index entry.
+    `position` counts all bytes ever appended, `end_position` is its value at `end`, `start_position` at the log start's
+    batch, `indexed` at the last time index entry.
     """
 
     topic_id: uuid.UUID

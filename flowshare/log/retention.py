@@ -14,6 +14,7 @@ from typing import Final
 
 from flowshare.clock import Clock
 from flowshare.log.base import LogError
+from flowshare.log.topics import TopicSettings
 
 INTERVAL_S: Final = 30.0
 logger = logging.getLogger(__name__)
@@ -54,3 +55,9 @@ class SweepTask:
 def expired(max_timestamp_ms: int, *, now_ms: int, retention_ms: int) -> bool:
     """Whether a batch is older than the topic keeps records; batches without timestamps never are."""
     return retention_ms >= 0 and 0 <= max_timestamp_ms < now_ms - retention_ms
+
+
+def ahead(max_timestamp_ms: int, settings: TopicSettings, *, now_ms: int) -> bool:
+    """Whether a batch is of a time that the topic does not take (message.timestamp.after.max.ms): it came before that
+    was checked. Such a one says nothing of its age, and goes with what comes behind it."""
+    return max_timestamp_ms > now_ms + settings.timestamp_after_max_ms

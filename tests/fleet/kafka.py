@@ -188,7 +188,7 @@ class Epochs:
 
     def lose(self, topic, partition, end):
         """A log ends here, and goes on under another leader."""
-        log = self.storage._partitions[topic][partition]
+        log = self.storage._partitions[topic].at(partition)
         assert end in (*log.firsts, log.end), "a log is cut where a batch begins"
         keep = log.firsts.index(end) if end in log.firsts else len(log.firsts)
         del log.batches[keep:], log.firsts[keep:]

@@ -259,6 +259,34 @@ class StorageContract:
         run(body)
 
     @final
+    def test_a_record_of_a_time_far_ahead_does_not_end_retention_for_what_comes_behind_it(self, run):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t", configs={"message.timestamp.after.max.ms": str(2**62)})
+            await storage.append("t", 0, batch(timestamp_ms=NOW_MS - 5000))
+            await storage.append("t", 0, batch(timestamp_ms=10**18))
+            for _ in range(5):
+                await storage.append("t", 0, batch(timestamp_ms=NOW_MS - 5000, value=bytes(60_000)))
+            await storage.append("t", 0, batch(timestamp_ms=NOW_MS - 500))
+            await storage.alter_topic("t", {"message.timestamp.after.max.ms": None, "retention.ms": "1000"})
+            await self.until(storage, lambda: storage.offsets("t", 0).log_start == 7)
+
+        run(body)
+
+    @final
+    def test_a_record_of_a_time_far_ahead_goes_with_those_behind_it_and_not_before(self, run):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t", configs={"message.timestamp.after.max.ms": str(2**62)})
+            await storage.append("t", 0, batch(timestamp_ms=NOW_MS - 5000))
+            await storage.append("t", 0, batch(timestamp_ms=10**18))
+            await storage.append("t", 0, batch(timestamp_ms=NOW_MS - 500))
+            await storage.alter_topic("t", {"message.timestamp.after.max.ms": None, "retention.ms": "1000"})
+            await self.until(storage, lambda: storage.offsets("t", 0).log_start == 1)
+            self.clock.now += 10_000
+            await self.until(storage, lambda: storage.offsets("t", 0).log_start == 3)
+
+        run(body)
+
+    @final
     def test_records_of_a_compacted_topic_are_deleted_only_if_its_policy_says_so_too(self, run):
         async def body(storage: Storage) -> None:
             for name, policy in (("kept", "compact"), ("both", "compact,delete")):
@@ -284,6 +312,38 @@ class StorageContract:
             await self.until(storage, lambda: storage.offsets("t", 0).log_start == 9)
 
         run(body)
+
+    @final
+    @pytest.mark.parametrize("size", [1_000, 30_000, 60_000])
+    def test_a_log_that_was_cut_keeps_all_that_is_young(self, run, size):
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t", configs={"retention.ms": "1000"})
+            for age_ms in (5_000, *[500] * 9):
+                await storage.append("t", 0, batch(timestamp_ms=NOW_MS - age_ms, value=bytes(size)))
+            for _ in range(3):
+                await self.sweep(storage)
+                assert storage.offsets("t", 0).log_start == 1
+
+        run(body)
+
+    @final
+    @pytest.mark.parametrize("size", [1_000, 30_000, 60_000])
+    def test_a_log_that_was_cut_by_size_is_cut_no_further(self, run, size):
+        async def body(storage: Storage) -> None:
+            records = batch(1, value=bytes(size))
+            await storage.create_topic("t", configs={"retention.bytes": str(3 * len(records))})
+            for _ in range(10):
+                await storage.append("t", 0, records)
+            await storage.delete_records("t", 0, 2)
+            for _ in range(3):
+                await self.sweep(storage)
+                assert storage.offsets("t", 0).log_start == 7
+
+        run(body)
+
+    async def sweep(self, storage: Storage) -> None:
+        """One whole sweep of retention."""
+        await storage._sweep()  # type: ignore[attr-defined]
 
     async def until(self, storage: Storage, condition: Callable[[], bool]) -> None:
         moved = asyncio.Event()

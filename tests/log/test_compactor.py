@@ -56,7 +56,7 @@ def test_a_tables_changelog_ends_as_small_as_the_table(tmp_path, kind):
     async def in_memory() -> None:
         storage = MemoryStorage(LoopClock())
         await body(storage)
-        assert storage._partitions["t"][0].size < 50_000
+        assert storage._partitions["t"].at(0).size < 50_000
         await storage.close()
 
     async def on_disk(storage: EmbeddedStorage) -> None:

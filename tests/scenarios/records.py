@@ -31,12 +31,12 @@ def build_values(values: list[bytes], *, timestamp_ms: int) -> bytes:
 
 def leave_hole(storage: MemoryStorage, where: Place, first: int) -> None:
     """Let the next batch begin at `first`, as after compaction."""
-    storage._partitions[where.topic][where.partition].end = first
+    storage._partitions[where.topic].at(where.partition).end = first
 
 
 def make_control(storage: MemoryStorage, where: Place) -> None:
     """Turn the last batch into a control batch: what the end of a transaction leaves in the log."""
-    log = storage._partitions[where.topic][where.partition]
+    log = storage._partitions[where.topic].at(where.partition)
     stored = log.batches[-1]
     records = bytearray(stored.records)
     (attributes,) = struct.unpack_from(">h", records, ATTRIBUTES_AT)
@@ -57,14 +57,14 @@ def transactional(records: bytes, producer_id: int, epoch: int) -> bytes:
 
 def end_in_place(storage: MemoryStorage, where: Place, producer_id: int, *, committed: bool) -> None:
     """End the producer's transaction at its last batch, without a marker: the catalogue's logs have none there."""
-    log = storage._partitions[where.topic][where.partition]
+    log = storage._partitions[where.topic].at(where.partition)
     change = log.producers.mark(producer_id, 0, log.end - 1, 0, committed=committed)
     log.producers.confirm(change)
 
 
 def compact(storage: MemoryStorage, where: Place, gone: Batch) -> None:
     """Take batches out of the log."""
-    log = storage._partitions[where.topic][where.partition]
+    log = storage._partitions[where.topic].at(where.partition)
     log.batches = [stored for stored in log.batches if not gone.first <= stored.first <= gone.last]
     log.firsts = [stored.first for stored in log.batches]
 
