@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -120,11 +120,20 @@ class Turns:
     async def each(self, do: Callable[[T], R], things: Iterable[T]) -> tuple[R, ...]:
         """What `do` makes of each of the things."""
         made: list[R] = []
-        rest = iter(things)
-        while some := tuple(islice(rest, TOGETHER)):
-            await self.take(len(some))
+        async for some in self.few(things):
             made += map(do, some)
         return tuple(made)
+
+    async def few(self, things: Iterable[T]) -> AsyncGenerator[tuple[T, ...]]:
+        """The things, a few at a time, others running between; an iterator is asked for the next ones in their turn."""
+        rest = iter(things)
+        while True:
+            await self.take(TOGETHER)
+            some = tuple(islice(rest, TOGETHER))
+            if some:
+                yield some
+            if len(some) < TOGETHER:
+                return
 
     def _end(self) -> None:
         self._in_round = False
