@@ -137,6 +137,9 @@ class MetadataEdge:
         made = await peer.connection.send(
             CreateTopicRequest(name=topic.name, partitions=self._config.partitions_default)
         )
+        if made.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
+            # Clients ask again for a topic whose leader is not there yet; they do not expect a quota here.
+            return TopicMetadata(name=topic.name, error=ErrorCode.LEADER_NOT_AVAILABLE)
         if made.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             return TopicMetadata(name=topic.name, error=made.error)
         answer = await peer.connection.send(MetadataRequest(topics=(topic.name,)))
