@@ -121,7 +121,7 @@ async def topics_of(turns: Turns, pairs: Iterable[tuple[K, V]], make: Callable[[
     async for some in turns.few(pairs):
         for topic, value in some:
             found.setdefault(topic, []).append(value)
-    return await turns.each(lambda one: make(one[0], tuple(one[1])), found.items())
+    return await turns.each(lambda one: make(one[0], tuple(one[1])), tuple(found.items()))
 
 
 async def once(
