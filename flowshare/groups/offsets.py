@@ -1,15 +1,16 @@
 """Offsets committed for a group: decided, written, then applied; those of a transaction wait for its end.
 
-A decision is a tuple of `Change`s, which the caller writes and then hands to `apply`. Decisions of one group are made,
-written and applied one after another.
+A decision is `Change`s, which the caller writes and then hands to `apply`. They may be many and are made as they are
+gone through, by a caller that gives way now and then: what speaks against a decision is raised at once, and nothing is
+applied before it was gone through. Decisions of one group are made, written and applied one after another.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from flowshare.groups.errors import GroupStateCorrupt, InvalidProducerEpoch
@@ -54,6 +55,10 @@ class Change(NamedTuple):
     producer: Producer | None = None
 
 
+Found = tuple[tuple[str, int], Committed | None, bool]
+"""Partition, what is committed for it, whether an open transaction has an offset for it."""
+
+
 @dataclass(slots=True)
 class Pending:
     """What a transaction has committed so far."""
@@ -68,6 +73,7 @@ class Offsets:
     def __init__(self) -> None:
         self._committed: dict[Partition, Committed] = {}
         self._pending: dict[int, Pending] = {}
+        self._open: dict[Partition, int] = {}  # transactions with an offset for a partition
         self._order = 0
 
     def __bool__(self) -> bool:
@@ -78,16 +84,25 @@ class Offsets:
         """Offsets by partition, without those of open transactions."""
         return self._committed
 
-    def unstable(self, partition: Partition) -> bool:
+    def unstable(self, partition: tuple[str, int]) -> bool:
         """Whether an open transaction has an offset for the partition."""
-        return any(partition in pending.offsets for pending in self._pending.values())
+        return partition in self._open
+
+    def of(self, partitions: Collection[tuple[str, int]] | None) -> Sequence[Found]:
+        """What is committed for these, or (None) for all that have something; all at one moment, so it is quick."""
+        if partitions is None:
+            partitions = self._committed
+        committed = cast("Mapping[tuple[str, int], Committed]", self._committed)
+        return list(
+            zip(partitions, map(committed.get, partitions), map(self._open.__contains__, partitions), strict=True)
+        )
 
     def next_order(self) -> int:
         """The `order` of the next commit."""
         self._order += 1
         return self._order
 
-    def commit(self, values: Mapping[Partition, Committed], producer: Producer | None = None) -> tuple[Change, ...]:
+    def commit(self, values: Mapping[Partition, Committed], producer: Producer | None = None) -> Iterable[Change]:
         """Decide a commit, of a transaction if `producer` is given. Raises InvalidProducerEpoch."""
         if producer is not None:
             pending = self._pending.get(producer.producer_id)
@@ -96,71 +111,87 @@ class Offsets:
                     f"producer {producer.producer_id} is at epoch {pending.epoch}, not {producer.epoch}: "
                     "another process took over its transactional.id"
                 )
-        return tuple(Change(partition, value, producer) for partition, value in values.items())
+        return (Change(partition, value, producer) for partition, value in values.items())
 
-    def complete(self, producer: Producer, *, committed: bool) -> tuple[Change, ...]:
+    def complete(self, producer: Producer, *, committed: bool) -> Iterable[Change]:
         """Decide the end of a transaction: its offsets count from now on, or never did."""
         pending = self._pending.get(producer.producer_id)
         if pending is None or pending.epoch > producer.epoch:
             return ()
-        ended = Producer(producer.producer_id, pending.epoch)
-        changes: list[Change] = []
-        for partition, value in pending.offsets.items():
+        return self._ended(Producer(producer.producer_id, pending.epoch), pending.offsets, committed=committed)
+
+    def _ended(
+        self, producer: Producer, offsets: Mapping[Partition, Committed], *, committed: bool
+    ) -> Iterator[Change]:
+        for partition, value in offsets.items():
             before = self._committed.get(partition)
             if committed and (before is None or before.order < value.order):
-                changes.append(Change(partition, value))
-            changes.append(Change(partition, None, ended))
-        return tuple(changes)
+                yield Change(partition, value)
+            yield Change(partition, None, producer)
 
-    def delete(self, partitions: Iterable[Partition]) -> tuple[Change, ...]:
+    def delete(self, partitions: Iterable[Partition]) -> Iterable[Change]:
         """Decide to remove committed offsets; an open transaction's for these partitions go with them."""
         gone = set(partitions)
         return self._removal(lambda partition, _: partition in gone)
 
-    def forget_topics(self, exists: Callable[[UUID], bool]) -> tuple[Change, ...]:
+    def forget_topics(self, exists: Callable[[UUID], bool]) -> Iterable[Change]:
         """Decide to remove what belongs to topics that do not exist any more."""
         return self._removal(lambda _, value: not exists(value.topic_id))
 
-    def clear(self) -> tuple[Change, ...]:
+    def clear(self) -> Iterable[Change]:
         """Decide to remove everything."""
         return self._removal(lambda _partition, _value: True)
 
-    def expire(self, partitions: Iterable[Partition]) -> tuple[Change, ...]:
+    def expire(self, partitions: Iterable[Partition]) -> Iterable[Change]:
         """Decide to remove offsets that expired; open transactions are left alone."""
-        return tuple(Change(partition, None) for partition in partitions)
+        return (Change(partition, None) for partition in partitions)
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Do what was decided and written, or read from the store."""
-        for partition, value, producer in changes:
-            if producer is None:
-                _put(self._committed, partition, value)
-            else:
+        committed, order = self._committed, self._order
+        for partition, value, producer in tuple(changes):
+            if producer is not None:
                 self._apply_pending(partition, value, producer)
-            if value is not None:
-                self._order = max(self._order, value.order)
+            elif value is None:
+                committed.pop(partition, None)
+            else:
+                committed[partition] = value
+            if value is not None and value.order > order:
+                order = value.order
+        self._order = order
 
     def _apply_pending(self, partition: Partition, value: Committed | None, producer: Producer) -> None:
-        pending = self._pending.setdefault(producer.producer_id, Pending(producer.epoch))
+        pending = self._pending.get(producer.producer_id)
+        if pending is None:
+            pending = self._pending[producer.producer_id] = Pending(producer.epoch)
         pending.epoch = max(pending.epoch, producer.epoch)
-        _put(pending.offsets, partition, value)
-        if not pending.offsets:
+        offsets = pending.offsets
+        if value is None:
+            if offsets.pop(partition, None) is not None:
+                self._close(partition)
+        else:
+            if partition not in offsets:
+                self._open[partition] = self._open.get(partition, 0) + 1
+            offsets[partition] = value
+        if not offsets:
             del self._pending[producer.producer_id]
 
-    def _removal(self, goes: Callable[[Partition, Committed], bool]) -> tuple[Change, ...]:
-        changes = [Change(partition, None) for partition, value in self._committed.items() if goes(partition, value)]
+    def _close(self, partition: Partition) -> None:
+        left = self._open[partition] - 1
+        if left:
+            self._open[partition] = left
+        else:
+            del self._open[partition]
+
+    def _removal(self, goes: Callable[[Partition, Committed], bool]) -> Iterator[Change]:
+        for partition, value in self._committed.items():
+            if goes(partition, value):
+                yield Change(partition, None)
         for producer_id, pending in self._pending.items():
             producer = Producer(producer_id, pending.epoch)
-            changes += [
-                Change(partition, None, producer) for partition, v in pending.offsets.items() if goes(partition, v)
-            ]
-        return tuple(changes)
-
-
-def _put(offsets: dict[Partition, Committed], partition: Partition, value: Committed | None) -> None:
-    if value is None:
-        offsets.pop(partition, None)
-    else:
-        offsets[partition] = value
+            for partition, value in pending.offsets.items():
+                if goes(partition, value):
+                    yield Change(partition, None, producer)
 
 
 def encode_offset(value: Committed) -> bytes:

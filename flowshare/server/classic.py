@@ -30,8 +30,9 @@ from flowshare.groups.types import Answered, JoinAnswer
 from flowshare.log.base import LogError
 from flowshare.protocol.messages import ListedGroup
 from flowshare.server.alarm import Alarm
+from flowshare.server.answers import turns
 from flowshare.server.budget import Makers
-from flowshare.server.classic_store import everything_of, group_key, load, offset_writes
+from flowshare.server.classic_store import everything_of, group_key, load, offset_write
 from flowshare.server.classic_sweep import Sweep
 from flowshare.server.classic_waiting import Waiting
 from flowshare.server.damage import Damage
@@ -40,13 +41,14 @@ from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Collection, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from typing import Any, TypeVar
 
     from flowshare.clock import Clock
     from flowshare.groups.offsets import Change
     from flowshare.groups.types import ClassicConfig, Step
     from flowshare.log.base import Storage
+    from flowshare.server.state import Write
     from flowshare.server.topic_index import TopicIndex
 
     T = TypeVar("T")
@@ -187,9 +189,9 @@ class ClassicGroups:
         """Whether the group is still there: it may have been deleted while something waited for its lock."""
         return self.entries.get(entry.group.group_id) is entry
 
-    async def listed(self, turns: Turns) -> tuple[ListedGroup, ...]:
+    async def listed(self, between: Turns) -> tuple[ListedGroup, ...]:
         """All classic groups for ListGroups."""
-        return await turns.each(
+        return await between.each(
             lambda entry: ListedGroup(
                 group_id=entry.group.group_id,
                 state=entry.group.state.value,
@@ -254,19 +256,37 @@ class ClassicGroups:
         if entry.unwritten is data:
             entry.unwritten = None
 
-    async def write_offsets(self, entry: Entry, changes: Collection[Change]) -> None:
-        """Write and apply what was decided; the caller holds the entry's lock. Raises: CoordinatorNotAvailable."""
+    async def write_offsets(
+        self, entry: Entry, changes: Iterable[Change], check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Write and apply what was decided; the caller holds the entry's lock.
+
+        Others run while the bytes are made. check: asked when nothing is left to do before the write; raises what
+        speaks against it by then.
+
+        Raises: CoordinatorNotAvailable, whatever `check` does
+        """
+        decided, writes = await self._encoded(entry, changes)
         if not self.holds(entry):
             raise CoordinatorNotAvailable(f"group {entry.group.group_id} was deleted meanwhile; try again")
-        if not changes:
+        check()
+        if not writes:
             return
         try:
-            await self.storage.write(offset_writes(entry.group.group_id, changes))
+            await self.storage.write(writes)
         except LogError as error:
             raise CoordinatorNotAvailable(
                 f"offsets of group {entry.group.group_id} could not be written: {error}"
             ) from error
-        entry.offsets.apply(changes)
+        entry.offsets.apply(decided)
+
+    async def _encoded(self, entry: Entry, changes: Iterable[Change]) -> tuple[list[Change], list[Write]]:
+        decided: list[Change] = []
+        writes: list[Write] = []
+        async for some in turns(self.clock).few(changes):
+            decided += some
+            writes += (offset_write(entry.group.group_id, one) for one in some)
+        return decided, writes
 
     # --- administration -----------------------------------------------------------------------------------------
 
@@ -288,19 +308,16 @@ class ClassicGroups:
             await self.delete_locked(entry)
 
     async def delete_locked(self, entry: Entry) -> None:
-        """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, LogError."""
+        """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
         group_id = entry.group.group_id
+        # Nothing is awaited from its end to the write: whoever makes the group anew writes behind that.
+        _, offsets = await self._encoded(entry, entry.offsets.clear())
         if not self.holds(entry):
             raise GroupIdNotFound(f"group {group_id!r} was deleted meanwhile")
         entry.group.delete()
         del self.entries[group_id]  # first: who joins from now on makes a new group
         try:
-            await self.storage.write(
-                [
-                    (group_key(group_id), None),
-                    *offset_writes(group_id, entry.offsets.clear()),
-                ]
-            )
+            await self.storage.write([(group_key(group_id), None), *offsets])
         except LogError:
             again = ClassicGroup(group_id, config=self.config, state=entry.group.durable())
             self.entries.setdefault(group_id, Entry(again, entry.offsets))
@@ -311,9 +328,9 @@ class ClassicGroups:
         await self.run(self._forget_topics(lambda one: one != topic_id))
 
     async def _forget_topics(self, exists: Callable[[uuid.UUID], bool]) -> None:
-        turns = Turns(self.clock)
+        between = Turns(self.clock)
         for entry in tuple(self.entries.values()):
-            await turns.take(1 + len(entry.offsets.committed))
+            await between.take(1 + len(entry.offsets.committed))
             async with entry.lock:
                 if self.holds(entry):
                     await self.write_offsets(entry, entry.offsets.forget_topics(exists))

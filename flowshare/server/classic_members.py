@@ -22,6 +22,7 @@ from flowshare.protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
 
 if TYPE_CHECKING:
@@ -161,7 +162,9 @@ class ClassicMemberApis:
             code, message = failure(error)
             return LeaveGroupResponse(error=code, message=message)
         writes: list[asyncio.Future[bool]] = []
-        members = tuple(self._leave(entry, member, writes) for member in request.members)
+        members = await answers.turns(self._groups.clock).each(
+            lambda member: self._leave(entry, member, writes), request.members
+        )
         if not all([await write for write in writes]):
             return LeaveGroupResponse(
                 error=ErrorCode.COORDINATOR_NOT_AVAILABLE, message="the group could not be written", members=members

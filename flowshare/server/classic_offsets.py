@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flowshare.groups.errors import (
+    CoordinatorNotAvailable,
     GroupIdNotFound,
     GroupSubscribedToTopic,
     IllegalGeneration,
@@ -27,11 +29,13 @@ from flowshare.protocol.messages import (
     OffsetResult,
     TxnOffsetCommitRequest,
 )
+from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flowshare.groups.offsets import Found
     from flowshare.protocol.messages import OffsetToCommit
     from flowshare.server.classic import ClassicGroups, Entry
     from flowshare.server.connection import Handlers, InProcess
@@ -65,7 +69,9 @@ class ClassicOffsetApis:
             results = await self._groups.run(self._commit(entry, request))
         except EXPECTED as error:
             code, message = failure(error)
-            results = tuple(OffsetResult(one.topic, one.partition, code) for one in request.offsets)
+            results = await answers.turns(self._groups.clock).each(
+                lambda one: OffsetResult(one.topic, one.partition, code), request.offsets
+            )
             return OffsetCommitResponse(message=message, partitions=results)
         return OffsetCommitResponse(partitions=results)
 
@@ -94,26 +100,35 @@ class ClassicOffsetApis:
         producer, retention_ms = None, -1
         if isinstance(request, TxnOffsetCommitRequest):
             producer = Producer(request.producer_id, request.producer_epoch)
-            self._check(request.transactional_id, *producer, request.group_id)
         else:
             retention_ms = request.retention_ms
+        self._check_commit(entry, request)
+        values: dict[Partition, Committed] = {}
+        results: list[OffsetResult] = []
+        async for some in answers.turns(self._groups.clock).few(request.offsets):
+            for one in some:
+                made = self._value(entry, one, retention_ms)
+                if isinstance(made, Committed):
+                    values[Partition(one.topic, one.partition)] = made
+                    made = ErrorCode.NONE
+                results.append(OffsetResult(one.topic, one.partition, made))
+        # Others ran: who may have committed before may be fenced, and the transaction have ended.
+        changes = entry.offsets.commit(values, producer)
+        await self._groups.write_offsets(entry, changes, lambda: self._check_commit(entry, request))
+        return tuple(results)
+
+    def _check_commit(self, entry: Entry, request: CommitRequest) -> None:
+        """Raises: GroupError, TransactionError."""
+        transactional = isinstance(request, TxnOffsetCommitRequest)
+        if isinstance(request, TxnOffsetCommitRequest):
+            self._check(request.transactional_id, request.producer_id, request.producer_epoch, request.group_id)
         entry.group.check_commit(
             member_id=request.member_id,
             instance_id=request.instance_id,
             generation=request.generation,
-            transactional=producer is not None,
+            transactional=transactional,
             now_ms=self._groups.time_of(entry),
         )
-        values: dict[Partition, Committed] = {}
-        results: list[OffsetResult] = []
-        for one in request.offsets:
-            made = self._value(entry, one, retention_ms)
-            if isinstance(made, Committed):
-                values[Partition(one.topic, one.partition)] = made
-                made = ErrorCode.NONE
-            results.append(OffsetResult(one.topic, one.partition, made))
-        await self._groups.write_offsets(entry, entry.offsets.commit(values, producer))
-        return tuple(results)
 
     def _value(self, entry: Entry, one: OffsetToCommit, retention_ms: int) -> Committed | ErrorCode:
         """What is to be committed, or why not."""
@@ -144,14 +159,15 @@ class ClassicOffsetApis:
         except GroupIdNotFound as error:
             if self._groups.is_share_group(request.group_id):
                 return OffsetFetchResponse(error=error_code(error), message=str(error))
-            return OffsetFetchResponse(partitions=tuple(FetchedOffset(*one) for one in wanted or ()))
+            none = await answers.turns(self._groups.clock).each(lambda one: FetchedOffset(*one), wanted or ())
+            return OffsetFetchResponse(partitions=none)
         except EXPECTED as error:
             code, message = failure(error)
             return OffsetFetchResponse(error=code, message=message)
-        partitions = sorted(entry.offsets.committed) if wanted is None else [Partition(*one) for one in wanted]
-        return OffsetFetchResponse(
-            partitions=tuple(_fetched(entry, one, require_stable=request.require_stable) for one in partitions)
-        )
+        # As they are at one moment, whatever is committed while the answer is made.
+        told = partial(_fetched, require_stable=request.require_stable)
+        found = entry.offsets.of(wanted)
+        return OffsetFetchResponse(partitions=await answers.turns(self._groups.clock).each(told, found))
 
     # --- delete -------------------------------------------------------------------------------------------------
 
@@ -174,20 +190,29 @@ class ClassicOffsetApis:
                 raise NonEmptyGroup(f"group {group.group_id} has members; it is not known what they read: stop them")
             gone: list[Partition] = []
             results: list[OffsetResult] = []
-            for topic, number in request.partitions:
-                if group.reads(topic):
-                    results.append(OffsetResult(topic, number, error_code(GroupSubscribedToTopic())))
-                else:
-                    gone.append(Partition(topic, number))
-                    results.append(OffsetResult(topic, number))
-            await self._groups.write_offsets(entry, entry.offsets.delete(gone))
+            async for some in answers.turns(self._groups.clock).few(request.partitions):
+                for topic, number in some:
+                    if group.reads(topic):
+                        results.append(OffsetResult(topic, number, error_code(GroupSubscribedToTopic())))
+                    else:
+                        gone.append(Partition(topic, number))
+                        results.append(OffsetResult(topic, number))
+            topics = frozenset(one.topic for one in gone)
+
+            def check() -> None:
+                if (group.state is not State.EMPTY and group.protocol_type != CONSUMER) or any(
+                    map(group.reads, topics)
+                ):
+                    raise CoordinatorNotAvailable(f"group {group.group_id} got members meanwhile; try again")
+
+            await self._groups.write_offsets(entry, entry.offsets.delete(gone), check)
         return tuple(results)
 
 
-def _fetched(entry: Entry, partition: Partition, *, require_stable: bool) -> FetchedOffset:
-    if require_stable and entry.offsets.unstable(partition):
-        return FetchedOffset(*partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
-    value = entry.offsets.committed.get(partition)
+def _fetched(found: Found, *, require_stable: bool) -> FetchedOffset:
+    (topic, number), value, unstable = found
+    if require_stable and unstable:
+        return FetchedOffset(topic, number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
     if value is None:
-        return FetchedOffset(*partition)
-    return FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)
+        return FetchedOffset(topic, number)
+    return FetchedOffset(topic, number, value.offset, value.leader_epoch, value.metadata)

@@ -8,7 +8,6 @@ cp/ <length of group id, 2 bytes> <group id> <producer id, 8 bytes> <partition, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -44,20 +43,18 @@ def group_key(group_id: str) -> bytes:
     return GROUPS + group_id.encode()
 
 
-def offset_writes(group_id: str, changes: Iterable[Change]) -> list[Write]:
-    """The writes for changes of a group's offsets."""
-    writes: list[Write] = []
-    for partition, value, producer in changes:
-        key = OFFSETS if producer is None else PENDING
-        key += _name(group_id)
-        if producer is not None:
-            key += _PRODUCER.pack(producer.producer_id)
-        key += _PARTITION.pack(partition.number) + partition.topic.encode()
-        data = None if value is None else encode_offset(value)
-        if data is not None and producer is not None:
-            data = _EPOCH.pack(producer.epoch) + data
-        writes.append((key, data))
-    return writes
+def offset_write(group_id: str, change: Change) -> Write:
+    """The write for a change of a group's offsets."""
+    partition, value, producer = change
+    key = OFFSETS if producer is None else PENDING
+    key += _name(group_id)
+    if producer is not None:
+        key += _PRODUCER.pack(producer.producer_id)
+    key += _PARTITION.pack(partition.number) + partition.topic.encode()
+    data = None if value is None else encode_offset(value)
+    if data is not None and producer is not None:
+        data = _EPOCH.pack(producer.epoch) + data
+    return key, data
 
 
 async def load(store: StateStore, damage: Damage) -> dict[str, Loaded]:

@@ -149,7 +149,8 @@ class LocalLeaders:
         await self._partitions.settled(states)
         with self._partitions.held(states):
             await self._partitions.drop(states)
-            writes = dict(await delete_state(self._store, tuple(states)))
+            known = tuple(key for key in states if self._partitions.knows(key))
+            writes = dict(await delete_state(self._store, known))
             for key, state in states.items():
                 if state is not None:
                     writes.update(initial_writes(key, state))

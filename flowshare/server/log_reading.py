@@ -82,7 +82,8 @@ class Reading:
         """Whether the room let less be read than there may be; what was read is to be answered then."""
         self._committed = request.committed
         self._left = min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
-        self._parts = [_Part(asked, asked.offset) for asked in request.partitions]
+        self._asked = request.partitions
+        self._parts: tuple[_Part, ...] = ()
         self.size = 0
 
     @property
@@ -95,9 +96,10 @@ class Reading:
         """Whether nothing more can be added."""
         return self._left <= 0 or all(part.full for part in self._parts)
 
-    def places(self) -> list[tuple[str, int]]:
-        """The partitions, for `LogWatch`."""
-        return [(part.asked.topic, part.asked.partition) for part in self._parts]
+    async def places(self) -> tuple[tuple[str, int], ...]:
+        """Begin; the partitions, for `LogWatch`."""
+        self._parts = await self._turns.each(lambda asked: _Part(asked, asked.offset), self._asked)
+        return await self._turns.each(lambda asked: (asked.topic, asked.partition), self._asked)
 
     async def look(self) -> None:
         """Read what has come."""

@@ -83,7 +83,7 @@ class RecordApis:
         room = answers.room()
         reading = Reading(self._log, request, answers.turns(self._clock), room)
         waiter = Waiter()
-        places = reading.places()
+        places = await reading.places()
         wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)
         enough = min(request.min_bytes, WAITED_BYTES_MAX)
         if wait_ms <= 0 or enough <= 0:

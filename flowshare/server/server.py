@@ -15,6 +15,7 @@ from flowshare.server.configs import ConfigApis
 from flowshare.server.coordinator import IN_PROCESS
 from flowshare.server.groups import GroupApis
 from flowshare.server.later import Later, Table
+from flowshare.server.mutations import MutationQuota
 from flowshare.server.share_service import ShareService
 from flowshare.server.topics import TopicApis
 from flowshare.server.transactions import Transactions
@@ -117,6 +118,9 @@ class Server:
                 coordinator=share.coordinator,
                 classic=self.classic,
                 partitions_max=self.config.partitions_max,
+                quota=MutationQuota(
+                    self.config.mutation_rate, self.config.mutation_windows * self.config.mutation_window_s
+                ),
             ),
         )
         later = Later(

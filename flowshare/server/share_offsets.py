@@ -16,6 +16,7 @@ from flowshare.protocol.messages import (
     SharePartitionOffsets,
     TopicResult,
 )
+from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
 from flowshare.server.state import ShareKey
 from flowshare.share.errors import NonEmptyGroup, ShareError, UnknownTopicOrPartition
@@ -130,7 +131,9 @@ class ShareOffsetApis:
         group.require_empty()
         results: list[PartitionResult] = []
         states: dict[ShareKey, PartitionState] = {}
+        turns = answers.turns(self._clock)
         for (name, partition), offset in request.offsets.items():
+            await turns.take()
             topic = self._topics.get(name)
             try:
                 if topic is None:
@@ -146,8 +149,8 @@ class ShareOffsetApis:
             results.append(PartitionResult(topic=name, partition=partition))
         if states:
             await self._replace(group, states)
-        elif made:
-            self._coordinator.groups.pop(group_id)  # nothing awaited since: nobody has joined it
+        elif made and not group.members and self._coordinator.groups.get(group_id) is group:
+            self._coordinator.groups.pop(group_id)
         return results
 
     async def _replace(self, group: ShareGroup, states: Mapping[ShareKey, PartitionState]) -> None:
@@ -166,7 +169,9 @@ class ShareOffsetApis:
             code, message = failure(error)
             return DeleteShareGroupOffsetsResponse(error=code, message=message)
         results: list[TopicResult] = []
+        turns = answers.turns(self._clock)
         for name in dict.fromkeys(request.topics):
+            await turns.take()
             try:
                 await self._find((name,))
                 results.append(await self._delete(group, name))

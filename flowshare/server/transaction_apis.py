@@ -24,6 +24,7 @@ from flowshare.protocol.messages import (
     ProducerIdentity,
     TransactionResponse,
 )
+from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
 from flowshare.transactions.coordinator import Asker
 from flowshare.transactions.transaction import State
@@ -108,13 +109,20 @@ class TransactionApis:
         """All transactional ids that pass the filters."""
         words = {state.value for state in State}
         states, producer_ids = frozenset(request.states), frozenset(request.producer_ids)
-        found = [
-            ListedTransaction(one.transactional_id, one.producer_id, one.state.value)
-            for one in self._transactions.all()
-            if (not states or one.state.value in states)
-            and (not producer_ids or one.producer_id in producer_ids)
-            and self._runs_longer(one, request.running_ms)
-        ]
+
+        def wanted(one: Transaction) -> bool:
+            return (
+                (not states or one.state.value in states)
+                and (not producer_ids or one.producer_id in producer_ids)
+                and self._runs_longer(one, request.running_ms)
+            )
+
+        found: list[ListedTransaction] = []
+        async for some in answers.turns(self._clock).few(self._transactions.all()):
+            found += (
+                ListedTransaction(one.transactional_id, one.producer_id, one.state.value)
+                for one in filter(wanted, some)
+            )
         unknown = tuple(word for word in dict.fromkeys(request.states) if word not in words)
         return ListTransactionsResponse(unknown_states=unknown, transactions=tuple(sorted(found)))
 

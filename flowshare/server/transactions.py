@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.clock import ahead_ms
@@ -48,6 +49,10 @@ RETRY_S: Final = 1.0
 """Pause between two tries to write what an end needs."""
 FINISH_WAIT_S: Final = 5.0
 """How long an answer waits for a decided end to be carried out. It is carried out all the same."""
+
+
+MARKED_AT_ONCE: Final = 100
+"""Partitions whose markers are begun in one round of the loop, some milliseconds' work."""
 
 
 class Settle(Protocol):
@@ -302,10 +307,14 @@ class Transactions:
     async def _carry_out(self, entry: _Entry, ended: Transaction, left: set[tuple[str, int]]) -> None:
         """One try; `left`: partitions without a marker. Raises: whatever was in the way first."""
         committed = ended.state is State.PREPARE_COMMIT
-        marks = (self._mark(ended, place, left, committed=committed) for place in sorted(left))
-        for error in await asyncio.gather(*marks, return_exceptions=True):  # all, so that none is written twice
-            if error is not None:
-                raise error
+        places = iter(sorted(left))
+        errors: list[BaseException] = []
+        while some := tuple(islice(places, MARKED_AT_ONCE)):
+            marks = (self._mark(ended, place, left, committed=committed) for place in some)
+            tried = await asyncio.gather(*marks, return_exceptions=True)  # all, so that none is written twice
+            errors += (error for error in tried if error is not None)
+        if errors:
+            raise errors[0]
         await self._settle(sorted(ended.groups), ended.producer_id, ended.epoch, committed=committed)
         await self._save(entry, coordinator.complete(ended, now_ms=self._clock.steady_ms()))
 

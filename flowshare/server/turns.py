@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -119,12 +119,17 @@ class Turns:
 
     async def each(self, do: Callable[[T], R], things: Iterable[T]) -> tuple[R, ...]:
         """What `do` makes of each of the things."""
+        if isinstance(things, tuple | list) and len(things) <= TOGETHER:
+            await self.take(len(things))
+            return tuple(map(do, things))
         made: list[R] = []
-        rest = iter(things)
-        while some := tuple(islice(rest, TOGETHER)):
-            await self.take(len(some))
+        async for some in self.few(things):
             made += map(do, some)
         return tuple(made)
+
+    def few(self, things: Iterable[T]) -> Few[T]:
+        """The things, a few at a time, others running between; an iterator is asked for the next ones in their turn."""
+        return Few(self, things)
 
     def _end(self) -> None:
         self._in_round = False
@@ -139,3 +144,27 @@ class Turns:
         if self._again is not None and not self._waiting:
             again, self._again = self._again, None
             again()
+
+
+class Few(Generic[T]):
+    """An iterator over tuples; an async generator would cost short requests more than what they ask for."""
+
+    __slots__ = ("_over", "_rest", "_turns")
+
+    def __init__(self, turns: Turns, things: Iterable[T]) -> None:
+        self._turns = turns
+        self._rest = iter(things)
+        self._over = False
+
+    def __aiter__(self) -> Few[T]:
+        return self
+
+    async def __anext__(self) -> tuple[T, ...]:
+        if self._over:
+            raise StopAsyncIteration
+        await self._turns.take(TOGETHER)
+        some = tuple(islice(self._rest, TOGETHER))
+        self._over = len(some) < TOGETHER
+        if not some:
+            raise StopAsyncIteration
+        return some

@@ -66,6 +66,10 @@ class ServerConfig:
     share_groups_max: int = 10_000
     partitions_max: int = 50_000
     request_partitions_max: int = 10_000
+    mutation_rate: int | None = 200
+    """None is the value `unlimited`."""
+    mutation_windows: int = 100
+    mutation_window_s: int = 1
     assignor: str = "simple"
     assignor_offload_enable: bool = True
     initialize_retry_interval_ms: int = 30_000

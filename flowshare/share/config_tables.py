@@ -223,6 +223,32 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
         None,
         "Partitions that one CreateTopics or CreatePartitions request may make.",
     ),
+    _number(
+        "controller_mutation_rate",
+        "mutation_rate",
+        200,
+        1,
+        None,
+        "Partitions that one principal (without logins: one address) may create, add and delete a second, once it has "
+        "used up the quota's window; unlimited: as many as it likes (KIP-599).",
+        {"unlimited": None},
+    ),
+    _number(
+        "controller.quota.window.num",
+        "mutation_windows",
+        100,
+        1,
+        3_600,
+        "Windows' worth of controller_mutation_rate that may be used at once.",
+    ),
+    _number(
+        "controller.quota.window.size.seconds",
+        "mutation_window_s",
+        1,
+        1,
+        3_600,
+        "Length of each of these windows.",
+    ),
     _flag(
         "share.acquire.durable",
         "acquire_durable",

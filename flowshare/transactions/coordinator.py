@@ -125,6 +125,8 @@ def add(
     transaction = _known(known, asker)
     if transaction.state.prepared:
         raise _again(transaction)
+    if len(partitions) + len(groups) > PARTITIONS_MAX:
+        raise _too_many()
     if transaction.state is State.ONGOING:
         if transaction.partitions.issuperset(partitions) and transaction.groups.issuperset(groups):
             return transaction
@@ -137,7 +139,7 @@ def add(
         updated_ms=now_ms,
     )
     if len(grown.partitions) + len(grown.groups) > PARTITIONS_MAX:
-        raise TransactionLimit(f"a transaction has at most {PARTITIONS_MAX} partitions and groups; end this one first")
+        raise _too_many()
     return grown
 
 
@@ -243,6 +245,10 @@ def _fenced(known: Transaction, asker: Asker) -> ProducerFenced:
         f"transactional id {known.transactional_id!r} is in epoch {known.epoch}, the producer in {asker.epoch}: "
         "a newer producer took over, or the transaction timed out"
     )
+
+
+def _too_many() -> TransactionLimit:
+    return TransactionLimit(f"a transaction has at most {PARTITIONS_MAX} partitions and groups; end this one first")
 
 
 def _again(known: Transaction) -> ConcurrentTransactions:

@@ -322,7 +322,7 @@ def test_an_offset_is_read_as_it_was_stored():
     world.commit(retention_ms=5)
     value = replace(world.offsets.committed[Partition("t", 0)], metadata="später", leader_epoch=3)
     assert decode_offset(encode_offset(value)) == value
-    assert Offsets().clear() == ()
+    assert not list(Offsets().clear())
 
 
 def test_topics_are_read_from_the_chosen_protocols_metadata():

@@ -51,6 +51,8 @@ class TopicResult:
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     topic_id: uuid.UUID | None = None
+    throttle_ms: int = 0
+    """With THROTTLING_QUOTA_EXCEEDED: when to ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ the answers back. Whatever may be asked by a stranger is checked here: rights, l
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,9 @@ class Peer:
     turns: Turns
     """Taken by what goes through the many things that a request may name."""
     authorizer: Authorizer = field(default_factory=AllowAll)
+    producing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a Produce request begins its appends, which may take it several turns: what comes behind it and
+    depends on its records waits for it, in the order in which it came."""
     principal: str | None = ANONYMOUS
     """None until a listener with SASL knows who it is."""
     software: str = ""

@@ -147,8 +147,11 @@ class ClassicGroupEdge:
         members = (
             (LeavingMember(ask.member_id),)
             if one_member
-            else tuple(dict.fromkeys(LeavingMember(one.member_id, one.group_instance_id) for one in ask.members))
+            else await call.peer.turns.each(
+                lambda one: LeavingMember(one.member_id, one.group_instance_id), ask.members
+            )
         )
+        members = tuple(dict.fromkeys(members))
         got = await call.peer.connection.send(LeaveGroupRequest(group_id=ask.group_id, members=members))
         error = got.error
         if one_member and error is ErrorCode.NONE:
@@ -156,12 +159,14 @@ class ClassicGroupEdge:
         return _left(
             make,
             error,
-            tuple(
-                make("MemberResponse", member_id=one.member_id, group_instance_id=one.instance_id, error_code=one.error)
-                for one in got.members
-            )
-            if not one_member
-            else (),
+            ()
+            if one_member
+            else await call.peer.turns.each(
+                lambda one: make(
+                    "MemberResponse", member_id=one.member_id, group_instance_id=one.instance_id, error_code=one.error
+                ),
+                got.members,
+            ),
         )
 
     async def describe(self, call: Call) -> Any:

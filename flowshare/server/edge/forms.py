@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,9 +21,11 @@ from flowshare.server.failures import Refused
 
 if TYPE_CHECKING:
     from flowshare.server.edge.base import Peer
+    from flowshare.server.turns import Turns
 
 K = TypeVar("K")
 V = TypeVar("V")
+R = TypeVar("R")
 
 NO_TIME: Final = datetime.timedelta()
 ENTITY_BYTES: Final = 256
@@ -110,17 +112,43 @@ def by_topic(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return found
 
 
-def once(topics: Iterable[Any], topic: str, partition: str, *, parts: str = "partitions") -> dict[Any, dict[int, Any]]:
+async def topics_of(turns: Turns, pairs: Iterable[tuple[K, V]], make: Callable[[K, tuple[V, ...]], R]) -> tuple[R, ...]:
+    """What `make` makes of each topic and its values, topics in the order in which they first come.
+
+    pairs: of topic and value; an iterator makes them in turns, too.
+    """
+    found: dict[K, list[V]] = {}
+    async for some in turns.few(pairs):
+        for topic, value in some:
+            found.setdefault(topic, []).append(value)
+    return await turns.each(lambda one: make(one[0], tuple(one[1])), tuple(found.items()))
+
+
+async def once(
+    turns: Turns,
+    topics: Iterable[Any],
+    topic: str,
+    partition: str,
+    *,
+    parts: str = "partitions",
+    twice: set[tuple[Any, int]] | None = None,
+) -> dict[Any, dict[int, Any]]:
     """What a request says of each partition: topic -> number -> part, in the order in which they first come.
 
     The last part counts where a partition stands there twice, as in Kafka. topic, parts, partition: what the fields are
-    called that have a topic's name or id, its parts, a part's number.
+    called that have a topic's name or id, its parts, a part's number. twice: takes what stands there more than once.
+    While this gives way no later request of the connection is taken up.
     """
     found: dict[Any, dict[int, Any]] = {}
     for one in topics:
-        named = found.setdefault(getattr(one, topic), {})
-        for part in getattr(one, parts):
-            named[getattr(part, partition)] = part
+        at = getattr(one, topic)
+        named = found.setdefault(at, {})
+        async for some in turns.few(getattr(one, parts)):
+            for part in some:
+                number = getattr(part, partition)
+                if twice is not None and number in named:
+                    twice.add((at, number))
+                named[number] = part
     return found
 
 

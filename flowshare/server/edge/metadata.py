@@ -16,7 +16,8 @@ from flowshare.log.topics import RESERVED_PREFIX, check_name
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import CreateTopicRequest, MetadataRequest, TopicMetadata
-from flowshare.server.answers import fitting
+from flowshare.server import answers
+from flowshare.server.answers import AnswerTooLarge
 from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     LEADER_EPOCH,
@@ -84,15 +85,20 @@ class MetadataEdge:
     async def _topics(self, make: Form, call: Call, topics: Iterable[TopicMetadata]) -> tuple[Any, ...]:
         peer, version = call.peer, call.version
         with_operations = version >= 8 and call.request.include_topic_authorized_operations
+        room = answers.room()
         told: list[Any] = []
         for topic in topics:
-            await peer.turns.take(1 + topic.partitions)
-            told.append(
-                fitting(
-                    partial(_topic, make, peer, topic, version, with_operations),
-                    partial(_no_topic, make, peer, topic, version),
-                )
-            )
+            operations = NOT_ASKED
+            if with_operations and topic.error is ErrorCode.NONE:
+                operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+            before = room.built
+            try:
+                one = partial(_made, make, peer, topic)
+                partitions = await peer.turns.each(one, range(topic.partitions))
+                told.append(_topic(make, topic, version, partitions, operations))
+            except AnswerTooLarge as refusal:
+                room.without(before)
+                told.append(room.freely(partial(_no_topic, make, topic, version), refusal))
         return tuple(told)
 
     async def _asked(self, call: Call, topics: Iterable[Any]) -> list[TopicMetadata]:
@@ -137,6 +143,9 @@ class MetadataEdge:
         made = await peer.connection.send(
             CreateTopicRequest(name=topic.name, partitions=self._config.partitions_default)
         )
+        if made.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
+            # Clients ask again for a topic whose leader is not there yet; they do not expect a quota here.
+            return TopicMetadata(name=topic.name, error=ErrorCode.LEADER_NOT_AVAILABLE)
         if made.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             return TopicMetadata(name=topic.name, error=made.error)
         answer = await peer.connection.send(MetadataRequest(topics=(topic.name,)))
@@ -250,27 +259,26 @@ def _cluster_operations(peer: Peer) -> int:
     return authorized_operations(peer, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, with_operations: bool) -> Any:
-    operations = NOT_ASKED
-    if with_operations and topic.error is ErrorCode.NONE:
-        operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+def _topic(
+    make: Form, topic: TopicMetadata, version: int, partitions: tuple[Any, ...] = (), operations: int = NOT_ASKED
+) -> Any:
     return make(
         "MetadataResponseTopic",
         error_code=topic.error,
         name=topic.name or (None if version >= WITH_IDS else ""),
         topic_id=topic.topic_id,
         is_internal=topic.name.startswith(RESERVED_PREFIX),
-        partitions=tuple(
-            make("MetadataResponsePartition", **_partition(peer, topic, number), offline_replicas=())
-            for number in range(topic.partitions)
-        ),
+        partitions=partitions,
         topic_authorized_operations=operations,
     )
 
 
-def _no_topic(make: Form, peer: Peer, topic: TopicMetadata, version: int, error: Refused) -> Any:
-    refused = TopicMetadata(name=topic.name, topic_id=topic.topic_id, error=error.code)
-    return _topic(make, peer, refused, version, False)
+def _made(make: Form, peer: Peer, topic: TopicMetadata, number: int) -> Any:
+    return make("MetadataResponsePartition", **_partition(peer, topic, number), offline_replicas=())
+
+
+def _no_topic(make: Form, topic: TopicMetadata, version: int, error: Refused) -> Any:
+    return _topic(make, TopicMetadata(name=topic.name, topic_id=topic.topic_id, error=error.code), version)
 
 
 def _partition(peer: Peer, topic: TopicMetadata, number: int) -> dict[str, Any]:

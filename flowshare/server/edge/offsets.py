@@ -22,13 +22,13 @@ from flowshare.server.answers import AnswerTooLarge
 from flowshare.server.edge.base import Api, Operation, ResourceType
 from flowshare.server.edge.forms import (
     NO_TIME,
-    by_topic,
     form,
     may_group,
     may_topic,
     milliseconds,
     once,
     topics_by_group,
+    topics_of,
 )
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class OffsetEdge:
         """OffsetCommit."""
         ask, version = call.request, call.version
         make = form("offset_commit", version)
-        offsets, refused = _to_commit(call.peer, ask)
+        offsets, refused = await _to_commit(call.peer, ask)
         if not may_group(call.peer, Operation.READ, ask.group_id):
-            return _results(make, "OffsetCommit", _all(ask, ErrorCode.GROUP_AUTHORIZATION_FAILED))
+            return await _refused(make, "OffsetCommit", call, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         if offsets:
             got = await call.peer.connection.send(
                 OffsetCommitRequest(
@@ -73,17 +73,18 @@ class OffsetEdge:
                 )
             )
             refused += got.partitions
-        return _results(make, "OffsetCommit", refused)
+        return await _results(make, "OffsetCommit", call.peer, refused)
 
     async def commit_in_transaction(self, call: Call) -> Any:
         """TxnOffsetCommit."""
         ask, peer = call.request, call.peer
         make = form("txn_offset_commit", call.version)
-        offsets, refused = _to_commit(peer, ask)
+        offsets, refused = await _to_commit(peer, ask)
         if not peer.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, ask.transactional_id):
-            return _results(make, "TxnOffsetCommit", _all(ask, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+            error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            return await _refused(make, "TxnOffsetCommit", call, error)
         if not may_group(peer, Operation.READ, ask.group_id):
-            return _results(make, "TxnOffsetCommit", _all(ask, ErrorCode.GROUP_AUTHORIZATION_FAILED))
+            return await _refused(make, "TxnOffsetCommit", call, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         if offsets:
             got = await peer.connection.send(
                 TxnOffsetCommitRequest(
@@ -98,7 +99,7 @@ class OffsetEdge:
                 )
             )
             refused += got.partitions
-        return _results(make, "TxnOffsetCommit", refused)
+        return await _results(make, "TxnOffsetCommit", peer, refused)
 
     async def fetch(self, call: Call) -> Any:
         """OffsetFetch: of one group, or since version 8 of several."""
@@ -119,74 +120,71 @@ class OffsetEdge:
         error, got = await _fetch(call.peer, ask.group_id, ask.topics, require_stable=stable)
         if version < 2 and error is not ErrorCode.NONE:
             # No place for an error of the whole: at every partition then.
-            got = tuple(FetchedOffset(*one, error=error) for one in _places(ask.topics or ()))
+            places = await _places(call.peer, ask.topics or ())
+            got = await call.peer.turns.each(lambda one: FetchedOffset(one[0], one[1], error=error), places)
         topics = await _fetched(make, call.peer, "", got)
         return make("OffsetFetchResponse", throttle_time=NO_TIME, topics=topics, error_code=error)
 
     async def delete(self, call: Call) -> Any:
         """OffsetDelete."""
-        ask = call.request
+        ask, peer = call.request, call.peer
         make = form("offset_delete", call.version)
-        if not may_group(call.peer, Operation.DELETE, ask.group_id):
+        named: list[tuple[str, int]] = []
+        refused: list[OffsetResult] = []
+        for name, parts in (await once(peer.turns, ask.topics, "name", "partition_index")).items():
+            allowed = may_topic(peer, Operation.READ, name)
+            async for some in peer.turns.few(parts):
+                if allowed:
+                    named += ((name, int(number)) for number in some)
+                else:
+                    refused += (
+                        OffsetResult(name, int(number), ErrorCode.TOPIC_AUTHORIZATION_FAILED) for number in some
+                    )
+        if not may_group(peer, Operation.DELETE, ask.group_id):
             error = ErrorCode.GROUP_AUTHORIZATION_FAILED
             return make("OffsetDeleteResponse", throttle_time=NO_TIME, error_code=error, topics=())
-        named = [
-            (name, int(number))
-            for name, parts in once(ask.topics, "name", "partition_index").items()
-            for number in parts
-        ]
-        allowed = {topic: may_topic(call.peer, Operation.READ, topic) for topic, _ in named}
-        refused = tuple(
-            OffsetResult(*one, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for one in named if not allowed[one[0]]
-        )
-        got = await call.peer.connection.send(
-            OffsetDeleteRequest(group_id=ask.group_id, partitions=tuple(one for one in named if allowed[one[0]]))
-        )
+        got = await peer.connection.send(OffsetDeleteRequest(group_id=ask.group_id, partitions=tuple(named)))
         if got.error is not ErrorCode.NONE:
             return make("OffsetDeleteResponse", throttle_time=NO_TIME, error_code=got.error, topics=())
-        return _results(make, "OffsetDelete", refused + got.partitions)
+        return await _results(make, "OffsetDelete", peer, (*refused, *got.partitions))
 
 
-def _to_commit(peer: Peer, ask: Any) -> tuple[tuple[OffsetToCommit, ...], tuple[OffsetResult, ...]]:
-    """What may be committed, and the results for what may not."""
+async def _to_commit(peer: Peer, ask: Any) -> tuple[tuple[OffsetToCommit, ...], tuple[OffsetResult, ...]]:
+    """What may be committed, and the results for what may not.
+
+    It gives way; a right to a group or a transactional id is asked for afterwards.
+    """
     offsets: list[OffsetToCommit] = []
     refused: list[OffsetResult] = []
-    for name, parts in once(ask.topics, "name", "partition_index").items():
-        if not may_topic(peer, Operation.READ, name):
-            error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            refused += (OffsetResult(name, int(number), error) for number in parts)
-            continue
-        offsets += (
-            OffsetToCommit(
-                str(name),
-                int(number),
-                int(one.committed_offset),
-                int(getattr(one, "committed_leader_epoch", -1)),
-                one.committed_metadata,
-            )
-            for number, one in parts.items()
-        )
+    for name, parts in (await once(peer.turns, ask.topics, "name", "partition_index")).items():
+        allowed = may_topic(peer, Operation.READ, name)
+        async for some in peer.turns.few(parts.items()):
+            if allowed:
+                offsets += (_offset(name, number, one) for number, one in some)
+            else:
+                error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                refused += (OffsetResult(name, int(number), error) for number, _ in some)
     return tuple(offsets), tuple(refused)
 
 
-def _all(ask: Any, error: ErrorCode) -> tuple[OffsetResult, ...]:
-    return tuple(
-        OffsetResult(name, int(number), error)
-        for name, parts in once(ask.topics, "name", "partition_index").items()
-        for number in parts
-    )
+def _offset(topic: str, number: int, one: Any) -> OffsetToCommit:
+    epoch = int(getattr(one, "committed_leader_epoch", -1))
+    return OffsetToCommit(str(topic), int(number), int(one.committed_offset), epoch, one.committed_metadata)
 
 
-def _results(make: Form, api: str, results: Iterable[OffsetResult]) -> Any:
-    topics = tuple(
-        make(
-            f"{api}ResponseTopic",
-            name=topic,
-            partitions=tuple(
-                make(f"{api}ResponsePartition", partition_index=one.partition, error_code=one.error) for one in found
-            ),
-        )
-        for topic, found in by_topic((one.topic, one) for one in results).items()
+async def _refused(make: Form, api: str, call: Call, error: ErrorCode) -> Any:
+    """Everything is refused."""
+    named = await once(call.peer.turns, call.request.topics, "name", "partition_index")
+    results = (OffsetResult(name, int(number), error) for name, parts in named.items() for number in parts)
+    return await _results(make, api, call.peer, results)
+
+
+async def _results(make: Form, api: str, peer: Peer, results: Iterable[OffsetResult]) -> Any:
+    part = f"{api}ResponsePartition"
+    topics = await topics_of(
+        peer.turns,
+        ((one.topic, make(part, partition_index=one.partition, error_code=one.error)) for one in results),
+        lambda topic, found: make(f"{api}ResponseTopic", name=topic, partitions=found),
     )
     return make(f"{api}Response", throttle_time=NO_TIME, error_code=ErrorCode.NONE, topics=topics)
 
@@ -195,9 +193,28 @@ def _not_told(told: Callable[..., Any], error: Refused) -> Any:
     return told(topics=(), error_code=error.code)
 
 
-def _places(topics: Iterable[Any]) -> list[tuple[str, int]]:
+async def _places(peer: Peer, topics: Iterable[Any]) -> tuple[tuple[str, int], ...]:
     """The partitions that an OffsetFetch asks for, each once."""
-    return list(dict.fromkeys((str(topic.name), int(number)) for topic in topics for number in topic.partition_indexes))
+    found: dict[tuple[str, int], None] = {}
+    for topic in topics:
+        async for some in peer.turns.few(topic.partition_indexes):
+            found.update(((str(topic.name), int(number)), None) for number in some)
+    return tuple(found)
+
+
+class _Sight:
+    """Which topics the peer may see, asked once for each."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._seen: dict[str, bool] = {}
+
+    def see(self, topic: str) -> bool:
+        """Whether it may see the topic."""
+        found = self._seen.get(topic)
+        if found is None:
+            found = self._seen[topic] = may_topic(self._peer, Operation.DESCRIBE, topic)
+        return found
 
 
 async def _fetch(
@@ -207,19 +224,24 @@ async def _fetch(
     await peer.turns.take()
     if not may_group(peer, Operation.DESCRIBE, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED, ()
-    wanted = None
+    wanted, may = None, _Sight(peer)
     hidden: list[FetchedOffset] = []
     if topics is not None:
-        named = _places(topics)
-        seen = {topic: may_topic(peer, Operation.DESCRIBE, topic) for topic, _ in named}
-        wanted = tuple(one for one in named if seen[one[0]])
         error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        hidden = [FetchedOffset(*one, error=error) for one in named if not seen[one[0]]]
+        shown: list[tuple[str, int]] = []
+        async for some in peer.turns.few(await _places(peer, topics)):
+            shown += (one for one in some if may.see(one[0]))
+            hidden += (FetchedOffset(*one, error=error) for one in some if not may.see(one[0]))
+        wanted = tuple(shown)
     got = await peer.connection.send(
         OffsetFetchRequest(group_id=group_id, partitions=wanted, require_stable=require_stable)
     )
-    found = [one for one in got.partitions if wanted is not None or may_topic(peer, Operation.DESCRIBE, one.topic)]
-    return got.error, (*found, *hidden)
+    if wanted is not None:
+        return got.error, (*got.partitions, *hidden)
+    found: list[FetchedOffset] = []
+    async for told in peer.turns.few(got.partitions):
+        found += (one for one in told if may.see(one.topic))
+    return got.error, tuple(found)
 
 
 async def _fetched(make: Form, peer: Peer, plural: str, partitions: Iterable[FetchedOffset]) -> tuple[Any, ...]:
@@ -235,7 +257,8 @@ async def _fetched(make: Form, peer: Peer, plural: str, partitions: Iterable[Fet
             error_code=one.error,
         )
 
-    return tuple(
-        make(f"OffsetFetchResponseTopic{plural}", name=topic, partitions=tuple(found))
-        for topic, found in by_topic(await peer.turns.each(entry, partitions)).items()
+    return await topics_of(
+        peer.turns,
+        map(entry, partitions),
+        lambda topic, found: make(f"OffsetFetchResponseTopic{plural}", name=topic, partitions=found),
     )

@@ -16,7 +16,6 @@ from flowshare.server.edge.forms import (
     LEADER_EPOCH,
     NO_TIME,
     check_epoch,
-    duplicates,
     form,
     may_cluster,
     may_topic,
@@ -46,9 +45,10 @@ class PositionsEdge:
         """Offsets by time."""
         make, asked = form("list_offsets", call.version), call.request
         committed = call.version >= 2 and asked.isolation_level == 1
-        twice = duplicates((topic.name, part.partition_index) for topic in asked.topics for part in topic.partitions)
+        twice: set[tuple[str, int]] = set()
+        named = await once(call.peer.turns, asked.topics, "name", "partition_index", twice=twice)
         topics: list[Any] = []
-        for name, numbers in once(asked.topics, "name", "partition_index").items():
+        for name, numbers in named.items():
             parts: list[Any] = []
             for number, part in numbers.items():
                 await call.peer.turns.take()
@@ -92,7 +92,7 @@ class PositionsEdge:
         """Where the log of a leader's epoch ends: there is one epoch, and it goes to the log's end."""
         make = form("offset_for_leader_epoch", call.version)
         topics: list[Any] = []
-        for name, numbers in once(call.request.topics, "topic", "partition").items():
+        for name, numbers in (await once(call.peer.turns, call.request.topics, "topic", "partition")).items():
             parts: list[Any] = []
             for number, part in numbers.items():
                 await call.peer.turns.take()
@@ -125,7 +125,8 @@ class PositionsEdge:
         """Move log starts."""
         make = form("delete_records", call.version)
         topics: list[Any] = []
-        for name, numbers in once(call.request.topics, "name", "partition_index").items():
+        named = await once(call.peer.turns, call.request.topics, "name", "partition_index")
+        for name, numbers in named.items():
             allowed = may_topic(call.peer, Operation.DELETE, name)
             parts: list[Any] = []
             for number, part in numbers.items():

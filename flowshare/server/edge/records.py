@@ -25,14 +25,13 @@ from flowshare.server.edge.base import Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     NO_TIME,
     Form,
-    by_topic,
     check_epoch,
-    duplicates,
     form,
     may_cluster,
     may_topic,
     milliseconds,
     once,
+    topics_of,
 )
 from flowshare.server.failures import Refused
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     import uuid
 
     from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.turns import Turns
 
 PRODUCE_WITH_IDS: Final = 13
 FETCH_WITH_IDS: Final = 13
@@ -52,6 +52,8 @@ MAGIC_AT: Final = 16
 ATTRIBUTES_AT: Final = 22
 CODEC_MASK: Final = 7
 TRANSACTIONAL: Final = 0x10
+APPEND_COST: Final = 20
+"""What an append counts in its connection's turn: its first step alone takes as long as so many small things."""
 NO_SESSION: Final = 0
 WHOLE_FETCH: Final = (-1, 0)
 """Session epochs of a fetch that names all its partitions."""
@@ -88,20 +90,10 @@ class RecordsEdge:
         """
         asked = call.request
         with_ids = call.version >= PRODUCE_WITH_IDS
-        named = "topic_id" if with_ids else "name"
-        twice = duplicates(
-            (getattr(topic, named), part.index) for topic in asked.topic_data for part in topic.partition_data
-        )
         tasks: list[tuple[Place, asyncio.Future[ProduceResponse]]] = []
-        for topic, parts in once(asked.topic_data, named, "index", parts="partition_data").items():
-            name, topic_id = self._named(topic, with_ids=with_ids)
-            for number, part in parts.items():
-                # A task each, also for a single one: tasks begin in the order in which they are made, so that what
-                # was sent first is appended first.
-                place = Place(name, topic_id, number)
-                work = _twice() if (topic, number) in twice else self._append(call, place, part.records)
-                tasks.append((place, asyncio.ensure_future(work)))
         try:
+            async with call.peer.producing:
+                await self._begin(call, tasks, with_ids=with_ids)
             done = [(place, await task) for place, task in tasks]
         except BaseException:
             for _, task in tasks:
@@ -112,7 +104,26 @@ class RecordsEdge:
             if failed is not None:
                 raise ConnectionError(f"a produce request without acks failed: {failed.error.name} {failed.message}")
             return None
-        return _produced(form("produce", call.version), done, with_ids=with_ids)
+        return await _produced(form("produce", call.version), call.peer.turns, done, with_ids=with_ids)
+
+    async def _begin(
+        self, call: Call, tasks: list[tuple[Place, asyncio.Future[ProduceResponse]]], *, with_ids: bool
+    ) -> None:
+        """Begin the appends. A short request's are begun before anything else runs."""
+        turns, topics = call.peer.turns, call.request.topic_data
+        twice: set[tuple[Any, int]] = set()
+        named = await once(
+            turns, topics, "topic_id" if with_ids else "name", "index", parts="partition_data", twice=twice
+        )
+        for topic, parts in named.items():
+            name, topic_id = self._named(topic, with_ids=with_ids)
+            for number, part in parts.items():
+                await turns.take(APPEND_COST)
+                # A task each, also for a single one: tasks begin in the order in which they are made, so that what
+                # was sent first is appended first.
+                place = Place(name, topic_id, number)
+                work = _twice() if (topic, number) in twice else self._append(call, place, part.records)
+                tasks.append((place, asyncio.ensure_future(work)))
 
     async def _append(self, call: Call, place: Place, records: bytes | None) -> ProduceResponse:
         try:
@@ -163,7 +174,8 @@ class RecordsEdge:
         places: list[Place] = []
         wanted: dict[int, FetchPartition] = {}
         found: dict[int, FetchedLog] = {}
-        for topic, parts in once(asked.topics, "topic_id" if with_ids else "topic", "partition").items():
+        named = await once(peer.turns, asked.topics, "topic_id" if with_ids else "topic", "partition")
+        for topic, parts in named.items():
             name, topic_id = self._named(topic, with_ids=with_ids)
             for number, part in parts.items():
                 await peer.turns.take()
@@ -196,7 +208,7 @@ class RecordsEdge:
         def fetched(one: tuple[Place, FetchedLog]) -> tuple[Any, Any]:
             return _fetched_part(make, one[0], _still_readable(peer, *one, replica), with_ids=with_ids)
 
-        return _fetched(make, await peer.turns.each(fetched, answered))
+        return await _fetched(make, peer.turns, map(fetched, answered))
 
     def _named(self, topic: Any, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
         """Name and id of a topic as a request says it; older versions give the name, later ones the id."""
@@ -243,7 +255,7 @@ def _still_readable(peer: Peer, place: Place, log: FetchedLog, replica: int) -> 
     return log
 
 
-def _produced(make: Form, done: Iterable[tuple[Place, ProduceResponse]], *, with_ids: bool) -> Any:
+async def _produced(make: Form, turns: Turns, done: Iterable[tuple[Place, ProduceResponse]], *, with_ids: bool) -> Any:
     parts = (
         (
             (place.topic_id if with_ids else place.topic),
@@ -263,9 +275,10 @@ def _produced(make: Form, done: Iterable[tuple[Place, ProduceResponse]], *, with
     return make(
         "ProduceResponse",
         throttle_time=NO_TIME,
-        responses=tuple(
-            make("TopicProduceResponse", name=topic, topic_id=topic, partition_responses=tuple(partitions))
-            for topic, partitions in by_topic(parts).items()
+        responses=await topics_of(
+            turns,
+            parts,
+            lambda topic, found: make("TopicProduceResponse", name=topic, topic_id=topic, partition_responses=found),
         ),
     )
 
@@ -289,15 +302,16 @@ def _fetched_part(make: Form, place: Place, log: FetchedLog, *, with_ids: bool) 
     return place.topic_id if with_ids else place.topic, part
 
 
-def _fetched(make: Form, parts: Iterable[tuple[Any, Any]]) -> Any:
+async def _fetched(make: Form, turns: Turns, parts: Iterable[tuple[Any, Any]]) -> Any:
     return make(
         "FetchResponse",
         throttle_time=NO_TIME,
         error_code=ErrorCode.NONE,
         session_id=NO_SESSION,
-        responses=tuple(
-            make("FetchableTopicResponse", topic=topic, topic_id=topic, partitions=tuple(partitions))
-            for topic, partitions in by_topic(parts).items()
+        responses=await topics_of(
+            turns,
+            parts,
+            lambda topic, found: make("FetchableTopicResponse", topic=topic, topic_id=topic, partitions=found),
         ),
     )
 

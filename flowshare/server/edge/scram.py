@@ -81,11 +81,12 @@ class ScramApis:
         outcomes: dict[str, Outcome] = dict.fromkeys(names, (ErrorCode.NONE, None))
         puts: list[tuple[str, Credential]] = []
         removals: list[tuple[str, str]] = []
+        added = 0
         for name in outcomes:
             try:
                 new = [_credential(put) for put in request.upsertions if put.name == name]
                 gone = [_mechanism(removal.mechanism) for removal in request.deletions if removal.name == name]
-                self._check_changes(name, new, gone)
+                added += self._check_changes(name, new, gone, added)
             except Refused as error:
                 outcomes[name] = failure(error)
             else:
@@ -94,7 +95,8 @@ class ScramApis:
         await self._users.alter(puts, removals)
         return outcomes
 
-    def _check_changes(self, name: str, new: Sequence[Credential], gone: Sequence[str]) -> None:
+    def _check_changes(self, name: str, new: Sequence[Credential], gone: Sequence[str], before: int) -> int:
+        """How many credentials there are more by it. before: what the request has added so far. Raises: Refused."""
         try:
             check_name(name)
         except BadUsersFile as error:
@@ -106,8 +108,10 @@ class ScramApis:
             raise Refused(ErrorCode.DUPLICATE_RESOURCE, "a user's mechanism is changed twice in one request")
         if not all(self._users.stored(mechanism, name) for mechanism in gone):
             raise Refused(ErrorCode.RESOURCE_NOT_FOUND, "a credential that is to be deleted does not exist")
-        if new and self._users.full:
-            raise Refused(ErrorCode.POLICY_VIOLATION, f"there are {STORED_MAX} credentials; delete some first")
+        added = sum(not self._users.stored(credential.mechanism, name) for credential in new)
+        if added and self._users.count + before + added > STORED_MAX:
+            raise Refused(ErrorCode.POLICY_VIOLATION, f"there may be {STORED_MAX} credentials; delete some first")
+        return added
 
 
 def _described(made: Any, name: str, credentials: Sequence[Credential], times: int) -> Any:

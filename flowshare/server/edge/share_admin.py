@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
@@ -26,18 +27,19 @@ from flowshare.protocol.messages import (
     SharePartitionOffsets,
     TopicResult,
 )
-from flowshare.server.answers import fitting
+from flowshare.server import answers
+from flowshare.server.answers import AnswerTooLarge, fitting
 from flowshare.server.edge.base import Api, Call, Operation, Peer, ResourceType
 from flowshare.server.edge.forms import (
     NO_TIME,
     NOT_ASKED,
     Form,
     authorized_operations,
-    by_topic,
     form,
     may_group,
     may_topic,
     topics_by_group,
+    topics_of,
 )
 
 if TYPE_CHECKING:
@@ -143,31 +145,39 @@ class ShareAdminApis:
             ),
         )
 
-    async def _offsets(self, make: Form, peer: Peer, group_id: str, topics: Sequence[Any] | None) -> Any:
+    async def _offsets(self, make: Form, peer: Peer, group_id: str, asked: Sequence[Any] | None) -> Any:
         await peer.turns.take()
         if not may_group(peer, Operation.DESCRIBE, group_id):
             answer = DescribeShareGroupOffsetsResponse(
                 error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"describing group {group_id} is not allowed"
             )
         else:
-            answer = await self._ask_offsets(peer, group_id, topics)
-        return fitting(
-            partial(_offsets_of, make, group_id, answer),
-            lambda error: _offsets_of(
-                make, group_id, DescribeShareGroupOffsetsResponse(error=error.code, message=str(error))
-            ),
-        )
+            answer = await self._ask_offsets(peer, group_id, asked)
+        room = answers.room()
+        before = room.built
+        told = partial(make, "DescribeShareGroupOffsetsResponseGroup", group_id=group_id)
+        try:
+            topics = await _offsets_of(make, peer, answer)
+            return told(topics=topics, error_code=answer.error, error_message=answer.message)
+        except AnswerTooLarge as refusal:
+            room.without(before)
+            return room.freely(lambda error: told(topics=(), error_code=error.code, error_message=str(error)), refusal)
 
     async def _ask_offsets(
         self, peer: Peer, group_id: str, topics: Iterable[Any] | None
     ) -> DescribeShareGroupOffsetsResponse:
         if topics is None:
             answer = await peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id))
-            visible = tuple(part for part in answer.partitions if may_topic(peer, Operation.DESCRIBE, part.topic))
+            may = await peer.turns.each(lambda part: may_topic(peer, Operation.DESCRIBE, part.topic), answer.partitions)
+            visible = tuple(compress(answer.partitions, may))
             return DescribeShareGroupOffsetsResponse(error=answer.error, message=answer.message, partitions=visible)
-        listed = by_topic((topic.topic_name, number) for topic in topics for number in topic.partitions)
-        named = {name: tuple(dict.fromkeys(numbers)) for name, numbers in listed.items()}
-        allowed = {name: numbers for name, numbers in named.items() if may_topic(peer, Operation.DESCRIBE, name)}
+        named: dict[str, dict[int, None]] = {}
+        for topic in topics:
+            numbers = named.setdefault(topic.topic_name, {})
+            async for some in peer.turns.few(topic.partitions):
+                numbers.update(dict.fromkeys(some))
+        may = await peer.turns.each(lambda name: may_topic(peer, Operation.DESCRIBE, name), named)
+        allowed = {name: tuple(named[name]) for name in compress(named, may)}
         answer = await peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=allowed))
         if answer.error is not ErrorCode.NONE:
             return answer
@@ -188,12 +198,15 @@ class ShareAdminApis:
     async def alter_offsets(self, call: Call) -> Any:
         """Let an empty group start anew at given offsets."""
         peer, group_id = call.peer, call.request.group_id
-        offsets = {
-            (topic.topic_name, part.partition_index): part.start_offset
-            for topic in call.request.topics
-            for part in topic.partitions
-        }
-        allowed = {at: offset for at, offset in offsets.items() if may_topic(peer, Operation.READ, at[0])}
+        offsets: dict[tuple[str, int], int] = {}
+        allowed: dict[tuple[str, int], int] = {}
+        for topic in call.request.topics:
+            may = may_topic(peer, Operation.READ, topic.topic_name)
+            async for some in peer.turns.few(topic.partitions):
+                named = {(topic.topic_name, part.partition_index): part.start_offset for part in some}
+                offsets.update(named)
+                if may:
+                    allowed.update(named)
         if not may_group(peer, Operation.READ, group_id):
             answer = AlterShareGroupOffsetsResponse(
                 error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"reading in group {group_id} is not allowed"
@@ -212,9 +225,11 @@ class ShareAdminApis:
                 for name, number in offsets
                 if (name, number) not in allowed
             ]
-        return self._altered(form("alter_share_group_offsets", call.version), answer, results)
+        return await self._altered(form("alter_share_group_offsets", call.version), peer, answer, results)
 
-    def _altered(self, make: Form, answer: AlterShareGroupOffsetsResponse, results: Iterable[PartitionResult]) -> Any:
+    async def _altered(
+        self, make: Form, peer: Peer, answer: AlterShareGroupOffsetsResponse, results: Iterable[PartitionResult]
+    ) -> Any:
         parts = (
             (
                 result.topic,
@@ -232,14 +247,12 @@ class ShareAdminApis:
             throttle_time=NO_TIME,
             error_code=answer.error,
             error_message=answer.message,
-            responses=tuple(
-                make(
-                    "AlterShareGroupOffsetsResponseTopic",
-                    topic_name=name,
-                    topic_id=self._id(name),
-                    partitions=tuple(partitions),
-                )
-                for name, partitions in by_topic(parts).items()
+            responses=await topics_of(
+                peer.turns,
+                parts,
+                lambda name, found: make(
+                    "AlterShareGroupOffsetsResponseTopic", topic_name=name, topic_id=self._id(name), partitions=found
+                ),
             ),
         )
 
@@ -247,7 +260,8 @@ class ShareAdminApis:
         """Forget what an empty group read of topics."""
         peer, group_id = call.peer, call.request.group_id
         names = tuple(dict.fromkeys(topic.topic_name for topic in call.request.topics))
-        allowed = dict.fromkeys(name for name in names if may_topic(peer, Operation.READ, name))
+        may = await peer.turns.each(lambda name: may_topic(peer, Operation.READ, name), names)
+        allowed = dict.fromkeys(compress(names, may))
         if not may_group(peer, Operation.DELETE, group_id):
             answer = DeleteShareGroupOffsetsResponse(
                 error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=f"deleting group {group_id} is not allowed"
@@ -273,15 +287,15 @@ class ShareAdminApis:
             throttle_time=NO_TIME,
             error_code=answer.error,
             error_message=answer.message,
-            responses=tuple(
-                make(
+            responses=await peer.turns.each(
+                lambda result: make(
                     "DeleteShareGroupOffsetsResponseTopic",
                     topic_name=result.topic,
                     topic_id=result.topic_id,
                     error_code=result.error,
                     error_message=result.message,
-                )
-                for result in results
+                ),
+                results,
             ),
         )
 
@@ -290,7 +304,7 @@ class ShareAdminApis:
         return None if topic is None else topic.topic_id
 
 
-def _offsets_of(make: Form, group_id: str, answer: DescribeShareGroupOffsetsResponse) -> Any:
+async def _offsets_of(make: Form, peer: Peer, answer: DescribeShareGroupOffsetsResponse) -> tuple[Any, ...]:
     parts = (
         (
             (part.topic, part.topic_id),
@@ -306,20 +320,12 @@ def _offsets_of(make: Form, group_id: str, answer: DescribeShareGroupOffsetsResp
         )
         for part in answer.partitions
     )
-    return make(
-        "DescribeShareGroupOffsetsResponseGroup",
-        group_id=group_id,
-        topics=tuple(
-            make(
-                "DescribeShareGroupOffsetsResponseTopic",
-                topic_name=name,
-                topic_id=topic_id,
-                partitions=tuple(partitions),
-            )
-            for (name, topic_id), partitions in by_topic(parts).items()
+    return await topics_of(
+        peer.turns,
+        parts,
+        lambda topic, found: make(
+            "DescribeShareGroupOffsetsResponseTopic", topic_name=topic[0], topic_id=topic[1], partitions=found
         ),
-        error_code=answer.error,
-        error_message=answer.message,
     )
 
 

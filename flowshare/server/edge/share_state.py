@@ -82,7 +82,8 @@ async def _each(call: Call, name: str, stem: str, build: Build, extra: Extra = _
     make = form(name, call.version)
     allowed = may_cluster(call.peer, Operation.CLUSTER_ACTION)
     topics: list[Any] = []
-    for topic_id, parts in once(call.request.topics, "topic_id", "partition").items():
+    named = await once(call.peer.turns, call.request.topics, "topic_id", "partition")
+    for topic_id, parts in named.items():
         results: list[Any] = []
         for number, part in parts.items():
             await call.peer.turns.take()

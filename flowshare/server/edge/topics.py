@@ -3,13 +3,16 @@
 Rights: CREATE on the cluster or the topic; DELETE, ALTER on the topic. Everything has one replica, on the one node.
 Topics of a request are made side by side; those not ready in the time that the client gives are answered with
 REQUEST_TIMED_OUT, and made all the same.
+
+What is beyond a party's quota (`server.mutations`) is refused in all versions alike. Kafka accepts it in those before
+KIP-599 and reads no more from the connection for a while, which another connection gets around.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.log.topics import PARTITIONS_MAX as TOPIC_PARTITIONS_MAX
@@ -19,10 +22,11 @@ from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import CreatePartitionsRequest, CreateTopicRequest, DeleteTopicRequest, TopicResult
 from flowshare.server.edge.base import Api, Call, Operation, Peer
 from flowshare.server.edge.configs import Source
-from flowshare.server.edge.forms import NO_TIME, Form, duplicates, form, may_cluster, may_topic, milliseconds
+from flowshare.server.edge.forms import Form, duplicates, duration, form, may_cluster, may_topic, milliseconds
 from flowshare.server.failures import Refused
 
 if TYPE_CHECKING:
+    import datetime
     import uuid
     from collections.abc import Hashable
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from flowshare.server.topic_index import TopicIndex
     from flowshare.share.config import ServerConfig
 
+CHANGE_COST: Final = 20
+"""What a topic's change counts in its connection's turn: its first step alone takes as long as so many small things."""
 REPLICAS: Final = 1
 UNSET: Final = -1
 WITH_IDS: Final = 6
@@ -76,7 +82,7 @@ class TopicsEdge:
         names = dict.fromkeys(topic.name for topic in asked.topics)
         return make(
             "CreateTopicsResponse",
-            throttle_time=NO_TIME,
+            throttle_time=_throttle_time(results.values()),
             topics=await peer.turns.each(lambda name: _created(make, peer, results[name], requests.get(name)), names),
         )
 
@@ -134,7 +140,7 @@ class TopicsEdge:
         results |= await self._send(call, requests, {at: request.name for at, request in requests.items()})
         return make(
             "DeleteTopicsResponse",
-            throttle_time=NO_TIME,
+            throttle_time=_throttle_time(results.values()),
             responses=await call.peer.turns.each(
                 lambda at: make(
                     "DeletableTopicResult",
@@ -189,7 +195,7 @@ class TopicsEdge:
         results |= await self._send(call, requests, dict(zip(requests, requests, strict=True)))
         return make(
             "CreatePartitionsResponse",
-            throttle_time=NO_TIME,
+            throttle_time=_throttle_time(results.values()),
             results=await call.peer.turns.each(
                 lambda name: make(
                     "CreatePartitionsTopicResult",
@@ -225,7 +231,7 @@ class TopicsEdge:
         timeout_s = max(milliseconds(call.request.timeout), 0) / 1000
         tasks: dict[Any, asyncio.Future[TopicResult]] = {}
         for key, request in requests.items():
-            await call.peer.turns.take()
+            await call.peer.turns.take(CHANGE_COST)
             tasks[key] = asyncio.ensure_future(connection.send(request))
         everything = asyncio.gather(*tasks.values(), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
@@ -251,6 +257,11 @@ def _assigned(peer: Peer, topic: Any) -> int:
     if any(assignment.broker_ids != (peer.node.node_id,) for assignment in topic.assignments):
         raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, _only_broker(peer))
     return len(numbers)
+
+
+def _throttle_time(results: Iterable[TopicResult]) -> datetime.timedelta:
+    """When a client is to ask again; versions that do not know the error are refused all the same."""
+    return duration(max((one.throttle_ms for one in results), default=0))
 
 
 def _only_broker(peer: Peer) -> str:

@@ -10,7 +10,7 @@ without transactions needs WRITE on some topic, or IDEMPOTENT_WRITE on the clust
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,11 +41,13 @@ from flowshare.server.edge.forms import (
     may_group,
     may_topic,
     milliseconds,
+    topics_of,
 )
 
 if TYPE_CHECKING:
     from flowshare.server.failures import Refused
     from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.turns import Turns
 
 FENCED_SINCE: Final = {ApiKey.INIT_PRODUCER_ID: 4}
 """First version that knows PRODUCER_FENCED; the others do from version 2 on. Before: INVALID_PRODUCER_EPOCH."""
@@ -99,35 +101,40 @@ class TransactionsEdge:
     async def add_partitions(self, call: Call) -> Any:
         """AddPartitionsToTxn: all partitions, or none."""
         ask, make = call.request, form("add_partitions_to_txn", call.version)
-        named = ((topic.name, number) for topic in ask.v3_and_below_topics for number in topic.partitions)
-        places = list(dict.fromkeys(named))
+        turns = call.peer.turns
+        errors: dict[tuple[str, int], ErrorCode] = {}
+        for topic in ask.v3_and_below_topics:
+            partitions = self._addable(call.peer, topic.name)
+            async for some in turns.few(topic.partitions):
+                errors.update(((topic.name, number), partitions(number)) for number in some)
+        places = tuple(errors)
         transactional_id = ask.v3_and_below_transactional_id
         error = _may(call.peer, Operation.WRITE, transactional_id)
         if error is not ErrorCode.NONE:
-            return _added(make, [(place, error) for place in places])
-        errors = {place: self._addable(call.peer, *place) for place in places}
-        if any(error is not ErrorCode.NONE for error in errors.values()):
+            return await _added(make, turns, ((place, error) for place in places))
+        if not {ErrorCode.NONE}.issuperset(errors.values()):
             skipped = ErrorCode.OPERATION_NOT_ATTEMPTED
-            return _added(
-                make, [(place, skipped if errors[place] is ErrorCode.NONE else errors[place]) for place in places]
-            )
+            return await _added(make, turns, ((place, error or skipped) for place, error in errors.items()))
         got = await call.peer.connection.send(
             AddPartitionsToTxnRequest(
                 transactional_id=transactional_id,
                 producer=ProducerIdentity(int(ask.v3_and_below_producer_id), int(ask.v3_and_below_producer_epoch)),
-                partitions=tuple(places),
+                partitions=places,
             )
         )
         told = _told(got.error, ApiKey.ADD_PARTITIONS_TO_TXN, call.version)
-        return _added(make, [(place, told) for place in places])
+        return await _added(make, turns, ((place, told) for place in places))
 
-    def _addable(self, peer: Peer, topic: str, partition: int) -> ErrorCode:
+    def _addable(self, peer: Peer, topic: str) -> Callable[[int], ErrorCode]:
+        """What speaks against a partition of the topic, by its number.
+
+        A topic that is deleted afterwards is passed over when the transaction ends.
+        """
         if not may_topic(peer, Operation.WRITE, topic):
-            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return lambda _: ErrorCode.TOPIC_AUTHORIZATION_FAILED
         known = self._topics.by_name(topic)
-        if known is None or not 0 <= partition < known.partitions:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return ErrorCode.NONE
+        there = range(0 if known is None else known.partitions)
+        return lambda number: ErrorCode.NONE if number in there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def add_offsets(self, call: Call) -> Any:
         """AddOffsetsToTxn."""
@@ -148,6 +155,8 @@ class TransactionsEdge:
     async def end(self, call: Call) -> Any:
         """EndTxn."""
         ask = call.request
+        async with call.peer.producing:
+            pass  # records that were sent before are of the transaction
         error = _may(call.peer, Operation.WRITE, ask.transactional_id)
         if error is ErrorCode.NONE:
             got = await call.peer.connection.send(
@@ -272,18 +281,12 @@ def _told(error: ErrorCode, key: ApiKey, version: int) -> ErrorCode:
     return error
 
 
-def _added(make: Form, errors: list[tuple[tuple[str, int], ErrorCode]]) -> Any:
-    topics = by_topic((topic, (number, error)) for (topic, number), error in errors)
-    results = tuple(
-        make(
-            "AddPartitionsToTxnTopicResult",
-            name=name,
-            results_by_partition=tuple(
-                make("AddPartitionsToTxnPartitionResult", partition_index=number, partition_error_code=error)
-                for number, error in parts
-            ),
-        )
-        for name, parts in topics.items()
+async def _added(make: Form, turns: Turns, errors: Iterable[tuple[tuple[str, int], ErrorCode]]) -> Any:
+    part = "AddPartitionsToTxnPartitionResult"
+    results = await topics_of(
+        turns,
+        ((topic, make(part, partition_index=number, partition_error_code=error)) for (topic, number), error in errors),
+        lambda name, parts: make("AddPartitionsToTxnTopicResult", name=name, results_by_partition=parts),
     )
     return make("AddPartitionsToTxnResponse", throttle_time=NO_TIME, results_by_topic_v3_and_below=results)
 

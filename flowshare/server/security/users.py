@@ -93,9 +93,9 @@ class Users:
         return any((mechanism, name) in self._fixed for mechanism in DIGESTS)
 
     @property
-    def full(self) -> bool:
-        """Whether no further credential can be stored."""
-        return len(self._stored) >= STORED_MAX
+    def count(self) -> int:
+        """Credentials that were made over the wire."""
+        return len(self._stored)
 
     def stored(self, mechanism: str, name: str) -> bool:
         """Whether a credential of this kind was made over the wire."""

@@ -7,13 +7,18 @@ up what others ask.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from flowshare.protocol.kafka import REQUEST_PARTS_MAX, ApiKey
+from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, OffsetCommitRequest, OffsetToCommit
+from flowshare.server import answers
+from flowshare.server.answers import Room
 from flowshare.server.edge.base import Call, Node, Peer
 from flowshare.server.turns import TURN, Turns
-from tests.server.edge.kit import build, edge, errors, ms, part
+from flowshare.testing.clock import ManualClock
+from tests.server.edge.kit import Edge, build, edge, errors, ms, part
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -121,19 +126,115 @@ WITH_TURNS = {
 }
 
 
+TO_COMMIT = [
+    part(
+        name="t",
+        partitions=[
+            part(partition_index=n, committed_offset=1, committed_leader_epoch=-1, committed_metadata="")
+            for n in NUMBERS
+        ],
+    )
+]
+COMMIT = {"group_id": "g", "member_id": "", "group_instance_id": None, "topics": TO_COMMIT}
+IN_PARTS = {
+    "offset_commit": (8, {**COMMIT, "generation_id_or_member_epoch": -1}),
+    "txn_offset_commit": (
+        3,
+        {**COMMIT, "transactional_id": "x", "producer_id": 0, "producer_epoch": 0, "generation_id": -1},
+    ),
+    "offset_delete": (
+        0,
+        {"group_id": "g", "topics": [part(name="t", partitions=[part(partition_index=n) for n in NUMBERS])]},
+    ),
+    "offset_fetch": (
+        8,
+        {
+            "groups": [part(group_id="g", topics=[part(name="t", partition_indexes=list(NUMBERS))])],
+            "require_stable": True,
+        },
+    ),
+    "add_partitions_to_txn": (
+        3,
+        {
+            "v3_and_below_transactional_id": "x",
+            "v3_and_below_producer_id": 0,
+            "v3_and_below_producer_epoch": 0,
+            "v3_and_below_topics": [part(name="t", partitions=list(NUMBERS))],
+        },
+    ),
+    "produce": (
+        9,
+        {
+            "transactional_id": None,
+            "acks": -1,
+            "timeout": ms(0),
+            "topic_data": [part(name="t", partition_data=[part(index=n, records=b"") for n in NUMBERS])],
+        },
+    ),
+    "leave_group": (
+        4,
+        {"group_id": "g", "members": [part(member_id=name, group_instance_id=None) for name in FEW]},
+    ),
+    "alter_share_group_offsets": (
+        0,
+        {
+            "group_id": "s",
+            "topics": [part(topic_name="t", partitions=[part(partition_index=n, start_offset=0) for n in NUMBERS])],
+        },
+    ),
+    "describe_share_group_offsets": (
+        1,
+        {"groups": [part(group_id="s", topics=[part(topic_name="t", partitions=list(NUMBERS))])]},
+    ),
+    "delete_share_group_offsets": (0, {"group_id": "s", "topics": [part(topic_name=name) for name in FEW]}),
+    "metadata": (
+        9,
+        {
+            "topics": [part(name="t")],
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": False,
+            "include_cluster_authorized_operations": False,
+        },
+    ),
+    **{name: WITH_TURNS[name] for name in ("list_offsets", "offset_for_leader_epoch", "delete_records", "fetch")},
+}
+
+
+TIMES = {"metadata": 1}
+"""How often at least all parts are gone through, where it is not twice."""
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+async def test_a_request_of_many_partitions_lets_others_run_while_it_is_read_and_while_it_is_answered(
+    name: str,
+) -> None:
+    version, fields = IN_PARTS[name]
+    async with edge() as e:
+        await e.topic("t", partitions=len(NUMBERS))
+        await e.admin.send(OffsetCommitRequest(group_id="g", offsets=(OffsetToCommit("t", 0, 1),)))
+        await e.admin.send(AlterShareGroupOffsetsRequest(group_id="s", offsets={("t", 0): 0}))
+        rounds = await rounds_of(e, name, version, fields)
+    # A turn for a part of it each time that it is gone through: when it is read, and when it is done or answered.
+    assert rounds >= TIMES.get(name, 2) * len(NUMBERS) // TURN
+
+
 @pytest.mark.parametrize("name", WITH_TURNS)
 async def test_a_request_of_many_names_lets_others_run_after_every_few(name: str) -> None:
     version, fields = WITH_TURNS[name]
     async with edge() as e:
-        node = Node(host="127.0.0.1", port=1)
-        peer = Peer(connection=e.admin, node=node, host="127.0.0.1", turns=Turns(e.server.clock))
-        call = Call(peer=peer, version=version, client_id="c", request=build(name, version, **fields))
+        assert await rounds_of(e, name, version, fields) >= len(NUMBERS) // TURN
 
-        answering = asyncio.ensure_future(e.listener.routes[ApiKey[name.upper()]].answer(call))
-        rounds = 0
-        while not answering.done():
-            await asyncio.sleep(0)
-            rounds += 1
 
-        assert rounds >= len(NUMBERS) // TURN
-        await answering
+async def rounds_of(e: Edge, name: str, version: int, fields: dict[str, Any]) -> int:
+    """Rounds of the loop in which the request is answered, on a clock that tells of no time that passes."""
+    node = Node(host="127.0.0.1", port=1)
+    peer = Peer(connection=e.admin, node=node, host="127.0.0.1", turns=Turns(ManualClock()))
+    call = Call(peer=peer, version=version, client_id="c", request=build(name, version, **fields))
+    answers.enter(Room(turns=peer.turns))
+    answering = asyncio.ensure_future(e.listener.routes[ApiKey[name.upper()]].answer(call))
+    rounds = 0
+    while not answering.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    await answering
+    return rounds

@@ -7,6 +7,8 @@ import uuid
 
 import pytest
 
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import CreateTopicRequest
 from flowshare.server.edge.base import Operation, ResourceType
 from flowshare.share.config import ServerConfig
 from tests.server.edge.kit import edge, ms, part, until
@@ -403,3 +405,66 @@ async def test_a_request_may_see_whether_too_many_partitions_could_be_made():
         s = await e.socket()
         answer = await s.ask("create_topics", 5, topics=[wide("a", 4)], timeout=ms(5_000), validate_only=True)
         assert topics(answer) == {"a": "policy_violation"}
+
+
+# --- how many partitions one party makes --------------------------------------------------------------------------
+
+QUOTA = ServerConfig(mutation_rate=1, mutation_windows=4, partitions_max=1_000)
+
+
+async def test_what_a_party_makes_and_removes_beyond_its_quota_is_refused_and_told_when_to_come_back():
+    async with edge(config=QUOTA) as e:
+        s = await e.socket()
+
+        async def create(version, name, count=1, *, validate_only=False):
+            asked = [wide(name, count)]
+            return await s.ask("create_topics", version, topics=asked, timeout=ms(5_000), validate_only=validate_only)
+
+        assert topics(await create(7, "a", 100)) == {"a": "none"}  # a topic may take more than is left
+        for version in (2, 5, 6, 7):
+            answer = await create(version, "b")
+            assert topics(answer) == {"b": "throttling_quota_exceeded"}
+            assert "controller_mutation_rate" in answer.topics[0].error_message
+            assert ms(90_000) < answer.throttle_time <= ms(96_000)
+        assert topics(await create(7, "b", validate_only=True)) == {"b": "none"}
+        assert topics(await create(7, "a")) == {"a": "topic_already_exists"}
+
+        more = [part(name="a", count=101, assignments=None)]
+        grown = await s.ask("create_partitions", 3, topics=more, timeout=ms(5_000), validate_only=False)
+        assert grown.results[0].error_code.name == "throttling_quota_exceeded"
+        assert grown.throttle_time > ms(0)
+
+        gone = await s.ask("delete_topics", 5, topic_names=["a"], timeout=ms(5_000))
+        assert gone.responses[0].error_code.name == "throttling_quota_exceeded"
+        assert gone.throttle_time > ms(0)
+        assert set(e.storage.topics()) == {"a"}
+
+
+async def test_each_topic_of_a_request_counts_and_those_beyond_the_quota_are_refused():
+    async with edge(config=QUOTA) as e:
+        s = await e.socket()
+        asked = [wide(name, 2) for name in "abcd"]
+        answer = await s.ask("create_topics", 7, topics=asked, timeout=ms(5_000), validate_only=False)
+        assert list(topics(answer).values()) == ["none", "none", "none", "throttling_quota_exceeded"]
+
+
+async def test_a_topic_that_is_only_asked_for_is_made_later_when_the_quota_is_used_up():
+    async with edge(config=QUOTA) as e:
+        s = await e.socket()
+        await s.ask("create_topics", 7, topics=[wide("a", 100)], timeout=ms(5_000), validate_only=False)
+        answer = await s.ask(
+            "metadata",
+            9,
+            topics=[part(name="b")],
+            allow_auto_topic_creation=True,
+            include_topic_authorized_operations=False,
+            include_cluster_authorized_operations=False,
+        )
+        assert answer.topics[0].error_code.name == "leader_not_available"
+        assert set(e.storage.topics()) == {"a"}
+
+
+async def test_the_process_itself_makes_as_many_partitions_as_it_likes():
+    async with edge(config=QUOTA) as e:
+        for name in "abc":
+            assert (await e.admin.send(CreateTopicRequest(name=name, partitions=100))).error is ErrorCode.NONE

@@ -124,3 +124,18 @@ async def test_users_are_shown_and_changed_by_those_who_may(tmp_path: Path) -> N
 
         answer = await alice.ask("describe_user_scram_credentials", 0, users=None)
         assert ErrorCode(int(answer.error_code)) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+async def test_there_are_only_so_many_credentials_however_many_a_request_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scram, "STORED_MAX", 2)
+    async with secured(tmp_path) as broker:
+        talk = await broker.as_user()
+        assert await alter(talk, *(put(name) for name in ("u", "v", "w"))) == {
+            "u": ErrorCode.NONE,
+            "v": ErrorCode.NONE,
+            "w": ErrorCode.POLICY_VIOLATION,
+        }
+        assert await alter(talk, put("u", "another")) == {"u": ErrorCode.NONE}
+        assert await alter(talk, put("w")) == {"w": ErrorCode.POLICY_VIOLATION}
