@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +60,18 @@ TIMES_S: Final = (0.0, 0.01, 0.15, 0.5, 1.1, 2.0, 3.1, 6.0, 11.0, 16.0, 25.0, 31
 PATIENT: Final = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 """Requests that say themselves how long they may wait."""
 
+AGAIN: Final = frozenset(
+    {
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_GROUPS,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        ApiKey.FLOWSHARE,
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+    }
+)
+"""Requests after which accepted records may come again."""
 PROBE: Final = (metadata, create_topic, produce, positions, groups, share_heartbeat)
 """What somebody else asks at the end."""
 PROBE_S: Final = 6.0
@@ -94,9 +106,13 @@ class Asked:
     raw: bool
     """Whether it is a bare token of a login."""
     faulty: bool
-    answered: bool = True
-    """Whether there has to be an answer."""
-    then: Callable[[Any], None] | None = None
+    request: Request | None = None
+    """None: a sample."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether there has to be an answer."""
+        return self.request is None or self.request.answered
 
     @property
     def correlation_id(self) -> int | None:
@@ -119,7 +135,7 @@ class Line:
         self.left = False
         """Whether the client closed it."""
         self.faulty = False
-        """Whether it ever sent what it should not."""
+        """Whether it ever sent what it should not, or what is answered by the end of its connection if it fails."""
         self._read = 0
 
     @property
@@ -130,7 +146,7 @@ class Line:
     def ask(self, asked: Asked) -> None:
         """Send a request."""
         self.asked.append(asked)
-        self.faulty |= asked.faulty
+        self.faulty |= asked.faulty or not asked.answered
         self.protocol.data_received(struct.pack(">i", len(asked.frame)) + asked.frame)
 
     def close(self) -> None:
@@ -201,6 +217,55 @@ class Played(NamedTuple):
     """None: an answer in no form of Kafka's."""
 
 
+class Accepted:
+    """Records whose acceptance was answered: nobody gets them again."""
+
+    def __init__(self) -> None:
+        self._done: set[tuple[Any, ...]] = set()
+        self.doubtful = False
+        """Whether somebody asked for records to come again."""
+
+    def see(self, answered: Sequence[tuple[Request, Any]]) -> None:
+        """Well-formed requests were answered, at once as far as one knows.
+
+        Raises: AssertionError (a record that had been accepted came again).
+        """
+        shared = [one for one in answered if one[0].key in (ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE)]
+        for request, answer in shared:
+            acquired = {
+                (request.fields["group_id"], topic.topic_id, one.partition_index, offset)
+                for topic in answer.responses
+                for one in topic.partitions
+                for offset in _offsets(getattr(one, "acquired_records", ()))
+            }
+            again = acquired & self._done
+            assert self.doubtful or not again, f"accepted and acquired again: {sorted(again, key=str)}"
+        for request, answer in shared:
+            self._accept(request, answer)
+
+    def _accept(self, request: Request, answer: Any) -> None:
+        if answer.error_code is not KafkaError.none:
+            return
+        parts = {(topic.topic_id, one.partition_index): one for topic in answer.responses for one in topic.partitions}
+        for topic in request.fields["topics"]:
+            for asked in topic.partitions:
+                one = parts.get((topic.topic_id, asked.partition_index))
+                if one is None or codes(one) != {KafkaError.none}:
+                    continue
+                for batch in asked.acknowledgement_batches:
+                    place = (request.fields["group_id"], topic.topic_id, asked.partition_index)
+                    self._done |= {(*place, offset) for offset in _offsets((batch,)) if _type(batch, offset) == 1}
+
+
+def _offsets(ranges: Any) -> list[int]:
+    return [offset for one in ranges for offset in range(one.first_offset, one.last_offset + 1)]
+
+
+def _type(batch: Any, offset: int) -> int:
+    types = batch.acknowledge_types
+    return types[0] if len(types) == 1 else types[offset - batch.first_offset]
+
+
 class Play:
     """Plays one sequence against a target."""
 
@@ -210,6 +275,7 @@ class Play:
         self._client = Client(target.topic_id)
         self._lines: dict[int, Line] = {}
         self._all: list[Line] = []
+        self._accepted = Accepted()
         self.played: list[Played] = []
         """In the order of the answers."""
 
@@ -229,6 +295,7 @@ class Play:
         line = self._line(step)
         asked = self._said(number, step, line)
         line.ask(asked)
+        self._accepted.doubtful |= asked.key in AGAIN
         if not step.time & AT_ONCE:
             await settle()
             if step.time & 15:
@@ -267,18 +334,21 @@ class Play:
             frame=frame,
             raw=raw,
             faulty=faulty,
-            answered=request is None or request.answered,
-            then=None if request is None else request.then,
+            request=request,
         )
 
     def _take(self) -> None:
+        answered: list[tuple[Request, Any]] = []
         for line in self._all:
             for asked, answer in line.answers():
                 if answer is not None and not isinstance(answer, bytes):
                     self._client.learn(line.number, answer)
-                if asked.then is not None and not asked.faulty and answer is not None:
-                    asked.then(answer)
+                if asked.request is not None and not asked.faulty and answer is not None:
+                    answered.append((asked.request, answer))
+                    if asked.request.then is not None:
+                        asked.request.then(answer)
                 self.played.append(Played(asked.step, answer))
+        self._accepted.see(answered)
 
     async def _over(self) -> None:
         """Whoever asked has an answer or no connection, once there was time enough; then all connections go."""
@@ -298,7 +368,7 @@ class Play:
         for number, word in enumerate(PROBE):
             request = word(say)
             frame = _framed(self._target.apis[request.key], 0, request, number, "another")
-            line.ask(Asked(step=number, frame=frame, raw=False, faulty=False, then=request.then))
+            line.ask(Asked(step=number, frame=frame, raw=False, faulty=False, request=request))
             await self._target.clock.advance(PROBE_S)
             assert len(line.answers()) == 1, f"nobody else is served any more: {word.__name__}"
         line.close()

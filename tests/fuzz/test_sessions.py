@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from kio.schema.errors import ErrorCode as KafkaError
 
+from flowshare.protocol.kafka import ApiKey, module
+from flowshare.server.edge.forms import NO_TIME
 from tests.fuzz.pipe import run
+from tests.fuzz.samples import TOPIC_ID
 from tests.fuzz.seeds import Said, encoded, outcome, seeds
-from tests.fuzz.sessions import Played, Step, mutated, play, steps
+from tests.fuzz.sessions import Accepted, Played, Step, mutated, play, steps
+from tests.fuzz.words import Request
 
 SEEDS = seeds()
 
@@ -93,6 +98,40 @@ def test_whatever_becomes_of_a_session_ends_in_order(seed):
 def test_bytes_are_steps_of_eight_and_the_rest_says_nothing():
     assert steps(bytes(range(20))) == [Step(*range(8)), Step(*range(8, 16))]
     assert steps(b"") == []
+
+
+def test_a_record_that_comes_again_when_its_acceptance_was_answered_is_found():
+    batch = SimpleNamespace(first_offset=0, last_offset=1, acknowledge_types=(1, 2))
+    part = SimpleNamespace(partition_index=0, acknowledgement_batches=[batch])
+    topics = [SimpleNamespace(topic_id=TOPIC_ID, partitions=[part])]
+    request = Request(ApiKey.SHARE_FETCH, {"group_id": "g", "topics": topics})
+    made = module("share_fetch", 2, "response")
+
+    def answer(first: int):
+        part = made.PartitionData(
+            partition_index=0,
+            error_code=KafkaError.none,
+            acknowledge_error_code=0,
+            current_leader=made.LeaderIdAndEpoch(leader_id=0, leader_epoch=0),
+            records=b"",
+            acquired_records=(made.AcquiredRecords(first_offset=first, last_offset=1, delivery_count=1),),
+        )
+        topic = made.ShareFetchableTopicResponse(topic_id=TOPIC_ID, partitions=(part,))
+        return made.ShareFetchResponse(
+            throttle_time=NO_TIME,
+            error_code=KafkaError.none,
+            acquisition_lock_timeout=NO_TIME,
+            responses=(topic,),
+            node_endpoints=(),
+        )
+
+    accepted = Accepted()
+    accepted.see([(request, answer(0))])
+    accepted.see([(request, answer(1))])
+    with pytest.raises(AssertionError, match="acquired again"):
+        accepted.see([(request, answer(0))])
+    accepted.doubtful = True
+    accepted.see([(request, answer(0))])
 
 
 def test_codes_of_an_answer_are_those_of_its_parts():
