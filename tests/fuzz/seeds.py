@@ -13,7 +13,8 @@ from kio.schema.errors import ErrorCode as KafkaError
 
 from tests.fuzz import words as w
 from tests.fuzz.sessions import AT_ONCE, CLOSED, LOGGED_IN, TIMES_S, Step
-from tests.fuzz.words import WORDS, Request, Speaker
+from tests.fuzz.speaker import OTHER_PARTITION, OTHER_TOPIC, Request, Speaker, codes
+from tests.fuzz.words import WORDS
 
 NONE: Final = frozenset({KafkaError.none})
 
@@ -151,7 +152,7 @@ def share_groups() -> dict[str, list[Said]]:
     seeds["records accepted with the next fetch"] = [
         *joined(),
         *got,
-        say(w.produce, w.OTHER_PARTITION),
+        say(w.produce, OTHER_PARTITION),
         say(w.share_fetch, w.GO_ON | w.ACCEPT),
         say(w.share_fetch, w.CLOSE | w.ACCEPT),
         *gone[1:],
@@ -248,8 +249,8 @@ def transactions() -> dict[str, list[Said]]:
     seeds["two transactions one after the other"] = [
         *begun,
         say(w.end_transaction, 0),
-        say(w.add_partitions, w.OTHER_PARTITION),
-        say(w.produce, tx | w.OTHER_PARTITION),
+        say(w.add_partitions, OTHER_PARTITION),
+        say(w.produce, tx | OTHER_PARTITION),
         say(w.end_transaction, 1),
         say(w.add_partitions),
         say(w.produce, tx | w.COMPRESSED),
@@ -281,7 +282,7 @@ def transactions() -> dict[str, list[Said]]:
     seeds["an idempotent producer"] = [
         say(w.init_producer),
         say(w.produce, idempotent),
-        say(w.produce, idempotent | w.OTHER_PARTITION),
+        say(w.produce, idempotent | OTHER_PARTITION),
         say(w.produce, idempotent | w.COMPRESSED),
         say(w.transactions, 2),
         say(w.fetch),
@@ -365,7 +366,7 @@ def consumer_groups() -> dict[str, list[Said]]:
 
 def administration() -> dict[str, list[Said]]:
     """Topics that come and go, settings, and what of it others are in the middle of."""
-    made = w.OTHER_TOPIC
+    made = OTHER_TOPIC
     return {
         "a topic made, written to, grown and deleted": [
             say(w.create_topic),
@@ -409,4 +410,4 @@ def outcome(answer: Any) -> frozenset[KafkaError] | None:
     """What `Said.outcome` says of an answer."""
     if answer is None:
         return None
-    return NONE if isinstance(answer, bytes) else frozenset(w.codes(answer)) or NONE
+    return NONE if isinstance(answer, bytes) else frozenset(codes(answer)) or NONE

@@ -34,20 +34,8 @@ from flowshare.server.edge.base import Api
 from flowshare.testing.clock import settle
 from tests.fuzz.pipe import ADMIN, PATIENCE_S, Target
 from tests.fuzz.samples import FAULTS, example, valid
-from tests.fuzz.words import (
-    OTHER_TOPIC,
-    WORDS,
-    Client,
-    Request,
-    Speaker,
-    codes,
-    create_topic,
-    groups,
-    metadata,
-    positions,
-    produce,
-    share_heartbeat,
-)
+from tests.fuzz.speaker import OTHER_TOPIC, Client, Request, Speaker, codes
+from tests.fuzz.words import WORDS, create_topic, groups, metadata, positions, produce, share_heartbeat
 from tests.server.edge.kit import build
 
 API_VERSIONS_HIGHEST: Final = 4

@@ -14,7 +14,7 @@ from tests.fuzz.pipe import run
 from tests.fuzz.samples import TOPIC_ID
 from tests.fuzz.seeds import Said, encoded, outcome, seeds
 from tests.fuzz.sessions import Accepted, Played, Step, mutated, play, steps
-from tests.fuzz.words import Request
+from tests.fuzz.speaker import Request
 
 SEEDS = seeds()
 
