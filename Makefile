@@ -64,8 +64,8 @@ chaos: setup  ## faults of all kinds under load, judged from outside: embedded, 
 attack: setup  ## attacks on a server beside a well-behaved client: its times, the server's memory (SECONDS alone, ALL together)
 	@$(BIN)/python -m tests.attack.run --seconds $(or $(SECONDS),10) --all-seconds $(or $(ALL),60)
 
-fuzz: setup  ## random and mutated requests against every decoder, guided by coverage (needs Python 3.11)
-	@$(BIN)/python tests/fuzz/fuzz_requests.py -runs=$(or $(RUNS),200000)
+fuzz: setup  ## mutated requests against every decoder, mutated sessions, guided by coverage (RUNS; needs Python 3.11)
+	@$(BIN)/python tests/fuzz/fuzz_requests.py -runs=$(or $(RUNS),100000)
 
 bench-spark: setup  ## source and sink on Spark beside Spark's own Kafka connector, and the fleet; needs Java and Maven
 	@for b in spark spark_fleet; do $(BIN)/python benchmarks/$$b.py || exit 1; done

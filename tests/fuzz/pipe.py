@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
-import os
+import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.messages import CreateTopicRequest
+from flowshare.protocol.scram import DIGESTS
 from flowshare.server.edge.base import Api
 from flowshare.server.edge.table import families, table
+from flowshare.server.limits import ListenerLimits
 from flowshare.server.listener import Listener
 from flowshare.server.listener_socket import ListenerSocket
 from flowshare.server.security.authorizer import AclStore
+from flowshare.server.security.credentials import Credential, hashed
 from flowshare.server.security.sasl import Sasl
 from flowshare.server.security.users import Users
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
+from flowshare.testing import virtual
 from flowshare.testing.clock import ManualClock, settle
 from tests.fuzz.samples import TOPIC, TOPIC_ID
 
 PATIENCE_S = 120.0
 """Server time after which everything that was asked for must be answered or over."""
-
-
-class Inline(ThreadPoolExecutor):
-    """Runs what is handed to it on the spot: logins are reckoned in threads, which nobody can wait for here."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        done = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
-            done.set_exception(error)
-        return done
+USERS = ("fuzz", "alice")
+"""Who can log in. The first one may do everything, the others what it allows them."""
+ADMIN = f"User:{USERS[0]}"
+LIMITS = replace(ListenerLimits(), reauth_max_ms=60_000)
+TASKS_MAX = 20
+"""Tasks that a server has when nobody is connected, whatever it was asked before."""
 
 
 class Pipe(asyncio.Transport):
@@ -98,46 +97,68 @@ class Target:
     ) -> None:
         self.listener = listener
         self.apis = apis
-        self._topic_id = topic_id
-        self._clock = clock
+        self.clock = clock
+        self.topic_id = topic_id
         self._failures = failures
+
+    def connect(self, *, principal: str | None = ADMIN) -> tuple[ListenerSocket, Pipe]:
+        """A new connection, logged in as a principal without having to do anything for it, or not."""
+        protocol = ListenerSocket(self.listener, "127.0.0.1", 50_000)
+        self.listener._sockets.add(protocol)
+        self.listener._addresses[protocol.network] += 1
+        pipe = Pipe(protocol)
+        protocol.connection_made(pipe)
+        if principal is not None and protocol._peer is not None:
+            protocol._peer.principal = principal
+            protocol._see_login(protocol._peer)
+        return protocol, pipe
 
     async def feed(self, data: bytes, *, piece: int = 65_536, logged_in: bool = True) -> bytes:
         """Send the bytes over a new connection and end it; what was answered.
 
         Raises AssertionError when a request failed within the server, or something is left behind.
         """
-        protocol = ListenerSocket(self.listener, "127.0.0.1", 50_000)
-        self.listener._sockets.add(protocol)
-        self.listener._addresses[protocol.address] += 1
-        pipe = Pipe(protocol)
-        protocol.connection_made(pipe)
-        if logged_in and protocol._peer is not None:
-            protocol._peer.principal = "User:fuzz"
-            protocol._see_login(protocol._peer)
-        data = data.replace(TOPIC_ID.bytes, self._topic_id.bytes)
+        protocol, pipe = self.connect(principal=ADMIN if logged_in else None)
+        data = data.replace(TOPIC_ID.bytes, self.topic_id.bytes)
         for start in range(0, len(data), piece):
             if pipe.closed:
                 break
             protocol.data_received(data[start : start + piece])
             await settle()
-        await self._clock.advance(PATIENCE_S)
+        await self.clock.advance(PATIENCE_S)
         pipe.close()
-        await self._clock.advance(PATIENCE_S)
-        self._judge(data)
+        await self.judge(data)
         return pipe.written
 
-    def _judge(self, data: bytes) -> None:
+    async def judge(self, data: bytes) -> None:
+        """All connections were closed: nothing of them may be left once everybody has had time.
+
+        Raises AssertionError: something is, or a request failed within the server.
+        """
+        await self.clock.advance(PATIENCE_S)
+        listener = self.listener
         problems, self._failures.found = self._failures.found, []
         assert not problems, f"{problems[0]}\nfrom {data.hex()}"
-        assert self.listener.connections == 0, f"a connection is left, from {data.hex()}"
-        assert self.listener.budget.held == 0, f"bytes are left in the budget, from {data.hex()}"
+        assert listener.connections == 0, f"a connection is left, from {data.hex()}"
+        assert listener.budget.held == 0, f"bytes are left in the budget, from {data.hex()}"
+        assert listener.strangers.held == 0, f"bytes of strangers are left in the budget, from {data.hex()}"
+        assert listener.answers.held == 0, f"bytes of answers are left, from {data.hex()}"
+        assert not listener._tasks, f"a request is under way, from {data.hex()}: {listener._tasks}"
+        assert len(asyncio.all_tasks()) <= TASKS_MAX, f"tasks are left, from {data.hex()}: {asyncio.all_tasks()}"
+
+
+@functools.cache
+def passwords() -> Mapping[str, tuple[Credential, ...]]:
+    """What the server keeps of its users' passwords, by their names."""
+    return {
+        name: tuple(hashed(mechanism, f"{name}'s", salt=b"salt", iterations=4_096) for mechanism in DIGESTS)
+        for name in USERS
+    }
 
 
 @asynccontextmanager
 async def target():
-    """A started target; everything of it is closed at the end."""
-    asyncio.get_running_loop().set_default_executor(Inline(1))
+    """A started target; everything of it is closed at the end. On a `VirtualTimeLoop`: nobody can wait for threads."""
     failures = Failures()
     clock = ManualClock()
     storage = MemoryStorage(clock)
@@ -147,12 +168,16 @@ async def target():
     await server.start()
     try:
         topic = await server.connect(client_id="admin").send(CreateTopicRequest(name=TOPIC, partitions=2))
+        draw = random.Random(0).randbytes
         users = Users(storage)
-        await users.start(os.urandom)
-        sasl = Sasl(users, random=os.urandom)
-        acls = AclStore(storage, super_users={"User:fuzz"})
+        await users.start(draw)
+        for name, credentials in passwords().items():
+            for credential in credentials:
+                users.fix(name, credential)
+        sasl = Sasl(users, random=draw)
+        acls = AclStore(storage, super_users={ADMIN})
         apis = table(families(server, clock=clock, sasl=sasl, authorizer=acls))
-        listener = Listener(server, clock=clock, sasl=sasl, authorizer=acls, apis=apis)
+        listener = Listener(server, clock=clock, sasl=sasl, authorizer=acls, apis=apis, limits=LIMITS)
         await listener.start("127.0.0.1", 0)
         try:
             yield Target(listener, apis, clock=clock, failures=failures, topic_id=topic.topic_id)
@@ -161,6 +186,8 @@ async def target():
     finally:
         await server.close()
         await storage.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks are left of a server that was closed: {left}"
         gc.collect(1)  # so that tasks whose errors nobody asked for speak up
         logger.removeHandler(failures)
         assert not failures.found, failures.found[0]
@@ -173,4 +200,4 @@ def run(work: Callable[[Target], Awaitable[object]]) -> None:
         async with target() as made:
             await work(made)
 
-    asyncio.run(call())
+    virtual.run(call())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import random
 import struct
 import types
@@ -34,6 +35,8 @@ WORDS = (
     "é",
 )
 WHOLE = (0, 0, 0, 1, 1, 2, 3, 5, 7, 100, -1, -2)
+Known = Callable[[str, str], Any]
+"""(name of a field, its kind) -> its value; None: any."""
 EDGES = (
     b"\xff\xff\xff\xff",
     b"\x7f\xff\xff\xff",
@@ -85,26 +88,33 @@ def stream(frames: list[bytes], rng: random.Random) -> bytes:
     return data
 
 
-def example(schema: Any, rng: random.Random) -> Any:
-    """An entity of one of kio's classes."""
-    hints = typing.get_type_hints(schema)
+def example(schema: Any, rng: random.Random, known: Known = lambda name, kind: None) -> Any:
+    """An entity of one of kio's classes; a field whose name is known has that value, those of its parts, too."""
+    hints = _hints(schema)
     return schema(
         **{
-            field.name: _value(hints[field.name], field.metadata.get("kafka_type"), rng)
+            field.name: _value(hints[field.name], field.name, field.metadata.get("kafka_type"), rng, known)
             for field in dataclasses.fields(schema)
         }
     )
 
 
-def _value(hint: Any, kind: str | None, rng: random.Random) -> Any:
+_hints = functools.cache(typing.get_type_hints)
+
+
+def _value(hint: Any, name: str, kind: str | None, rng: random.Random, known: Known) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
     if type(None) in options:
         if rng.random() < 0.2:
             return None
         (hint,) = (option for option in options if option is not type(None))
     if typing.get_origin(hint) is tuple:
-        return tuple(_value(typing.get_args(hint)[0], kind, rng) for _ in range(rng.choice((0, 1, 1, 2, 3))))
-    return example(hint, rng) if kind is None else _PRIMITIVES[kind](rng)
+        part = typing.get_args(hint)[0]
+        return tuple(_value(part, name, kind, rng, known) for _ in range(rng.choice((0, 1, 1, 2, 3))))
+    if kind is None:
+        return example(hint, rng, known)
+    value = known(name, kind)
+    return _PRIMITIVES[kind](rng) if value is None else value
 
 
 def _whole(bits: int) -> Callable[[random.Random], int]:

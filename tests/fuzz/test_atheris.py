@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-RUNS = 5_000
+RUNS = 3_000
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this Python")
-def test_five_thousand_inputs_find_nothing(tmp_path):
+def test_three_thousand_inputs_find_nothing(tmp_path):
     script = Path(__file__).with_name("fuzz_requests.py")
     done = subprocess.run(
         [sys.executable, str(script), f"-runs={RUNS}", "-seed=1", str(tmp_path / "corpus")],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4_000:]
