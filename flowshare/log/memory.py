@@ -7,10 +7,12 @@ writes: it is awaited before each one and what it raises is what the caller gets
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Final
 
 from flowshare.clock import Clock
+from flowshare.log import keys
 from flowshare.log.base import (
     Admission,
     Appended,
@@ -46,6 +48,7 @@ class MemoryStorage:
         self._registry = TopicRegistry()
         self._partitions: dict[str, TopicPartitions[MemoryPartition]] = {}
         self._state: dict[bytes, bytes] = {}
+        self._state_keys: list[bytes] = []  # in order
         self._listeners: list[AppendListener] = []
         self._inspector = Inspector()
         self._turn = asyncio.Lock()
@@ -227,13 +230,18 @@ class MemoryStorage:
             await self._pass()
             for key, value in writes:
                 if value is None:
-                    self._state.pop(key, None)
+                    if self._state.pop(key, None) is not None:
+                        del self._state_keys[bisect.bisect_left(self._state_keys, key)]
                 else:
+                    if key not in self._state:
+                        bisect.insort(self._state_keys, key)
                     self._state[key] = value
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a prefix, in key order."""
-        return sorted(item for item in self._state.items() if item[0].startswith(prefix))
+        names = self._state_keys
+        end = bisect.bisect_left(names, keys.after(prefix)) if prefix else None
+        return [(key, self._state[key]) for key in names[bisect.bisect_left(names, prefix) : end]]
 
     async def close(self) -> None:
         """Stop retention and compaction."""
