@@ -51,6 +51,12 @@ LOOK_S: Final = 0.5
 """Time between two looks at begun requests while others wait for room."""
 ACCEPT_AGAIN_S: Final = 0.5
 """Wait after a connection could not be accepted."""
+HANDSHAKES_MAX: Final = 256
+"""TLS handshakes at a time: each may take the 256 KiB of the loop's buffer and 128 KiB of OpenSSL's, of a stranger."""
+HANDSHAKE_S: Final = 1.0
+"""A handshake that takes longer gives way when others want to begin."""
+HANDSHAKE_AGAIN_S: Final = 0.02
+"""Wait while all handshakes are younger than that."""
 
 
 class ListenerError(Exception):
@@ -118,6 +124,8 @@ class Listener:
         self._silent: dict[ListenerSocket, None] = {}
         """Those that have asked for nothing since they connected, or have to log in and have not, oldest first."""
         self._addresses: Counter[str] = Counter()
+        self._handshaking: dict[ListenerSocket, None] = {}
+        """Those whose TLS handshake is under way, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[sockets.socket] = []
         self._accepting_again: dict[sockets.socket, TimerHandle] = {}
@@ -243,6 +251,7 @@ class Listener:
             return
         self._sockets.discard(socket)
         self._silent.pop(socket, None)
+        self._handshaking.pop(socket, None)
         self.unread.discard(socket)
         self.holding.discard(socket)
         self._addresses[socket.network] -= 1
@@ -326,15 +335,16 @@ class Listener:
         """Whether there may be another one waiting."""
         from flowshare.server.listener_socket import ListenerSocket  # not before one comes: see `routes`
 
+        if not self._room_for_handshake():
+            self._accept_later(listening, HANDSHAKE_AGAIN_S)
+            return False
         try:
             socket, (address, port, *_) = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False  # none there any more
         except OSError as error:  # the process may have no more files open
             logger.warning("a connection could not be accepted: %s", _reason(error))
-            asyncio.get_running_loop().remove_reader(listening)
-            again = self.clock.call_later(ACCEPT_AGAIN_S, lambda: self._accept_on(listening))
-            self._accepting_again[listening] = again
+            self._accept_later(listening, ACCEPT_AGAIN_S)
             return False
         hold_alone(socket.fileno())
         socket.setblocking(False)
@@ -347,8 +357,26 @@ class Listener:
         self._sockets.add(made)
         self._silent[made] = None
         self._addresses[made.network] += 1
+        if self.tls is not None:
+            self._handshaking[made] = None
         made.connecting = self.spawn(self._connect(made, socket))
         made.connecting.add_done_callback(lambda _: self._connected(made, socket))
+        return True
+
+    def _accept_later(self, listening: sockets.socket, seconds: float) -> None:
+        asyncio.get_running_loop().remove_reader(listening)
+        again = self.clock.call_later(seconds, lambda: self._accept_on(listening))
+        self._accepting_again[listening] = again
+
+    def _room_for_handshake(self) -> bool:
+        """Whether a TLS handshake may begin; the oldest one goes for it if it has had its time."""
+        if len(self._handshaking) < HANDSHAKES_MAX:
+            return True
+        oldest = next(iter(self._handshaking))
+        if oldest.age(self.clock.monotonic()) < HANDSHAKE_S:
+            return False
+        oldest.end(f"its TLS handshake took more than {HANDSHAKE_S:g} s, and others want to connect", at_once=True)
+        self.forget(oldest)
         return True
 
     def _room_for(self, network: str, *, own: bool) -> str | None:
@@ -384,6 +412,7 @@ class Listener:
         A callback, not the end of the task: a task that is cancelled before its first step never runs a line.
         """
         made.connecting = None
+        self._handshaking.pop(made, None)
         if not made.connected:
             made.connection_lost(None)  # the loop does not call it: the protocol was not connected yet
             socket.close()

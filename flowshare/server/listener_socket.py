@@ -216,6 +216,10 @@ class ListenerSocket(asyncio.Protocol):
         """Whether it is read from, and what comes is taken."""
         return self._reading and self._has_room and not self._deferred
 
+    def age(self, now: float) -> float:
+        """Seconds since it was accepted."""
+        return now - self._made
+
     def check(self, now: float) -> None:
         """Close a socket that has taken too long for something."""
         limits = self._limits

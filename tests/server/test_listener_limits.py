@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from flowshare.protocol.kafka import ApiKey
+from flowshare.server import listener as listening
 from flowshare.server.limits import ListenerLimits
 from tests.server.wire import NoSasl, api_versions, login, odd, site, until
 
@@ -290,6 +291,28 @@ async def test_a_handshake_that_never_comes_is_cut(caplog, server_tls):
             assert await wire.closed() == b""
         await until(lambda: here.listener.connections == 0)
         assert len([r for r in caplog.records if "closed peer" in r.getMessage()]) == 1
+
+
+async def test_handshakes_that_do_not_end_make_room_for_those_who_want_to_begin(
+    monkeypatch, caplog, client_tls, server_tls
+):
+    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 2)
+    async with site(tls=server_tls) as here:
+        silent = [await here.connect() for _ in range(2)]
+        await until(lambda: here.listener.connections == 2)
+        coming = asyncio.create_task(here.connect(ssl=client_tls, server_hostname="localhost"))
+        for _ in range(10):
+            await here.world.clock.advance(listening.HANDSHAKE_S / 20)
+            assert here.listener.connections == 2
+        with caplog.at_level(logging.WARNING):
+            while not coming.done():
+                await here.world.clock.advance(listening.HANDSHAKE_S / 5)
+                await asyncio.sleep(0)
+        assert "its TLS handshake took more than 1 s" in caplog.text
+        wire = await coming
+        await wire.send(odd(b"echo"))
+        assert (await wire.answer())[1] == b"echo"
+        assert await silent[0].closed() == b""
 
 
 @pytest.fixture(scope="module")
