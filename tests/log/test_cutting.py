@@ -1,0 +1,110 @@
+"""Where a log starts, after any sequence of appends, cuts, compactions and restarts, held against the batches in it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from flowshare.log.cutting import kept_from_blocking
+from flowshare.log.embedded import EmbeddedStorage
+from flowshare.log.partition import walk
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.testing.clock import ManualClock
+from tests.log.compaction_contract import EAGER
+
+SIZES = (10, 1_000, 20_000, 70_000)
+"""Around the 64 KiB after which the time index has an entry."""
+STEPS = 40
+
+
+class World:
+    """A storage with one partition that can be restarted."""
+
+    def __init__(self, path, seed: int, configs: dict[str, str]) -> None:
+        self.chance = random.Random(seed)
+        self.clock = ManualClock()
+        self._path, self._configs = path, configs
+        self.storage: EmbeddedStorage
+
+    async def start(self) -> None:
+        self.storage = await EmbeddedStorage.open(self._path, clock=self.clock)
+        if "t" not in self.storage.topics():
+            await self.storage.create_topic("t", configs=self._configs)
+
+    async def append(self) -> None:
+        builder = BatchBuilder()
+        for _ in range(self.chance.choice((1, 1, 3))):
+            key, value = b"k%d" % self.chance.randrange(5), bytes(self.chance.choice(SIZES))
+            age_ms = self.chance.choice((0, 0, 500, 50_000))
+            builder.add(key, value, timestamp_ms=self.clock.now_ms() - age_ms)
+        await self.storage.append("t", 0, builder.build())
+
+    async def delete(self) -> None:
+        offsets = self.storage.offsets("t", 0)
+        await self.storage.delete_records("t", 0, self.chance.randint(offsets.log_start, offsets.high_watermark))
+
+    async def compact(self) -> None:
+        await self.storage._compact()
+
+    async def sweep(self) -> None:
+        await self.storage._sweep()
+
+    async def restart(self) -> None:
+        await self.storage.close()
+        await self.start()
+
+    async def wait(self) -> None:
+        self.clock.set_wall(self.chance.choice((0.1, 5.0, 40.0)))
+
+    def batches(self) -> list[tuple[int, int, int, int]]:
+        """Base offset, last offset, size and largest timestamp of what is there."""
+        log = self.storage._partition("t", 0)
+        return [
+            (one.base_offset, one.last_offset, one.size, one.max_timestamp)
+            for one, _ in walk(self.storage._store, log, 0)
+        ]
+
+    def check(self) -> None:
+        """The bounds are those of the batches, and retention wants what an eye that sees all of them would."""
+        log, settings = self.storage._partition("t", 0), self.storage._registry.settings("t")
+        left = sum(size for _, _, size, _ in self.batches())
+        assert log.end_position - log.start_position == left
+        kept = log.log_start
+        for _, last, size, timestamp in self.batches():
+            left -= size
+            over = 0 <= settings.retention_bytes <= left and last + 1 < log.end
+            old = 0 <= settings.retention_ms < self.clock.now_ms() - timestamp
+            if not over and not old:
+                break
+            kept = last + 1
+        found = kept_from_blocking(self.storage._store, log, settings, log.end_position, log.end, self.clock.now_ms())
+        assert max(found, log.log_start) == max(kept, log.log_start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"retention.ms": "10000"},
+        {"retention.bytes": "100000"},
+        {"retention.ms": "10000", "retention.bytes": "100000"},
+        {**EAGER, "cleanup.policy": "compact,delete", "retention.ms": "10000", "retention.bytes": "100000"},
+    ],
+    ids=["age", "size", "both", "compacted"],
+)
+def test_a_log_keeps_what_its_retention_says_whatever_happened_to_it(tmp_path, configs):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+
+    async def run() -> None:
+        world = World(tmp_path / "storage", seed, configs)
+        await world.start()
+        acts = [world.append] * 8 + [world.sweep] * 2 + [world.delete, world.compact, world.restart, world.wait]
+        for _ in range(STEPS):
+            await world.chance.choice(acts)()
+            world.check()
+        await world.storage.close()
+
+    asyncio.run(run())
