@@ -13,7 +13,7 @@ from flowshare.agents.batching import BatchRecord, Records
 from flowshare.agents.chunk import Chunk
 from flowshare.agents.delivery import Delivery, current
 from flowshare.agents.middleware import call_async, call_inline, call_sync
-from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, of_exception
+from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, given_up, of_exception
 from flowshare.agents.send import SendGroup
 from flowshare.agents.slots import Held, Slot
 from flowshare.agents.tasks import TaskBasedPool, is_closing
@@ -210,8 +210,9 @@ class BatchPool(TaskBasedPool):
         return self.failed(chunk, record, decided)
 
     def _accepted(self, result: Any) -> tuple[Outcome, BaseException | None]:
-        if isinstance(result, (Release, Reject)):
-            return _ACCEPT, result
+        instead = given_up(result)
+        if instead is not None:
+            return _ACCEPT, instead
         sends = self.agent.outputs(result, current_headers())
         return (Outcome(Kind.ACCEPT, sends=SendGroup(sends)) if sends else _ACCEPT), None
 

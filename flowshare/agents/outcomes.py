@@ -64,6 +64,13 @@ class Outcome(NamedTuple):
     told: bool = False
 
 
+def given_up(result: Any) -> Release | Reject | None:
+    """What a handler returned instead of a value; the bare class is what `raise` would make of it."""
+    if isinstance(result, type) and issubclass(result, (Release, Reject)):
+        return result()
+    return result if isinstance(result, (Release, Reject)) else None
+
+
 CANCELLED = "the handler was cancelled"
 
 
@@ -107,9 +114,10 @@ def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple
 
     headers: trace context to put into produced records.
     """
-    if isinstance(result, (Release, Reject)):
-        return of_exception(agent, result, attempt)
     try:
+        instead = given_up(result)
+        if instead is not None:
+            return of_exception(agent, instead, attempt)
         sends = agent.outputs(result, headers)
     except BaseException as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
         return of_exception(agent, error, attempt)

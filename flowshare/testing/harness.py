@@ -120,8 +120,10 @@ class Bus:
             if await self._all_ended():
                 await self._read_topics()
                 return self.report
-            if self.clock.monotonic() >= until_s or time.monotonic() >= real_until_s:
-                raise NotIdle(await self._why_not_idle(limit_s))
+            if self.clock.monotonic() >= until_s:
+                raise NotIdle(await self._why_not_idle(f"{limit_s:.0f} s of the harness's time"))
+            if time.monotonic() >= real_until_s:
+                raise NotIdle(await self._why_not_idle(f"{REAL_LIMIT_S:.0f} s of real time"))
             await self._jump()
 
     @contextmanager
@@ -237,10 +239,10 @@ class Bus:
             return
         await self.clock.advance(due_s)
 
-    async def _why_not_idle(self, limit_s: float) -> str:
+    async def _why_not_idle(self, limit: str) -> str:
         rows = [row for row in await self.host.lag() if row["backlog"]]
         return (
-            f"not idle after {limit_s:.0f} s of the harness's time: unfinished {rows}; "
+            f"not idle after {limit}: unfinished {rows}; "
             f"in the handlers now {self.host.in_flight(stacks=True)}; problems {list(self.host.ready())}"
         )
 

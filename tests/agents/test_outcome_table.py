@@ -70,14 +70,25 @@ def test_a_release_comes_again_after_its_delay(raised: bool):
     assert seen.elapsed_s >= 30
 
 
+def test_a_bare_class_that_is_returned_means_what_it_would_if_it_were_raised():
+    async def never(value: int) -> Any:
+        return fs.Reject
+
+    async def none_of_them(records: fs.Records[int]) -> Any:
+        return fs.Reject
+
+    assert run_agent(never, [1, 2]).outcomes == ["dead_lettered", "dead_lettered"]
+    assert run_agent(none_of_them, [1, 2], batch=fs.Batch(2)).outcomes == ["dead_lettered", "dead_lettered"]
+
+
 def test_a_record_that_is_given_back_every_time_ends_as_a_dead_letter_that_says_so():
     ran: list[int] = []
 
     async def never_now(value: bytes, delivery: fs.Delivery) -> fs.Release:
         ran.append(delivery.attempt)
-        return fs.Release(delay=3600)
+        return fs.Release(delay=60)
 
-    seen = run_agent(never_now, retry=fs.Retry(3), limit_s=10_000)
+    seen = run_agent(never_now, retry=fs.Retry(3))
 
     assert ran == [1, 2, 3]
     assert seen.outcomes == ["released", "released", "dead_lettered"]
