@@ -7,15 +7,17 @@ up what others ask.
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from flowshare.protocol.kafka import REQUEST_PARTS_MAX, ApiKey
 from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, OffsetCommitRequest, OffsetToCommit
-from flowshare.server import answers
+from flowshare.server import answers, route
 from flowshare.server.answers import Room
 from flowshare.server.edge.base import Call, Node, Peer
+from flowshare.server.listener_socket import PARTS
 from flowshare.server.turns import TURN, Turns
 from flowshare.testing.clock import ManualClock
 from tests.server.edge.kit import Edge, build, edge, errors, ms, part
@@ -52,6 +54,36 @@ async def test_a_request_of_tens_of_thousands_of_names_is_answered(name: str) ->
     async with edge() as e:
         s = await e.socket()
         assert errors(await s.ask(name, version, **fields)) == told
+
+
+@pytest.mark.parametrize("count", [PARTS // 2, PARTS + 1])
+@pytest.mark.parametrize("name", ["produce", "delete_groups"])
+async def test_a_request_of_many_parts_is_read_beside_the_loop_however_few_bytes_it_has(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_by: list[int] = []
+    read = route.read_request
+
+    def noted(*args: Any, **options: Any) -> Any:
+        found = read(*args, **options)
+        read_by.append(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(route, "read_request", noted)
+    nothing = [part(index=number, records=None) for number in range(count)]
+    fields: dict[str, Any] = {
+        "produce": {
+            "transactional_id": None,
+            "acks": 1,
+            "timeout": ms(1),
+            "topic_data": [part(name="t", partition_data=nothing)],
+        },
+        "delete_groups": {"groups_names": NAMES[:count]},
+    }[name]
+    async with edge() as e:
+        s = await e.socket()
+        await s.ask(name, 3 if name == "produce" else 2, **fields)
+    assert [one != threading.get_ident() for one in read_by] == [count > PARTS]
 
 
 FEW = NAMES[: 4 * TURN]
