@@ -16,6 +16,18 @@ pytestmark = pytest.mark.asyncio
 
 WRITE_SECRET = (Operation.WRITE, ResourceType.TOPIC, "secret")
 READ_SECRET = (Operation.READ, ResourceType.TOPIC, "secret")
+TO_SHARE = {
+    "group_id": "g",
+    "member_id": str(uuid.UUID(int=1)),
+    "share_session_epoch": 0,
+    "max_wait": ms(0),
+    "min_bytes": 0,
+    "max_bytes": 1 << 20,
+    "max_records": 1,
+    "batch_size": 1,
+    "forgotten_topics_data": (),
+}
+"""A ShareFetch of whatever topics."""
 
 
 async def produce(socket, *places, acks=-1, version=12, transactional_id=None):
@@ -147,6 +159,20 @@ async def test_topics_are_named_by_id_from_version_13_on() -> None:
             (unknown, KafkaError.unknown_topic_id),
         ]
         assert [record.value for record in decode_all(parts(read)[0].records)] == [b"a"]
+
+
+async def test_who_may_not_use_a_topic_is_not_told_its_name_by_its_id() -> None:
+    async with edge((None, ResourceType.TOPIC, "hidden")) as e:
+        topic_id = await e.topic("hidden")
+        s = await e.socket()
+        data = [part(topic_id=topic_id, partition_data=[part(index=0, records=batch(b"a"))])]
+        made = await s.ask("produce", 13, transactional_id=None, acks=1, timeout=ms(1000), topic_data=data)
+        wanted = [part(topic_id=topic_id, partitions=[part(partition_index=0, acknowledgement_batches=[])])]
+        read = await s.ask("share_fetch", 1, **TO_SHARE, topics=wanted)
+
+        refused = [made.responses[0].partition_responses[0], read.responses[0].partitions[0]]
+        assert {one.error_code for one in refused} == {KafkaError.topic_authorization_failed}
+        assert "hidden" not in "".join(one.error_message for one in refused)
 
 
 async def test_the_log_says_when_it_stamped_records() -> None:
