@@ -428,6 +428,15 @@ class ListenerSocket(asyncio.Protocol):
 
     async def _answer_long(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
         """Read a long request beside the loop; what comes behind it waits until it has its place."""
+        if start.key != ApiKey.FLOWSHARE:  # those of a fleet's own processes may wait for each other
+            await self._listener.places.take(peer.party)
+            slot.room.take_place(self._listener.places.give)
+        try:
+            await self._read_and_answer(route, peer, start, frame, slot)
+        finally:
+            slot.room.give_place()
+
+    async def _read_and_answer(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
         try:
             async with self._listener.beside:
                 client_id, request = await asyncio.to_thread(route.decode, start, frame)

@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import FetchedLog, FetchRequest, FetchResponse
+from flowshare.server import records
 from flowshare.server.edge.base import Operation, ResourceType
 from tests.server.edge.kit import NONE, batch, edge, ms, part, until
 
@@ -408,6 +409,22 @@ async def test_the_one_leader_epoch_goes_to_the_end_of_the_log() -> None:
         assert (await end("t", 0, known=4))[0] == "unknown_leader_epoch"
         assert (await end("none", 0))[0] == "unknown_topic_or_partition"
         assert (await end("secret", 0))[0] == "topic_authorization_failed"
+
+
+async def test_when_fetches_of_too_many_partitions_wait_those_of_most_are_answered(monkeypatch) -> None:
+    monkeypatch.setattr(records, "WAITING_PARTS_MAX", 10)
+    async with edge() as e:
+        await e.topic(partitions=9)
+        small, large, other = [await e.socket() for _ in range(3)]
+        waiting = e.server._handlers[FetchRequest].__self__._crowd
+        for s, count, parked in ((small, 2, 2), (large, 8, 10), (other, 3, 5)):
+            await s.tell("fetch", 12, **to_fetch(*(("t", number, 0) for number in range(count)), wait=600_000))
+            await until(lambda parked=parked: len(waiting) == parked)
+
+        assert len(parts(await large.answer("fetch", 12))) == 8
+        await produce(large, ("t", 0, batch(b"a")))
+        assert [len(parts(await s.answer("fetch", 12))) for s in (small, other)] == [2, 3]
+        assert len(waiting) == 0
 
 
 async def test_a_fetch_of_a_closed_connection_leaves_nothing_behind() -> None:
