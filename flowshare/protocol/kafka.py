@@ -141,14 +141,17 @@ def _writer(schema: Any) -> Any:
     return entity_writer(schema)
 
 
-def read_request(name: str, start: RequestStart, frame: bytes) -> tuple[RequestHeader, Any]:
+def read_request(
+    name: str, start: RequestStart, frame: bytes, *, parts_max: int = REQUEST_PARTS_MAX
+) -> tuple[RequestHeader, Any]:
     """Header and body of a request frame.
 
-    Raises: what kio raises for bytes that are no such request; treat any Exception as garbage.
+    Raises: TooManyParts (more than `parts_max`), else what kio raises for bytes that are no such request; treat any
+    Exception as garbage.
     """
     header, position = request_body(name, start, frame)
     schema = entity(name, start.version, "request")
-    body, _ = _reader(schema)(*tidy(schema, frame, position, parts_max=REQUEST_PARTS_MAX))
+    body, _ = _reader(schema)(*tidy(schema, frame, position, parts_max=parts_max))
     return header, body
 
 

@@ -21,6 +21,10 @@ class MalformedMessage(ValueError):
     """The bytes are no such message."""
 
 
+class TooManyParts(MalformedMessage):
+    """The message has more parts than are read of it."""
+
+
 class Edit(NamedTuple):
     """Bytes `start` to `end` are to become `new`."""
 
@@ -41,7 +45,7 @@ class Edits(list[Edit]):
         """Elements of an array, or tagged fields, come now. Raises: MalformedMessage."""
         self._parts += parts
         if self._parts_max is not None and self._parts > self._parts_max:
-            raise MalformedMessage(f"the message has more than {self._parts_max} parts; send several")
+            raise TooManyParts(f"the message has more than {self._parts_max} parts; send several")
 
 
 Step = Callable[[bytes, int, Edits], int]
@@ -71,7 +75,7 @@ def tidy(schema: Any, message: bytes, position: int, *, parts_max: int | None = 
     """The message as kio can read it, from `position` on, and that position.
 
     `parts_max`: elements of all its arrays, and tagged fields, together; each becomes an object. None: as many as its
-    bytes can hold. Raises: MalformedMessage.
+    bytes can hold. Raises: MalformedMessage, TooManyParts as soon as an array says so.
     """
     edits = Edits(parts_max)
     try:

@@ -98,7 +98,7 @@ class Answers:
 class Room:
     """What the answer to one request takes."""
 
-    __slots__ = ("_account", "_free", "_holder", "_looked", "built", "held", "turns")
+    __slots__ = ("_account", "_free", "_holder", "_looked", "_place", "built", "held", "turns")
 
     def __init__(
         self, account: Answers | None = None, holder: Holder | None = None, turns: Turns | None = None
@@ -108,6 +108,7 @@ class Room:
         self._holder = holder
         self._looked = STEP_BYTES
         self._free = False
+        self._place: Callable[[], object] | None = None
         self.turns = turns
         self.built = 0
         """Bytes that the parts take which were made so far."""
@@ -169,6 +170,16 @@ class Room:
             return make(error)
         finally:
             self._free = False
+
+    def take_place(self, give: Callable[[], object]) -> None:
+        """The request has a place among those of many parts; `give` gives it back."""
+        self._place = give
+
+    def give_place(self) -> None:
+        """The request is answered, or waits for what may come in minutes; harmless when it has no place."""
+        give, self._place = self._place, None
+        if give is not None:
+            give()
 
     def finish(self) -> None:
         """The answer is finished, or nobody waits for it."""

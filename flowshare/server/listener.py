@@ -25,7 +25,7 @@ from flowshare.server.budget import Budget
 from flowshare.server.edge.base import AllowAll, Node
 from flowshare.server.limits import ListenerLimits
 from flowshare.server.security.guesses import network_of
-from flowshare.server.turns import Line
+from flowshare.server.turns import Line, Places
 
 if TYPE_CHECKING:
     import ssl
@@ -51,6 +51,9 @@ LOOK_S: Final = 0.5
 """Time between two looks at begun requests while others wait for room."""
 ACCEPT_AGAIN_S: Final = 0.5
 """Wait after a connection could not be accepted."""
+LARGE_AT_ONCE: Final = 4
+"""Requests of many parts that are read and neither answered nor waiting: each takes up to some 50 MB, of a client that
+sent less than one."""
 HANDSHAKES_MAX: Final = 256
 """TLS handshakes at a time: each may take the 256 KiB of the loop's buffer and 128 KiB of OpenSSL's, of a stranger."""
 HANDSHAKE_S: Final = 1.0
@@ -114,6 +117,7 @@ class Listener:
         self.beside = asyncio.Lock()
         """Held by who reads a long request or writes a long answer beside the loop: more at once would only take the
         interpreter from it."""
+        self.places = Places(LARGE_AT_ONCE)
         self._apis = apis
         self.unread: set[ListenerSocket] = set()
         """Sockets whose clients have more to read than they may."""

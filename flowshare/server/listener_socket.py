@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
 from flowshare.protocol.software import OWN_SOFTWARE
+from flowshare.protocol.walk import TooManyParts
 from flowshare.server import answers
 from flowshare.server.answers import Room
 from flowshare.server.edge.api_versions import refusal
@@ -52,6 +53,9 @@ LONG: Final = 64 * 1024
 """A longer request, which can name tens of thousands of things, is read beside the loop, and so is its answer written,
 and any answer that takes more: a second's work, for which the loop's other work waits no longer than the interpreter
 lets a thread run."""
+PARTS: Final = 500
+"""A request of more parts is as long, whatever its bytes: each becomes an object, a millisecond's work for so many, and
+in one round of the loop each of thousands of connections may send one."""
 PRODUCE: Final = ApiKey.PRODUCE.name.lower()
 """Long by its records; its answer is short."""
 LINGER_S: Final = 5.0
@@ -391,15 +395,21 @@ class ListenerSocket(asyncio.Protocol):
         if not route.lowest <= start.version <= route.highest:
             self._finish(slot, refusal(start.correlation_id))
             return True
-        if len(frame) > LONG and route.name != PRODUCE:
-            self._decoding = True
-            self._listener.spawn(self._answer_long(route, peer, start, frame, slot))
-            return False
+        long = len(frame) > LONG and route.name != PRODUCE
+        client_id: str | None = None
+        request: Any = None
         try:
-            client_id, request = route.decode(start, frame)
+            if not long:
+                client_id, request = route.decode(start, frame, PARTS)
+        except TooManyParts:
+            long = True
         except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
             self._drop(slot, _no_request(route, start, error))
             return True
+        if long:
+            self._decoding = True
+            self._listener.spawn(self._answer_long(route, peer, start, frame, slot))
+            return False
         call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
         self._listener.spawn(self._answer(route, call, start.correlation_id, slot))
         return start.key in SHORT
@@ -418,6 +428,15 @@ class ListenerSocket(asyncio.Protocol):
 
     async def _answer_long(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
         """Read a long request beside the loop; what comes behind it waits until it has its place."""
+        if start.key != ApiKey.FLOWSHARE:  # those of a fleet's own processes may wait for each other
+            await self._listener.places.take(peer.party)
+            slot.room.take_place(self._listener.places.give)
+        try:
+            await self._read_and_answer(route, peer, start, frame, slot)
+        finally:
+            slot.room.give_place()
+
+    async def _read_and_answer(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
         try:
             async with self._listener.beside:
                 client_id, request = await asyncio.to_thread(route.decode, start, frame)

@@ -12,6 +12,8 @@ import enum
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from flowshare.server import answers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -57,6 +59,7 @@ class Waiter:
     async def wait(self) -> None:
         """Wait until woken or ended."""
         if not self._woken:
+            answers.room().give_place()
             self._future = asyncio.get_running_loop().create_future()
             try:
                 await self._future
@@ -110,6 +113,43 @@ class Line:
         self._waiters.clear()
         for waiter in waiters:
             waiter.wake()
+
+
+class Crowd:
+    """Fetches that wait, and how much they take together; when that is too much, those go that take most."""
+
+    def __init__(self, parts_max: int) -> None:
+        """parts_max: partitions of all of them."""
+        self._parts_max = parts_max
+        self._parts = 0
+        self._sizes: dict[Waiter, int] = {}
+        self._alike: dict[int, dict[Waiter, None]] = {}
+        """Those of about the same size, longest waiting first."""
+
+    def __len__(self) -> int:
+        """Partitions of all that wait."""
+        return self._parts
+
+    def add(self, waiter: Waiter, parts: int) -> None:
+        """A fetch of so many partitions waits; it is ended with others, or itself, when there are too many."""
+        self._parts += parts
+        self._sizes[waiter] = parts
+        self._alike.setdefault(parts.bit_length(), {})[waiter] = None
+        while self._parts > self._parts_max and len(self._sizes) > 1:
+            largest = next(iter(self._alike[max(self._alike)]))
+            self.remove(largest)
+            largest.end(Ended.TIMEOUT)
+
+    def remove(self, waiter: Waiter) -> None:
+        """It waits no more; harmless for one that does not."""
+        parts = self._sizes.pop(waiter, None)
+        if parts is None:
+            return
+        self._parts -= parts
+        alike = self._alike[parts.bit_length()]
+        del alike[waiter]
+        if not alike:
+            del self._alike[parts.bit_length()]
 
 
 class WaitLimit:

@@ -22,7 +22,7 @@ from flowshare.server import answers
 from flowshare.server.coordinator import IN_PROCESS
 from flowshare.server.failures import failure
 from flowshare.server.log_reading import LogWatch, Reading
-from flowshare.server.parking import Ended, Waiter, WaitLimit
+from flowshare.server.parking import Crowd, Ended, Waiter, WaitLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
 """Longest wait that is granted, whatever max_wait_ms says."""
+WAITING_PARTS_MAX: Final = 200_000
+"""Partitions of all fetches that wait together, about a kilobyte each, of a client that sent 16 bytes: when there are
+more, those of most partitions are answered with what they have."""
 WAITED_BYTES_MAX: Final = 1 << 20
 """Bytes that are gathered for a fetch that waits, whatever min_bytes says; more are given but not waited for."""
 BEFORE_ALL: Final = -(1 << 62)
@@ -48,6 +51,7 @@ class RecordApis:
         self._admission = admission
         self._clock = clock
         self._watch = LogWatch(log)
+        self._crowd = Crowd(WAITING_PARTS_MAX)
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -94,6 +98,7 @@ class RecordApis:
         self._watch.park(waiter, places)  # before looking, so that nothing that comes meanwhile is missed
         try:
             await reading.look()
+            self._crowd.add(waiter, len(places))
             while not (reading.failed or reading.full or reading.size >= enough):
                 if reading.short:
                     if reading.size:
@@ -106,6 +111,7 @@ class RecordApis:
                 if waiter.ended is not Ended.NO:
                     break
         finally:
+            self._crowd.remove(waiter)
             self._watch.leave(waiter, places)
             limit.cancel()
             connection.unwatch(waiter)

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowshare.protocol.kafka import RequestStart, read_request, request_body, write_response
+from flowshare.protocol.kafka import (
+    REQUEST_PARTS_MAX,
+    RequestStart,
+    read_request,
+    request_body,
+    write_response,
+)
 
 if TYPE_CHECKING:
     from flowshare.server.answers import Room
@@ -21,7 +27,8 @@ class Route:
     lowest: int
     highest: int
     answer: Answer
-    decode: Callable[[RequestStart, bytes], tuple[str | None, Any]]
+    decode: Callable[..., tuple[str | None, Any]]
+    """(start, frame, parts_max=REQUEST_PARTS_MAX) -> client id and request. Raises: as `read_request`."""
     encode: Callable[[int, int, Any], bytes]
 
     @classmethod
@@ -30,9 +37,9 @@ class Route:
         name = api.key.name.lower()
         own_decode = api.decode
 
-        def decode(start: RequestStart, frame: bytes) -> tuple[str | None, Any]:
+        def decode(start: RequestStart, frame: bytes, parts_max: int = REQUEST_PARTS_MAX) -> tuple[str | None, Any]:
             if own_decode is None:
-                header, body = read_request(name, start, frame)
+                header, body = read_request(name, start, frame, parts_max=parts_max)
             else:
                 header, position = request_body(name, start, frame)
                 body = own_decode(frame, position, start.version)

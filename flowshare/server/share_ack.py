@@ -112,7 +112,8 @@ class Acknowledger:
 def check_readable(topic: Topic | None, may_read: MayRead) -> None:
     """Whether a member may have records of a topic; one that does not exist is refused elsewhere. Raises: Refused."""
     if may_read is not None and topic is not None and not may_read(topic.name):
-        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic.name} is not allowed")
+        # Members ask by the id, and may not know the name.
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic.topic_id} is not allowed")
 
 
 def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool) -> None:

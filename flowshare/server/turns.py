@@ -146,6 +146,46 @@ class Turns:
             again()
 
 
+class Places:
+    """So many may do at a time what takes much memory; the parties that wait have their turns one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def free(self) -> int:
+        """Places that nobody has."""
+        return self._free
+
+    async def take(self, party: str) -> None:
+        """Wait for a place, which is to be given back; a party's requests have theirs in the order of their asking."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(party, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """A place is free."""
+        while self._waiting:
+            party = next(iter(self._waiting))
+            requests = self._waiting.pop(party)
+            turn = requests.popleft()
+            if requests:
+                self._waiting[party] = requests  # behind the others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class Few(Generic[T]):
     """An iterator over tuples; an async generator would cost short requests more than what they ask for."""
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flowshare.server.turns import TURN, TURN_S, Line, Turns
+from flowshare.server.turns import TURN, TURN_S, Line, Places, Turns
 from flowshare.testing.clock import ManualClock
 
 pytestmark = pytest.mark.asyncio
@@ -104,3 +104,29 @@ async def test_nothing_new_begins_while_a_request_waits_for_its_turn():
     await working
     await asyncio.sleep(0)
     assert begun == [6]
+
+
+async def test_places_go_to_the_parties_one_after_the_other():
+    places, had = Places(1), []
+
+    async def work_of(party: str) -> None:
+        await places.take(party)
+        had.append(party)
+        await asyncio.sleep(0)
+        places.give()
+
+    await asyncio.gather(*(work_of(party) for party in ("many", "many", "many", "many", "one")))
+    assert had == ["many", "many", "one", "many", "many"]
+    assert places.free == 1
+
+
+async def test_who_is_cancelled_takes_no_place():
+    places = Places(1)
+    await places.take("a")
+    waiting, given = (asyncio.ensure_future(places.take("b")) for _ in range(2))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    places.give()
+    given.cancel()  # it has its place, and does not know it yet
+    await asyncio.wait([waiting, given])
+    assert places.free == 1

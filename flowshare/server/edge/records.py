@@ -229,7 +229,9 @@ def _allowed(peer: Peer, place: Place, operation: Operation) -> str:
         raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {place.topic_id}")
     if not may_topic(peer, operation, place.topic):
         verb = "writing to" if operation is Operation.WRITE else "reading"
-        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{verb} topic {place.topic} is not allowed")
+        # Who asked by the id may not know the name.
+        asked_for = place.topic if place.topic_id is None else place.topic_id
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{verb} topic {asked_for} is not allowed")
     return place.topic
 
 

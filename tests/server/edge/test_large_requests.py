@@ -7,18 +7,26 @@ up what others ask.
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from flowshare.protocol.kafka import REQUEST_PARTS_MAX, ApiKey
-from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, OffsetCommitRequest, OffsetToCommit
-from flowshare.server import answers
+from flowshare.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    FetchRequest,
+    OffsetCommitRequest,
+    OffsetToCommit,
+)
+from flowshare.server import answers, route
 from flowshare.server.answers import Room
 from flowshare.server.edge.base import Call, Node, Peer
+from flowshare.server.listener import LARGE_AT_ONCE
+from flowshare.server.listener_socket import PARTS
 from flowshare.server.turns import TURN, Turns
 from flowshare.testing.clock import ManualClock
-from tests.server.edge.kit import Edge, build, edge, errors, ms, part
+from tests.server.edge.kit import Edge, build, edge, errors, ms, part, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -52,6 +60,71 @@ async def test_a_request_of_tens_of_thousands_of_names_is_answered(name: str) ->
     async with edge() as e:
         s = await e.socket()
         assert errors(await s.ask(name, version, **fields)) == told
+
+
+@pytest.mark.parametrize("count", [PARTS // 2, PARTS + 1])
+@pytest.mark.parametrize("name", ["produce", "delete_groups"])
+async def test_a_request_of_many_parts_is_read_beside_the_loop_however_few_bytes_it_has(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_by: list[int] = []
+    read = route.read_request
+
+    def noted(*args: Any, **options: Any) -> Any:
+        found = read(*args, **options)
+        read_by.append(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(route, "read_request", noted)
+    nothing = [part(index=number, records=None) for number in range(count)]
+    fields: dict[str, Any] = {
+        "produce": {
+            "transactional_id": None,
+            "acks": 1,
+            "timeout": ms(1),
+            "topic_data": [part(name="t", partition_data=nothing)],
+        },
+        "delete_groups": {"groups_names": NAMES[:count]},
+    }[name]
+    async with edge() as e:
+        s = await e.socket()
+        await s.ask(name, 3 if name == "produce" else 2, **fields)
+    assert [one != threading.get_ident() for one in read_by] == [count > PARTS]
+
+
+MANY_PARTS = {
+    "max_wait": ms(600_000),
+    "min_bytes": 1,
+    "max_bytes": 1,
+    "isolation_level": 0,
+    "topics": [
+        part(topic="t", partitions=[part(partition=n, fetch_offset=0, partition_max_bytes=1) for n in range(PARTS + 1)])
+    ],
+}
+"""A Fetch."""
+
+
+async def test_requests_of_many_parts_are_bytes_until_they_have_a_place_and_others_are_answered() -> None:
+    async with edge() as e:
+        for _ in range(LARGE_AT_ONCE):
+            await e.listener.places.take("others")
+        large, small = await e.socket(), await e.socket()
+        await large.tell("delete_groups", 2, groups_names=NAMES)
+        assert errors(await small.ask("delete_groups", 2, groups_names=NAMES[:9])) == {"group_id_not_found"}
+        assert e.listener.budget.held > len(NAMES)
+        for _ in range(LARGE_AT_ONCE):
+            e.listener.places.give()
+        assert errors(await large.answer("delete_groups", 2)) == {"group_id_not_found"}
+        assert e.listener.places.free == LARGE_AT_ONCE
+
+
+async def test_a_fetch_of_many_partitions_that_waits_has_no_place() -> None:
+    async with edge() as e:
+        await e.topic("t", partitions=PARTS + 1)
+        s = await e.socket()
+        await s.tell("fetch", 4, **MANY_PARTS)
+        await until(lambda: e.server._handlers[FetchRequest].__self__._crowd)
+        await until(lambda: e.listener.places.free == LARGE_AT_ONCE)
 
 
 FEW = NAMES[: 4 * TURN]

@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import FetchedLog, FetchRequest, FetchResponse
+from flowshare.server import records
 from flowshare.server.edge.base import Operation, ResourceType
 from tests.server.edge.kit import NONE, batch, edge, ms, part, until
 
@@ -16,6 +17,18 @@ pytestmark = pytest.mark.asyncio
 
 WRITE_SECRET = (Operation.WRITE, ResourceType.TOPIC, "secret")
 READ_SECRET = (Operation.READ, ResourceType.TOPIC, "secret")
+TO_SHARE = {
+    "group_id": "g",
+    "member_id": str(uuid.UUID(int=1)),
+    "share_session_epoch": 0,
+    "max_wait": ms(0),
+    "min_bytes": 0,
+    "max_bytes": 1 << 20,
+    "max_records": 1,
+    "batch_size": 1,
+    "forgotten_topics_data": (),
+}
+"""A ShareFetch of whatever topics."""
 
 
 async def produce(socket, *places, acks=-1, version=12, transactional_id=None):
@@ -147,6 +160,20 @@ async def test_topics_are_named_by_id_from_version_13_on() -> None:
             (unknown, KafkaError.unknown_topic_id),
         ]
         assert [record.value for record in decode_all(parts(read)[0].records)] == [b"a"]
+
+
+async def test_who_may_not_use_a_topic_is_not_told_its_name_by_its_id() -> None:
+    async with edge((None, ResourceType.TOPIC, "hidden")) as e:
+        topic_id = await e.topic("hidden")
+        s = await e.socket()
+        data = [part(topic_id=topic_id, partition_data=[part(index=0, records=batch(b"a"))])]
+        made = await s.ask("produce", 13, transactional_id=None, acks=1, timeout=ms(1000), topic_data=data)
+        wanted = [part(topic_id=topic_id, partitions=[part(partition_index=0, acknowledgement_batches=[])])]
+        read = await s.ask("share_fetch", 1, **TO_SHARE, topics=wanted)
+
+        refused = [made.responses[0].partition_responses[0], read.responses[0].partitions[0]]
+        assert {one.error_code for one in refused} == {KafkaError.topic_authorization_failed}
+        assert "hidden" not in "".join(one.error_message for one in refused)
 
 
 async def test_the_log_says_when_it_stamped_records() -> None:
@@ -382,6 +409,22 @@ async def test_the_one_leader_epoch_goes_to_the_end_of_the_log() -> None:
         assert (await end("t", 0, known=4))[0] == "unknown_leader_epoch"
         assert (await end("none", 0))[0] == "unknown_topic_or_partition"
         assert (await end("secret", 0))[0] == "topic_authorization_failed"
+
+
+async def test_when_fetches_of_too_many_partitions_wait_those_of_most_are_answered(monkeypatch) -> None:
+    monkeypatch.setattr(records, "WAITING_PARTS_MAX", 10)
+    async with edge() as e:
+        await e.topic(partitions=9)
+        small, large, other = [await e.socket() for _ in range(3)]
+        waiting = e.server._handlers[FetchRequest].__self__._crowd
+        for s, count, parked in ((small, 2, 2), (large, 8, 10), (other, 3, 5)):
+            await s.tell("fetch", 12, **to_fetch(*(("t", number, 0) for number in range(count)), wait=600_000))
+            await until(lambda parked=parked: len(waiting) == parked)
+
+        assert len(parts(await large.answer("fetch", 12))) == 8
+        await produce(large, ("t", 0, batch(b"a")))
+        assert [len(parts(await s.answer("fetch", 12))) for s in (small, other)] == [2, 3]
+        assert len(waiting) == 0
 
 
 async def test_a_fetch_of_a_closed_connection_leaves_nothing_behind() -> None:
