@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from sys import getsizeof
 
 from flowshare.groups.admission import check_join, has_room
 from flowshare.groups.errors import (
@@ -22,7 +23,7 @@ from flowshare.groups.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from flowshare.groups.members import Member
+from flowshare.groups.members import MEMBER_BYTES, Member, protocols_size
 from flowshare.groups.phases import Phases
 from flowshare.groups.states import State, Trigger, step
 from flowshare.groups.stored import GroupState, encode_group
@@ -95,6 +96,37 @@ class ClassicGroup:
         """Whether members read a topic, or may do so for all that is known of them."""
         subscribed = self._phases.subscribed
         return self._phases.consumers if subscribed is None else topic in subscribed
+
+    # --- size ---------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its members, and those that are awaited, take in memory."""
+        phases = self._phases
+        awaited = sum(map(getsizeof, phases.pending)) + MEMBER_BYTES * len(phases.pending) if phases.pending else 0
+        return awaited + phases.members.size
+
+    def join_growth(self, request: Join) -> int:
+        """About how many bytes more it takes after a join."""
+        phases = self._phases
+        member = phases.members.get(request.member_id)
+        if member is None and request.instance_id is not None:
+            member = phases.members.of_instance(request.instance_id)
+        if member is not None:
+            return protocols_size(request.protocols) - protocols_size(member.protocols)
+        if request.member_id and request.member_id not in phases.pending:
+            return 0  # it is refused
+        named = 3 * getsizeof(request.member_id or request.instance_id or request.client_id)
+        if not request.member_id and request.known_id_required and request.instance_id is None:
+            return MEMBER_BYTES + named
+        return MEMBER_BYTES + named + protocols_size(request.protocols)
+
+    def sync_growth(self, member_id: str, assignments: Mapping[str, bytes]) -> int:
+        """About how many bytes more it takes after a sync."""
+        if self.state is not State.COMPLETING or self.leader != member_id:
+            return 0
+        members = self._phases.members
+        return sum(len(assignments.get(one.member_id, b"")) - len(one.assignment) for one in members)
 
     # --- joining ------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from sys import getsizeof
+from typing import Final
 
 from flowshare.groups.errors import FencedInstanceId, UnknownMemberId
 from flowshare.groups.types import Supported
+
+MEMBER_BYTES: Final = 1_000
+"""About what a member takes in memory beside its protocols and assignment."""
+PROTOCOL_BYTES: Final = 100
+
+
+def protocols_size(protocols: Iterable[Supported]) -> int:
+    """About how many bytes these take in memory."""
+    size = 0
+    for name, metadata in protocols:
+        size += PROTOCOL_BYTES + getsizeof(name) + len(metadata)
+    return size
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +47,16 @@ class Member:
     new: bool = False
     """It has not seen a generation yet, so it sends no heartbeats."""
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return (
+            MEMBER_BYTES
+            + 3 * getsizeof(self.member_id)  # as a key, too, and begun with the client's id
+            + protocols_size(self.protocols)
+            + len(self.assignment)
+        )
+
     def metadata(self, protocol: str) -> bytes:
         """What the member gave with a protocol; empty if it does not know it."""
         return next((one.metadata for one in self.protocols if one.name == protocol), b"")
@@ -57,6 +81,11 @@ class Members:
 
     def __getitem__(self, member_id: str) -> Member:
         return self._members[member_id]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes all members take in memory."""
+        return sum([member.size for member in self._members.values()])
 
     def get(self, member_id: str) -> Member | None:
         """The member, if there is one of this id."""

@@ -10,11 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from sys import getsizeof
+from typing import Final, NamedTuple, cast
 from uuid import UUID
 
 from flowshare.groups.errors import GroupStateCorrupt, InvalidProducerEpoch
 from flowshare.groups.stored import seal, unseal
+
+OFFSET_BYTES: Final = 300
+"""About what an offset takes in memory beside its metadata."""
 
 
 class Partition(NamedTuple):
@@ -83,6 +87,24 @@ class Offsets:
     def committed(self) -> Mapping[Partition, Committed]:
         """Offsets by partition, without those of open transactions."""
         return self._committed
+
+    @property
+    def size(self) -> int:
+        """About how many bytes they take in memory."""
+        size = _size(self._committed) if self._committed else 0
+        for pending in self._pending.values():
+            size += _size(pending.offsets)
+        return size
+
+    def growth(self, partition: Partition, value: Committed, producer: Producer | None = None) -> int:
+        """About how many bytes more they take after this commit."""
+        there: Mapping[Partition, Committed] = self._committed
+        if producer is not None:
+            pending = self._pending.get(producer.producer_id)
+            there = {} if pending is None else pending.offsets
+        before = there.get(partition)
+        held = 0 if before is None else OFFSET_BYTES + getsizeof(before.metadata)
+        return OFFSET_BYTES + getsizeof(value.metadata) - held
 
     def unstable(self, partition: tuple[str, int]) -> bool:
         """Whether an open transaction has an offset for the partition."""
@@ -192,6 +214,10 @@ class Offsets:
             for partition, value in pending.offsets.items():
                 if goes(partition, value):
                     yield Change(partition, None, producer)
+
+
+def _size(offsets: Mapping[Partition, Committed]) -> int:
+    return OFFSET_BYTES * len(offsets) + sum([getsizeof(value.metadata) for value in offsets.values()])
 
 
 def encode_offset(value: Committed) -> bytes:

@@ -8,12 +8,14 @@ a request answered last.
 
 When nobody's part is enough for a whole request, one connection at a time is read to the end of it beyond its part.
 While somebody waits, a begun request of which little comes gives its bytes up.
+
+What stays when requests are answered has budgets of its own: `Makers` counts things, `StateBudget` their bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from itertools import islice
 from typing import Final, Protocol
 
@@ -31,6 +33,8 @@ ARRIVING_BYTES: Final = 16 * KIB
 """A begun request of which less comes between two looks stands still."""
 LOOKED_AT: Final = 64
 """Of those that wait so many are read from between two looks, so that it is seen whether anything comes of them."""
+RECOUNT_S: Final = 1.0
+"""State is not counted more often."""
 
 
 class Holder(Protocol):
@@ -272,6 +276,7 @@ class Makers:
         self._things = things
         self._limit = limit
         self._made: dict[str, set[str]] = {}
+        self._makers: dict[str, str] = {}
 
     def check(self, party: str | None, there: Container[str], count: int, count_max: int) -> None:
         """Whether a party may make one more. there: all names there are, `count` of them, of at most `count_max`.
@@ -295,13 +300,88 @@ class Makers:
 
     def add(self, party: str | None, name: str, there: Container[str], count_max: int) -> None:
         """A party has made something."""
+        self._take_away(name)
         if party is None:
             return
+        self._makers[name] = party
         self._made.setdefault(party, set()).add(name)
         if len(self._made[party]) > count_max or len(self._made) > count_max:
             self._forget(there)
+
+    def maker_of(self, name: str) -> str | None:
+        """The party that made what is there under this name; None: not known, or the server's own process."""
+        return self._makers.get(name)
+
+    def _take_away(self, name: str) -> None:
+        """Somebody may have made it, and it was deleted since."""
+        former = self._makers.pop(name, None)
+        if former is not None:
+            self._made[former].discard(name)
 
     def _forget(self, there: Container[str]) -> None:
         """Forget what is there no more."""
         kept = {party: {name for name in names if name in there} for party, names in self._made.items()}
         self._made = {party: names for party, names in kept.items() if names}
+        self._makers = {name: party for party, names in self._made.items() for name in names}
+
+
+class StateBudget:
+    """Bytes of what groups and transactions hold in memory, and who may make it more.
+
+    A party holds at most as much as is left to others; the server's own process, whose party is None, is never
+    refused. What requests add is estimated and charged to who sent them, and nothing is taken off when state goes:
+    before anybody is refused all is counted anew, at most once in `RECOUNT_S`. Counted, it is the party's who made the
+    group or transactional id; where that is not known it counts in the total only.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._kinds: list[Callable[[], Iterable[tuple[str | None, int]]]] = []
+        self._of: Counter[str] = Counter()
+        self._total = 0
+        self._counted_s: float | None = None
+
+    def configure(self, bytes_max: int) -> None:
+        """So many bytes may be held from now on."""
+        self._bytes_max = bytes_max
+
+    def counts(self, held: Callable[[], Iterable[tuple[str | None, int]]]) -> None:
+        """Count a kind of state. held: of each thing of the kind who made it and its bytes; called by a recount."""
+        self._kinds.append(held)
+
+    def came(self) -> None:
+        """State was read from the store: the next request finds all counted anew."""
+        self._counted_s = None
+
+    def take(self, party: str | None, size: int, now_s: float) -> None:
+        """A request of the party is about to add `size` bytes. Raises: Refused (nothing is charged)."""
+        if size <= 0:
+            return
+        if self._counted_s is None:
+            self._recount(now_s)
+        if party is not None and not self._fits(party, size):
+            if self._counted_s is None or now_s - self._counted_s >= RECOUNT_S:
+                self._recount(now_s)
+            if not self._fits(party, size):
+                raise Refused(
+                    ErrorCode.POLICY_VIOLATION,
+                    f"groups and transactions hold {self._total} of {self._bytes_max} bytes "
+                    f"(coordinator.state.max.bytes), {self._of[party]} of them are of {party}, and {size} more would "
+                    "not leave as much to others; stop members, delete groups or end transactions first",
+                )
+        self._total += size
+        if party is not None:
+            self._of[party] += size
+
+    def _fits(self, party: str, size: int) -> bool:
+        return self._of[party] + size <= self._bytes_max - self._total - size
+
+    def _recount(self, now_s: float) -> None:
+        of: Counter[str] = Counter()
+        total = 0
+        for held in self._kinds:
+            for party, size in held():
+                total += size
+                if party is not None:
+                    of[party] += size
+        self._of, self._total, self._counted_s = of, total, now_s

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flowshare.groups.offsets import Change
     from flowshare.groups.types import ClassicConfig, Step
     from flowshare.log.base import Storage
+    from flowshare.server.budget import StateBudget
     from flowshare.server.state import Write
     from flowshare.server.topic_index import TopicIndex
 
@@ -89,7 +90,9 @@ class ClassicGroups:
         clock: Clock,
         config: ClassicConfig,
         is_share_group: Callable[[str], bool],
+        budget: StateBudget,
     ) -> None:
+        """budget: bytes of all state; what the groups hold is counted there."""
         self.storage = storage
         self.topics = topics
         self.clock = clock
@@ -98,6 +101,8 @@ class ClassicGroups:
         self.entries: dict[str, Entry] = {}
         self.is_share_group = is_share_group
         self._makers = Makers("consumer groups", "group.max.groups")
+        self._budget = budget
+        budget.counts(self._held)
         self._damage = Damage()
         self._alarm = Alarm(clock)
         self._jobs: set[asyncio.Task[Any]] = set()
@@ -110,6 +115,7 @@ class ClassicGroups:
     async def start(self) -> None:
         """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
         now_ms = self.clock.steady_ms()
+        self._budget.came()
         for group_id, loaded in (await load(self.storage, self._damage)).items():
             try:
                 group = ClassicGroup(
@@ -178,6 +184,16 @@ class ClassicGroups:
         entry = self.entries[group_id] = Entry(ClassicGroup(group_id, config=self.config))
         self._makers.add(party, group_id, self.entries, self.config.groups_max)
         return entry
+
+    def take(self, party: str | None, size: int) -> None:
+        """Groups or offsets are about to take so many bytes more, for a request of the party. Raises: Refused."""
+        self._budget.take(party, size, self.clock.monotonic())
+
+    def _held(self) -> Iterable[tuple[str | None, int]]:
+        """Of each group who made it and how many bytes it takes."""
+        for group_id, entry in self.entries.items():
+            size = entry.group.size + entry.offsets.size + len(entry.unwritten or b"")
+            yield self._makers.maker_of(group_id), size
 
     def discard_void(self, entry: Entry) -> None:
         """Forget a group that was made for a request that came to nothing."""

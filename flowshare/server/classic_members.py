@@ -23,7 +23,7 @@ from flowshare.protocol.messages import (
     SyncGroupResponse,
 )
 from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.failures import EXPECTED, Refused, failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -81,26 +81,25 @@ class ClassicMemberApis:
         groups = self._groups
         group_id, party = request.group_id, connection.counts_as()
         entry = groups.find_for_member(group_id) if request.member_id else groups.ensure(group_id, party)
+        asked = Join(
+            member_id=request.member_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id or connection.client_id,
+            client_host=connection.host,
+            protocol_type=request.protocol_type,
+            protocols=request.protocols,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            known_id_required=request.version >= 4,
+            can_skip_assignment=request.version >= 9,
+        )
         with groups.waiting.place(connection) as place:
             try:
+                groups.take(party, entry.group.join_growth(asked))
                 step = entry.group.join(
-                    Join(
-                        member_id=request.member_id,
-                        instance_id=request.instance_id,
-                        client_id=request.client_id or connection.client_id,
-                        client_host=connection.host,
-                        protocol_type=request.protocol_type,
-                        protocols=request.protocols,
-                        session_timeout_ms=request.session_timeout_ms,
-                        rebalance_timeout_ms=request.rebalance_timeout_ms,
-                        known_id_required=request.version >= 4,
-                        can_skip_assignment=request.version >= 9,
-                    ),
-                    ticket=place.number,
-                    new_id=str(uuid.uuid4()),
-                    now_ms=groups.time_of(entry),
+                    asked, ticket=place.number, new_id=str(uuid.uuid4()), now_ms=groups.time_of(entry)
                 )
-            except GroupError:
+            except (GroupError, Refused):
                 groups.discard_void(entry)
                 groups.watch(entry)
                 raise
@@ -125,6 +124,8 @@ class ClassicMemberApis:
     async def _sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncAnswer:
         groups = self._groups
         entry = groups.find_for_member(request.group_id)
+        assignments = dict(request.assignments)
+        groups.take(connection.counts_as(), entry.group.sync_growth(request.member_id, assignments))
         with groups.waiting.place(connection) as place:
             step = entry.group.sync(
                 member_id=request.member_id,
@@ -132,7 +133,7 @@ class ClassicMemberApis:
                 generation=request.generation,
                 protocol_type=request.protocol_type,
                 protocol_name=request.protocol_name,
-                assignments=dict(request.assignments),
+                assignments=assignments,
                 ticket=place.number,
                 now_ms=groups.time_of(entry),
             )

@@ -65,8 +65,9 @@ class ClassicOffsetApis:
     async def commit(self, request: CommitRequest, connection: InProcess) -> OffsetCommitResponse:
         """Commit offsets; confirmed when they are durable."""
         try:
-            entry = self._entry_for_commit(request, connection.counts_as())
-            results = await self._groups.run(self._commit(entry, request))
+            party = connection.counts_as()
+            entry = self._entry_for_commit(request, party)
+            results = await self._groups.run(self._commit(entry, request, party))
         except EXPECTED as error:
             code, message = failure(error)
             results = await answers.turns(self._groups.clock).each(
@@ -89,14 +90,14 @@ class ClassicOffsetApis:
         except InconsistentGroupProtocol as error:
             raise GroupIdNotFound(str(error)) from None
 
-    async def _commit(self, entry: Entry, request: CommitRequest) -> tuple[OffsetResult, ...]:
+    async def _commit(self, entry: Entry, request: CommitRequest, party: str | None) -> tuple[OffsetResult, ...]:
         try:
             async with entry.lock:
-                return await self._commit_locked(entry, request)
+                return await self._commit_locked(entry, request, party)
         finally:
             self._groups.discard_void(entry)
 
-    async def _commit_locked(self, entry: Entry, request: CommitRequest) -> tuple[OffsetResult, ...]:
+    async def _commit_locked(self, entry: Entry, request: CommitRequest, party: str | None) -> tuple[OffsetResult, ...]:
         producer, retention_ms = None, -1
         if isinstance(request, TxnOffsetCommitRequest):
             producer = Producer(request.producer_id, request.producer_epoch)
@@ -105,15 +106,19 @@ class ClassicOffsetApis:
         self._check_commit(entry, request)
         values: dict[Partition, Committed] = {}
         results: list[OffsetResult] = []
+        growth = 0
         async for some in answers.turns(self._groups.clock).few(request.offsets):
             for one in some:
                 made = self._value(entry, one, retention_ms)
                 if isinstance(made, Committed):
-                    values[Partition(one.topic, one.partition)] = made
+                    partition = Partition(one.topic, one.partition)
+                    values[partition] = made
+                    growth += entry.offsets.growth(partition, made, producer)
                     made = ErrorCode.NONE
                 results.append(OffsetResult(one.topic, one.partition, made))
         # Others ran: who may have committed before may be fenced, and the transaction have ended.
         changes = entry.offsets.commit(values, producer)
+        self._groups.take(party, growth)
         await self._groups.write_offsets(entry, changes, lambda: self._check_commit(entry, request))
         return tuple(results)
 

@@ -27,7 +27,7 @@ from flowshare.server.first_states import FirstStates
 from flowshare.server.returns import SOON_MS, Returns
 from flowshare.server.state import GROUP_ID_BYTES_MAX
 from flowshare.share.errors import FencedMemberEpoch, GroupIdNotFound, ShareError, StateCorrupt
-from flowshare.share.group import ShareGroup, check_heartbeat
+from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
 from flowshare.share.retention import IdleGroup, expired, next_expiry_ms
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.protocol.messages import ShareGroupHeartbeatRequest
+    from flowshare.server.budget import StateBudget
     from flowshare.server.connection import InProcess
     from flowshare.server.damage import Damage
     from flowshare.server.duties import Duties
@@ -73,10 +74,14 @@ class Coordinator:
         damage: Damage,
         return_grace_ms: int,
         groups_max: int,
+        budget: StateBudget,
         is_other_group: Callable[[str], bool] = lambda _: False,
         members_resume: bool = False,
     ) -> None:
-        """members_resume: in a fleet a member may hear of another coordinator by its next heartbeat only."""
+        """budget: bytes of all state; what the groups hold is counted there.
+
+        members_resume: in a fleet a member may hear of another coordinator by its next heartbeat only.
+        """
         self._storage = storage
         self._topics = topics
         self._leaders = leaders
@@ -86,6 +91,8 @@ class Coordinator:
         self._damage = damage
         self._is_other_group = is_other_group
         self._groups_max = groups_max
+        self._budget = budget
+        budget.counts(self._held)
         self._makers = Makers("share groups", "group.share.max.groups")
         self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
         self._alarm = Alarm(clock)
@@ -104,6 +111,7 @@ class Coordinator:
 
     def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Coordinate the groups of these entries of the store; their members are expected to come back soon."""
+        self._budget.came()
         for key, value in entries:
             group_id = group_id_of(key, PREFIX)
             if group_id is None or group_id in self._damage:
@@ -212,6 +220,7 @@ class Coordinator:
             await self._duties.admit(group_id)
         if request.subscribed_topics:
             await self._duties.know(request.subscribed_topics)
+        self._take(request, connection.counts_as())
         group = self.ensure(group_id, connection.counts_as()) if epoch == 0 else self.find(group_id)
         try:
             beat = group.heartbeat(
@@ -240,6 +249,19 @@ class Coordinator:
         elif beat.jumped:
             self._expect(self._noted.setdefault(group_id, self._clock.steady_ms() + NOTE_MS))
         return beat
+
+    def _take(self, request: ShareGroupHeartbeatRequest, party: str | None) -> None:
+        """Whether there is room for what a heartbeat says of its member. Raises: Refused."""
+        group = self.groups.get(request.group_id)
+        member = None if group is None else group.members.get(request.member_id)
+        if member is not None or request.member_epoch == 0:
+            growth = subscription_growth(member, request.subscribed_topics)
+            self._budget.take(party, growth, self._clock.monotonic())
+
+    def _held(self) -> Iterable[tuple[str | None, int]]:
+        """Of each group who made it and how many bytes it takes."""
+        for group_id, group in self.groups.items():
+            yield self._makers.maker_of(group_id), group.size
 
     async def write(self, group: ShareGroup, more: Sequence[Write] = ()) -> None:
         """Write a group as it is now, together with `more`. Raises: LogError (NotLed: it is this one's no more)."""

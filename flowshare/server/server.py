@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowshare.groups.types import ClassicConfig
+from flowshare.server.budget import StateBudget
 from flowshare.server.classic import ClassicGroups
 from flowshare.server.configs import ConfigApis
 from flowshare.server.coordinator import IN_PROCESS
@@ -47,8 +48,13 @@ class Server:
     ) -> None:
         self.config = config
         self.clock = clock
+        budget = StateBudget(config.coordinator_state_bytes)
         self.share = ShareService(
-            storage=storage, config=config, clock=clock, is_other_group=lambda group_id: group_id in self.classic
+            storage=storage,
+            config=config,
+            clock=clock,
+            is_other_group=self._is_consumer_group,
+            budget=budget,
         )
         self.classic = ClassicGroups(
             storage=storage,
@@ -56,12 +62,14 @@ class Server:
             clock=clock,
             config=classic or ClassicConfig(),
             is_share_group=self.share.knows_group,
+            budget=budget,
         )
         self._transactions = Transactions(
             storage=storage,
             clock=clock,
             config=transactions or TransactionConfig(),
             settle=self.classic.complete_transaction,
+            budget=budget,
         )
         self._handlers = self._table(storage)
 
@@ -92,6 +100,9 @@ class Server:
     def connect(self, *, client_id: str, host: str = IN_PROCESS) -> InProcess:
         """A new connection. `host` stands in the descriptions of its members."""
         return self.share.connect(self._handlers, client_id=client_id, host=host)
+
+    def _is_consumer_group(self, group_id: str) -> bool:
+        return group_id in self.classic
 
     @property
     def topics(self) -> TopicIndex:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flowshare.server.budget import StateBudget
 from flowshare.server.connection import InProcess
 from flowshare.server.coordinator import IN_PROCESS, Coordinator
 from flowshare.server.coordinator import PREFIX as GROUP
@@ -56,10 +57,12 @@ class ShareService:
         leaders: Callable[[LocalLeaders], Leaders] | None = None,
         is_other_group: Callable[[str], bool] = lambda _: False,
         members_resume: bool = False,
+        budget: StateBudget | None = None,
         kafka: CuttableLog | None = None,
     ) -> None:
         """duties: what is this server's; None: everything. leaders: from those of this server to those of all.
 
+        budget: bytes of the state of groups and transactions; None: of the share groups alone.
         kafka: the storage's log, if it is one that may lose its end.
         is_other_group: whether a group id belongs to a group of another kind.
         members_resume: flowshare's own members whose connection broke come back with what they hold (a fleet's do).
@@ -68,6 +71,7 @@ class ShareService:
         self.clock = clock
         self.stats = Stats()
         self.topics = TopicIndex(storage)
+        self._budget = budget or StateBudget(config.coordinator_state_bytes)
         self.damage = Damage()
         self.configs = GroupConfigs(storage, config, self.damage)
         self.duties = duties or Everything(self.configs.acting, lambda group_id: self.coordinator.living(group_id))
@@ -110,6 +114,7 @@ class ShareService:
             damage=self.damage,
             return_grace_ms=config.return_grace_ms,
             groups_max=config.share_groups_max,
+            budget=self._budget,
             is_other_group=is_other_group,
             members_resume=members_resume,
         )
@@ -135,6 +140,7 @@ class ShareService:
         self.config = config
         self.configs.configure(config)
         self._dead_letters.auto_create = config.dead_letter_auto_create
+        self._budget.configure(config.coordinator_state_bytes)
         self.sessions.configure(
             sessions_max=config.share_sessions_max, connection_sessions_max=config.connection_share_sessions_max
         )

@@ -26,6 +26,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server import answers
 from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.state import GROUP_ID_BYTES_MAX
 from flowshare.transactions.coordinator import Asker
 from flowshare.transactions.transaction import State
 
@@ -75,15 +76,20 @@ class TransactionApis:
             return InitProducerIdResponse(error=code, message=message)
         return InitProducerIdResponse(producer=ProducerIdentity(*made))
 
-    async def add_partitions(self, request: AddPartitionsToTxnRequest, _: InProcess) -> TransactionResponse:
+    async def add_partitions(self, request: AddPartitionsToTxnRequest, connection: InProcess) -> TransactionResponse:
         """Take partitions into the transaction."""
-        asker = Asker(*request.producer)
-        return await _answer(self._transactions.add(request.transactional_id, asker, partitions=request.partitions))
+        asker, party = Asker(*request.producer), connection.counts_as()
+        adding = self._transactions.add(request.transactional_id, asker, partitions=request.partitions, party=party)
+        return await _answer(adding)
 
-    async def add_offsets(self, request: AddOffsetsToTxnRequest, _: InProcess) -> TransactionResponse:
+    async def add_offsets(self, request: AddOffsetsToTxnRequest, connection: InProcess) -> TransactionResponse:
         """Take a group's offsets into the transaction."""
-        asker = Asker(*request.producer)
-        return await _answer(self._transactions.add(request.transactional_id, asker, groups=(request.group_id,)))
+        group_id = request.group_id
+        if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
+            text = f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes"
+            return TransactionResponse(error=ErrorCode.INVALID_GROUP_ID, message=text)
+        asker, party = Asker(*request.producer), connection.counts_as()
+        return await _answer(self._transactions.add(request.transactional_id, asker, groups=(group_id,), party=party))
 
     async def end(self, request: EndTxnRequest, _: InProcess) -> TransactionResponse:
         """Commit or abort."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Admission, Storage
     from flowshare.protocol.messages import ProduceRequest
+    from flowshare.server.budget import StateBudget
     from flowshare.transactions.config import TransactionConfig
 
 logger = logging.getLogger(__name__)
@@ -80,12 +81,17 @@ class _Entry:
 class Transactions:
     """All transactional ids of a server."""
 
-    def __init__(self, *, storage: Storage, clock: Clock, config: TransactionConfig, settle: Settle) -> None:
+    def __init__(
+        self, *, storage: Storage, clock: Clock, config: TransactionConfig, settle: Settle, budget: StateBudget
+    ) -> None:
+        """budget: bytes of all state; what open transactions hold is counted there."""
         self._storage = storage
         self._clock = clock
         self._config = config
         self._settle = settle
         self._makers = Makers("transactional ids", "transactional.id.max")
+        self._budget = budget
+        budget.counts(self._held)
         self._ids = ProducerIds(storage)
         self._entries: dict[str, _Entry] = {}
         self._alarm = Alarm(clock)
@@ -96,6 +102,7 @@ class Transactions:
     async def start(self) -> None:
         """Read all ids; decided ends are carried out, and transactions whose time is over aborted. Raises: LogError."""
         await self._ids.start()
+        self._budget.came()
         for key, value in await self._storage.scan(PREFIX):
             transactional_id = key[len(PREFIX) :].decode(errors="replace")
             entry = self._entries[transactional_id] = _Entry()
@@ -151,15 +158,22 @@ class Transactions:
         *,
         partitions: Iterable[tuple[str, int]] = (),
         groups: Iterable[str] = (),
+        party: str | None = None,
     ) -> None:
         """Take partitions and groups into the transaction, which begins with the first of them.
 
-        Raises: TransactionError, StorageError.
+        party: who asks, None: the server's own process.
+
+        Raises: TransactionError, StorageError, Refused (they would take too many bytes).
         """
         added, of = frozenset(partitions), frozenset(groups)
 
         def step(known: Transaction | None) -> Transaction:
-            return coordinator.add(known, asker, partitions=added, groups=of, now_ms=self._clock.steady_ms())
+            grown = coordinator.add(known, asker, partitions=added, groups=of, now_ms=self._clock.steady_ms())
+            if grown is not known:
+                size = grown.size - (0 if known is None else known.size)
+                self._budget.take(party, size, self._clock.monotonic())
+            return grown
 
         await self._run(self._step(self._find(transactional_id), step))
 
@@ -207,6 +221,11 @@ class Transactions:
     def all(self) -> list[Transaction]:
         """Everything that is known."""
         return [entry.transaction for entry in self._entries.values() if entry.transaction is not None]
+
+    def _held(self) -> Iterable[tuple[str | None, int]]:
+        """Of each transactional id who made it and how many bytes its open transaction takes."""
+        for one in self.all():
+            yield self._makers.maker_of(one.transactional_id), one.size
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class ServerConfig:
     share_sessions_max: int = 2_000
     connection_share_sessions_max: int = 100
     share_groups_max: int = 10_000
+    coordinator_state_bytes: int = 134_217_728
     partitions_max: int = 50_000
     request_partitions_max: int = 10_000
     mutation_rate: int | None = 200

@@ -213,6 +213,15 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
         "num.partitions", "partitions_default", 1, 1, 10_000, "Partitions of a new topic when nobody says how many."
     ),
     _number(
+        "coordinator.state.max.bytes",
+        "coordinator_state_bytes",
+        134_217_728,
+        1,
+        None,
+        "Bytes that members, committed offsets and open transactions of all groups may take in memory, about; one "
+        "principal (without logins: address) holds no more than is left.",
+    ),
+    _number(
         "max.partitions", "partitions_max", 50_000, 1, None, "Partitions that all topics may have before more are made."
     ),
     _number(

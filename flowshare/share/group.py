@@ -29,6 +29,7 @@ from flowshare.share.errors import (
     UnknownTopicOrPartition,
 )
 from flowshare.share.group_state import (
+    MEMBER_BYTES,
     GroupState,
     Key,
     Member,
@@ -36,9 +37,19 @@ from flowshare.share.group_state import (
     TopicInfo,
     decode_group,
     encode_group,
+    subscription_size,
 )
 
-__all__ = ["GroupView", "Heartbeat", "Member", "ShareGroup", "ToInitialize", "TopicInfo", "check_heartbeat"]
+__all__ = [
+    "GroupView",
+    "Heartbeat",
+    "Member",
+    "ShareGroup",
+    "ToInitialize",
+    "TopicInfo",
+    "check_heartbeat",
+    "subscription_growth",
+]
 
 JOIN: Final = 0
 LEAVE: Final = -1
@@ -68,6 +79,15 @@ class GroupView(NamedTuple):
     assignment_epoch: int
     assignor: str
     members: tuple[Member, ...]
+
+
+def subscription_growth(member: Member | None, topics: tuple[str, ...] | None) -> int:
+    """About how many bytes more a member takes when it subscribes to these; None: it is new, or says nothing."""
+    if member is None:
+        return MEMBER_BYTES + subscription_size(frozenset(topics or ()))
+    if topics is None:
+        return 0
+    return subscription_size(frozenset(topics)) - subscription_size(member.subscribed)
 
 
 class ShareGroup:
@@ -117,6 +137,12 @@ class ShareGroup:
     def empty_since_ms(self) -> int | None:
         """Since when the group has had no member; None while it has one (for `retention.py`)."""
         return self._state.empty_since_ms
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its members and what they subscribe to take in memory."""
+        members = self._state.members
+        return MEMBER_BYTES * len(members) + sum(subscription_size(one.subscribed) for one in members.values())
 
     def has_state(self, topic_id: UUID, partition: int) -> bool:
         """Whether the group has state for a share-partition."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from sys import getsizeof
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -18,6 +19,11 @@ from flowshare.share.errors import StateCorrupt
 VERSION: Final = 3
 HEADER: Final = struct.Struct(">BI")
 """Format version; CRC-32 of what follows."""
+
+MEMBER_BYTES: Final = 1_000
+"""About what a member takes in memory beside its subscription."""
+NAME_BYTES: Final = 100
+"""About what a name in a subscription takes beside its text."""
 
 Key = tuple[UUID, int]
 """A topic's id and one of its partitions; `protocol.messages.TopicPartition` is one."""
@@ -57,6 +63,11 @@ class Member:
     assignment: tuple[Key, ...] = ()
     deadline_ms: int = 0
     """When the session times out."""
+
+
+def subscription_size(names: Collection[str]) -> int:
+    """About how many bytes a member's subscription takes in memory."""
+    return NAME_BYTES * len(names) + sum(map(getsizeof, names))
 
 
 @dataclass(slots=True, kw_only=True)
