@@ -122,20 +122,19 @@ async def _serve(options: StandaloneOptions) -> None:
     from flowshare.server.standalone import Standalone
 
     stop = _stop_signals()
-    tuning = Tuning()
-    tuning.apply()
     raise_limit(Settings.parse(options.settings).limits.connections_max)
-    broker = Standalone(options, clock=LoopClock())
-    await broker.start()
+    broker, tuning = Standalone(options, clock=LoopClock()), Tuning()
+    tuning.apply()
     try:
+        await broker.start()
         if options.insecure and not options.listen.loopback:
             logger.warning("%s can be reached from other machines, and some protection is off", options.listen)
         say(f"listening on {broker.address}")
         await stop.wait()
         logger.info("closing")
     finally:
-        await broker.close()
         tuning.undo()
+        await broker.close()
 
 
 def _stop_signals() -> asyncio.Event:

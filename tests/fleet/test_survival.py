@@ -172,8 +172,9 @@ DEAD_LETTERS = {
 
 def letters(fleet):
     """Values in the dead-letter topic."""
-    partitions = fleet.kafka.storage._partitions.get("dead", ())
-    records = [record for log in partitions for one in log.batches for record in decode_all(one.records)]
+    partitions = fleet.kafka.storage._partitions.get("dead")
+    logs = [] if partitions is None else [log for _, log in partitions.made()]
+    records = [record for log in logs for one in log.batches for record in decode_all(one.records)]
     return [record.value for record in records]
 
 
