@@ -95,7 +95,9 @@ def test_a_storage_on_a_full_disk_is_read_and_refuses_writes_until_there_is_room
         disk.full = False
         await until_writable(storage)
         assert (await storage.append("t", 0, batch(1))).base_offset == 5
-        assert read_owner(path) == storage.owner
+        async with asyncio.timeout(30):
+            while read_owner(path) != storage.owner:  # noqa: ASYNC110 - a thread writes it
+                await asyncio.sleep(0.001)
 
     opened(path, body)
     assert opened(path, content) == (6, 5)
