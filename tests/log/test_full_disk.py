@@ -26,6 +26,7 @@ from flowshare.share.config import ServerConfig
 from tests.disks import fill, resize, small_disk
 from tests.log.contract import batch
 from tests.log.places import content, files, killed, opened
+from tests.server.wire import until
 
 FULL = "IO error: No space left on device: While appending to file: 000010.blob: No space left on device"
 
@@ -95,9 +96,7 @@ def test_a_storage_on_a_full_disk_is_read_and_refuses_writes_until_there_is_room
         disk.full = False
         await until_writable(storage)
         assert (await storage.append("t", 0, batch(1))).base_offset == 5
-        async with asyncio.timeout(30):
-            while read_owner(path) != storage.owner:  # noqa: ASYNC110 - a thread writes it
-                await asyncio.sleep(0.001)
+        await until(lambda: read_owner(path) == storage.owner)  # a thread writes it
 
     opened(path, body)
     assert opened(path, content) == (6, 5)
