@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test check bench bench-peers bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
+.PHONY: setup demo test coverage test-real check bench bench-peers bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
 
 setup: $(STAMP)
 
@@ -26,11 +26,22 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
 	@$(BIN)/flowshare demo
 
-# Two at a time, because most slow tests wait for processes of theirs; by file, because files share what they set up.
-# Some wait for locks and leases that run out in real time: what fails is told, and judged by a run of its own.
-test: setup  ## every test, the slow ones too
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow or not slow" || { test $$? = 1 && \
-		echo "what failed is run again, alone" && $(BIN)/python -m pytest -q --last-failed -m "slow or not slow"; }
+# Two at a time, because many slow tests wait for processes of theirs; by file, because files share what they set up.
+TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=20
+
+CORES := share groups transactions slots protocol client/session
+
+test: coverage  ## every test that needs nothing but Python, the slow ones too
+	@$(TESTS) -m "not real and not (core and not slow)"
+
+coverage: setup  ## the fast tests of the cores, client/session's too, and the protocol; they go through 98 % of each, branches too
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q -n 2 -m "not slow" $(CORES:%=tests/%)
+	@$(BIN)/coverage combine -q
+	@for core in $(CORES); do $(BIN)/coverage report --include="flowshare/$$core/*" || exit 1; done
+
+test-real: setup  ## the other tests: real Kafkas, Java, Spark, chaos; without Java they are skipped
+	@$(TESTS) -m real
 
 check: setup  ## format, lint, types, layers, fast tests (CI runs those with all the others)
 	@$(BIN)/ruff format --check -q .
@@ -45,6 +56,7 @@ scenarios: setup  ## which of the share-group scenarios are shown, which are lef
 
 mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python tests/share/mutants.py
+	@$(BIN)/python -m tests.client.session.mutants
 
 bench: setup  ## figures, printed
 	@for b in core server log agent beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done

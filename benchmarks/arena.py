@@ -28,8 +28,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from flowshare.dev import broker
-from flowshare.dev.cache import cache_dir
+from flowshare.dev import broker, cache_dir
 from flowshare.dev.jars import class_path, jars, libraries, locked
 from flowshare.dev.java import java, javac
 from flowshare.dev.processes import tied_to_parent

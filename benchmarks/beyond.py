@@ -20,7 +20,7 @@ import uvloop
 
 import flowshare as fs
 from common import embedded_url, fill, in_fresh_process, verdict
-from flowshare.agents.host import Host, HostSettings
+from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend import open_backend
 from flowshare.clock import LoopClock
 
@@ -87,7 +87,7 @@ async def run(url: str, seconds: float, slow_offset: int | None) -> dict[str, fl
 
 def section(name: str, seconds: float) -> dict[str, float]:
     with embedded_url() as url:
-        fill(url, "values", [b"x" * 100] * 20_000, batch_bytes=860 * 107 + 61)
+        fill(url, "values", [b"x" * 100] * 20_000, batch_size=860 * 107 + 61)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run(url, seconds, 2000 if name == "slow" else None))
 

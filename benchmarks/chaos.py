@@ -291,7 +291,7 @@ def run_poison() -> int:
 
 async def dead_letters(world: World) -> list[int]:
     from flowshare.backend import open_backend
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.admin.admin import ShareAdmin
     from flowshare.clock import LoopClock
 
     backend = open_backend(world.url, clock=LoopClock())

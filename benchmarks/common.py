@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowshare.backend import open_backend
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.producer import Producer
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.producer import Producer
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def embedded_url() -> Iterator[str]:
             shutil.rmtree(path)  # says what is in the way
 
 
-def fill(url: str, topic: str, values: Iterable[bytes], *, partitions: int = 1, batch_bytes: int = 100_000) -> None:
-    """Create a topic and produce values into it, keyless, in batches of about `batch_bytes`."""
+def fill(url: str, topic: str, values: Iterable[bytes], *, partitions: int = 1, batch_size: int = 100_000) -> None:
+    """Create a topic and produce values into it, keyless, in batches of about `batch_size`."""
 
     async def main() -> None:
         clock = LoopClock()
@@ -52,7 +52,7 @@ def fill(url: str, topic: str, values: Iterable[bytes], *, partitions: int = 1, 
         try:
             admin = ShareAdmin(lambda: backend.connect("bench-admin"), clock=clock)
             await admin.create_topic(topic, partitions=partitions)
-            producer = Producer(lambda: backend.connect("bench-fill"), clock=clock, batch_bytes=batch_bytes)
+            producer = Producer(lambda: backend.connect("bench-fill"), clock=clock, batch_size=batch_size)
             await producer.send_many(topic, values)
             await producer.close()
             await admin.close()

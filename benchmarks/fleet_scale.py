@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from flowshare.slots.membership import Member, Told, encode_told
+from flowshare.slots.membership import SlotGroupMember, Told, encode_told
 from flowshare.slots.planning import MEMBER_BYTES, plan
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -69,7 +69,7 @@ async def slot_group(clock: LoopTimeClock, workers: int, slots: int) -> dict[int
 def group_record(workers: int, slots: int) -> None:
     """What Kafka keeps of the slot group, and whether each worker gets the whole map."""
     told = [
-        Member(
+        SlotGroupMember(
             f"{number:036d}-{number:036d}",
             encode_told(
                 "__flowshare_state.shop",

@@ -31,7 +31,7 @@ import arena
 import beyond
 import flowshare as fs
 from common import embedded_url, fill, in_fresh_process, info, verdict
-from flowshare.agents.host import Host, HostSettings
+from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend import open_backend
 from flowshare.clock import LoopClock
 
@@ -66,7 +66,7 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Calls a second from the first to the last."""
+        """Liveness a second from the first to the last."""
         return (self.total - 1) / (self.last - self.first)
 
 
@@ -171,7 +171,7 @@ async def work(value: bytes) -> None:
 def busy_rate(processes: int) -> float:
     """Records a second of so many worker processes with a handler that uses `BUSY_S` of processor time."""
     with embedded_url() as url, tempfile.TemporaryDirectory() as folder:
-        fill(url, "values", [b"x" * 100] * BUSY_RECORDS, batch_bytes=10_000)
+        fill(url, "values", [b"x" * 100] * BUSY_RECORDS, batch_size=10_000)
         Path(folder, "busyapp.py").write_text(BUSY_APP.format(busy=BUSY_S))
         times = Path(folder, "times")
         times.touch()
@@ -210,7 +210,7 @@ def on_each(server: arena.Server, filled: int, name: str, **options: object) -> 
     """A section on the broker and on an embedded one, on fresh groups."""
     native = section(name, f"kafka://{server.bootstrap}", group=server.unused_group(), **options)
     with embedded_url() as url:
-        fill(url, "values", [arena.VALUE] * filled, batch_bytes=860 * 107 + 61)
+        fill(url, "values", [arena.VALUE] * filled, batch_size=860 * 107 + 61)
         return {"native": native, "embedded": section(name, url, group="bench", **options)}
 
 

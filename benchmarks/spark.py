@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import arena
 from common import embedded_url, fill, verdict
 from flowshare.dev.jars import libraries
-from flowshare.spark.session import session
+from flowshare.spark.sessions import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

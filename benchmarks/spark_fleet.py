@@ -130,8 +130,7 @@ def fleet(takes_s: float, *arguments: str) -> Iterator[Fleet]:
 
 async def send(url: str, records: int, rate: float) -> None:
     """Values are the moment of their sending."""
-    async with fs.Broker(url) as broker:
-        producer = broker.producer()
+    async with fs.Producer(url) as producer:
         began, pending = time.monotonic(), set()
         for number in range(records):
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))

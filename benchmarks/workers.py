@@ -38,14 +38,14 @@ import arena
 import flowshare as fs
 from common import info, verdict
 from flowshare.dev.processes import tied_to_parent
-from flowshare.server.state import SNAPSHOT, ShareKey, encode_state
+from flowshare.server.runtime.state import SNAPSHOT, ShareKey, encode_state
 from flowshare.share.types import PartitionState
-from flowshare.slots.places import SLOTS_DEFAULT, slot_of_key
+from flowshare.slots.placement import SLOTS_DEFAULT, slot_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowshare.client.member import ShareMember
+    from flowshare.client.session.member import ShareMember
     from flowshare.protocol.messages import TopicPartition
 
     Held = tuple[TopicPartition, int, int]
@@ -106,8 +106,8 @@ class Acks:
     def __init__(self, options: argparse.Namespace) -> None:
         from flowshare.backend.fleet import WorkersBackend
         from flowshare.backend.url import parse_broker
-        from flowshare.client.admin import ShareAdmin
-        from flowshare.client.member import ShareMember
+        from flowshare.client.admin.admin import ShareAdmin
+        from flowshare.client.session.member import ShareMember
         from flowshare.clock import LoopClock
 
         clock = LoopClock()
@@ -305,7 +305,7 @@ def section_write(options: argparse.Namespace) -> dict[str, float]:
             by_slot.setdefault(slot_of_key(key, SLOTS_DEFAULT), []).append(key)
 
         async def fill(number: int, keys: list[bytes]) -> None:
-            slot = worker._keeper.led[number]
+            slot = worker._slot_manager.led[number]
             for turn in range(UPDATES // SHARE_PARTITIONS):
                 value = encode_state(PartitionState(state_epoch=0, start_offset=turn))
                 for at in range(0, len(keys), WRITTEN_AT_ONCE):
@@ -349,7 +349,7 @@ def section_again(options: argparse.Namespace) -> dict[str, float]:
         while len(worker.served) < SLOTS_DEFAULT:
             await asyncio.sleep(0.005)
         found = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - cpu}
-        kept = sum(len(slot.scan(b"s/")) for slot in worker._keeper.led.values())
+        kept = sum(len(slot.scan(b"s/")) for slot in worker._slot_manager.led.values())
         assert kept == SHARE_PARTITIONS, kept
         found["mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         await backend.close()

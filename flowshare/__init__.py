@@ -1,6 +1,9 @@
 """flowshare: share groups for Python.
 
 Names are loaded at first use (PEP 562), so that `import flowshare` costs next to nothing.
+
+Packages and layers: docs/architecture.md. Modules beside them: `errors`, `core_errors`, `clock`, `tasks`, `forks`,
+`garbage` (the collector), `optimized` (-O is refused), `printable` (foreign text made safe), `entry` (the command).
 """
 
 from __future__ import annotations
@@ -10,61 +13,54 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "AcknowledgeType": "flowshare.share.types",
-    "App": "flowshare.agents.app",
-    "Batch": "flowshare.agents.batching",
-    "BatchRecord": "flowshare.agents.batching",
-    "BlockingShareConsumer": "flowshare.backend.blocking",
-    "Broker": "flowshare.backend.broker",
-    "Console": "flowshare.agents.sinks",
-    "Delivery": "flowshare.agents.delivery",
-    "Folder": "flowshare.agents.sinks",
-    "Jdbc": "flowshare.agents.sinks",
-    "Produce": "flowshare.agents.sinks",
-    "Record": "flowshare.agents.models",
-    "Records": "flowshare.agents.batching",
-    "Reject": "flowshare.agents.outcomes",
-    "Release": "flowshare.agents.outcomes",
-    "Retry": "flowshare.agents.retry",
-    "Send": "flowshare.agents.send",
-    "ConsumerSettings": "flowshare.client.settings",
-    "ProducerSettings": "flowshare.client.settings",
-    "ShareAdmin": "flowshare.client.admin",
-    "ShareConsumer": "flowshare.client.consumer",
-    "current_delivery": "flowshare.agents.delivery",
-    "exponential": "flowshare.agents.retry",
-    "testing": "flowshare.testing",
-    "tracing": "flowshare.agents.tracing",
+_MODULES = {
+    "flowshare.agents.app.app": "App",
+    "flowshare.agents.faust.models": "Record",
+    "flowshare.agents.handler.batch": "Batch BatchRecord Records",
+    "flowshare.agents.handler.delivery": "Delivery current_delivery",
+    "flowshare.agents.handler.outcomes": "Reject Release",
+    "flowshare.agents.handler.retry": "Retry exponential",
+    "flowshare.agents.handler.send": "Send",
+    "flowshare.agents.handler.sinks": "Console Folder Jdbc Produce",
+    "flowshare.backend.blocking": "BlockingShareConsumer",
+    "flowshare.backend.broker": "Broker Producer ShareAdmin ShareConsumer",
+    "flowshare.client.settings": "ConsumerSettings ProducerSettings",
+    "flowshare.errors": "FlowshareError",
+    "flowshare.share.types": "AcknowledgeType",
 }
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+_WHERE |= {"errors": "flowshare.errors", "testing": "flowshare.testing", "tracing": "flowshare.agents.handler.tracing"}
 
 __all__ = [*sorted(_WHERE), "__version__"]
 
 if TYPE_CHECKING:
+    from flowshare import errors as errors
     from flowshare import testing as testing
-    from flowshare.agents import tracing as tracing
-    from flowshare.agents.app import App as App
-    from flowshare.agents.batching import Batch as Batch
-    from flowshare.agents.batching import BatchRecord as BatchRecord
-    from flowshare.agents.batching import Records as Records
-    from flowshare.agents.delivery import Delivery as Delivery
-    from flowshare.agents.delivery import current_delivery as current_delivery
-    from flowshare.agents.models import Record as Record
-    from flowshare.agents.outcomes import Reject as Reject
-    from flowshare.agents.outcomes import Release as Release
-    from flowshare.agents.retry import Retry as Retry
-    from flowshare.agents.retry import exponential as exponential
-    from flowshare.agents.send import Send as Send
-    from flowshare.agents.sinks import Console as Console
-    from flowshare.agents.sinks import Folder as Folder
-    from flowshare.agents.sinks import Jdbc as Jdbc
-    from flowshare.agents.sinks import Produce as Produce
+    from flowshare.agents.app.app import App as App
+    from flowshare.agents.faust.models import Record as Record
+    from flowshare.agents.handler import tracing as tracing
+    from flowshare.agents.handler.batch import Batch as Batch
+    from flowshare.agents.handler.batch import BatchRecord as BatchRecord
+    from flowshare.agents.handler.batch import Records as Records
+    from flowshare.agents.handler.delivery import Delivery as Delivery
+    from flowshare.agents.handler.delivery import current_delivery as current_delivery
+    from flowshare.agents.handler.outcomes import Reject as Reject
+    from flowshare.agents.handler.outcomes import Release as Release
+    from flowshare.agents.handler.retry import Retry as Retry
+    from flowshare.agents.handler.retry import exponential as exponential
+    from flowshare.agents.handler.send import Send as Send
+    from flowshare.agents.handler.sinks import Console as Console
+    from flowshare.agents.handler.sinks import Folder as Folder
+    from flowshare.agents.handler.sinks import Jdbc as Jdbc
+    from flowshare.agents.handler.sinks import Produce as Produce
     from flowshare.backend.blocking import BlockingShareConsumer as BlockingShareConsumer
     from flowshare.backend.broker import Broker as Broker
-    from flowshare.client.admin import ShareAdmin as ShareAdmin
-    from flowshare.client.consumer import ShareConsumer as ShareConsumer
+    from flowshare.backend.broker import Producer as Producer
+    from flowshare.backend.broker import ShareAdmin as ShareAdmin
+    from flowshare.backend.broker import ShareConsumer as ShareConsumer
     from flowshare.client.settings import ConsumerSettings as ConsumerSettings
     from flowshare.client.settings import ProducerSettings as ProducerSettings
+    from flowshare.errors import FlowshareError as FlowshareError
     from flowshare.share.types import AcknowledgeType as AcknowledgeType
 
 

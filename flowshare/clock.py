@@ -52,31 +52,31 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since 1970, UTC, as the machine's clock is set."""
-        ...
 
     def steady_ms(self) -> int:
         """Milliseconds since 1970, UTC, if nobody had set the clock since the process began; never going back."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds from an unknown start, never going back."""
-        ...
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> TimerHandle:
         """Run `callback` on the running loop after `delay_s` seconds."""
-        ...
 
     async def sleep(self, delay_s: float) -> None:
         """Wait `delay_s` seconds."""
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
         """Await with a limit. Raises TimeoutError; the awaited thing is cancelled then."""
-        ...
 
 
 def ahead_ms(clock: Clock) -> int:
     """By how much the machine's clock was set forward since the process began (or back, negative)."""
     return clock.now_ms() - clock.steady_ms()
+
+
+def backoff_s(failures: int, first_s: float, most_s: float) -> float:
+    """The pause after so many failures in a row: `first_s` after one, doubled each time, `most_s` at most."""
+    return min(first_s * 2.0 ** min(failures - 1, 30), most_s) if failures > 0 else 0.0
 
 
 class LoopClock:
@@ -105,3 +105,12 @@ class LoopClock:
         """Await with a limit. Raises TimeoutError; the awaited thing is cancelled then."""
         async with asyncio.timeout(timeout_s):
             return await awaitable
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop: uvloop's where it exists, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # no uvloop on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

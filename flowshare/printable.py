@@ -23,7 +23,7 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n" if lines else ""
-    return "".join(_escaped(char) if _hidden(char) and char != kept else char for char in text)
+    return "".join(char.encode("unicode_escape").decode() if _hidden(char) and char != kept else char for char in text)
 
 
 def one_block(text: str) -> str:
@@ -40,7 +40,3 @@ def printable_json(text: str) -> str:
 
 def _hidden(char: str) -> bool:
     return unicodedata.category(char) in HIDDEN and char not in SEEN
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowshare.agents.garbage import SWITCH_S, THRESHOLD, Tuning, collector_paused
+from flowshare.garbage import SWITCH_S, THRESHOLD, Tuning, collector_paused
 
 
 @pytest.fixture(autouse=True)

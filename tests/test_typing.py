@@ -44,6 +44,7 @@ WRONG = [number for number, line in enumerate(APP.splitlines(), 1) if line.endsw
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("checker", [["mypy", "--no-error-summary"], ["basedpyright", "--level", "error"]])
 def test_a_wrong_value_and_a_misspelt_option_are_the_only_errors(checker: list[str], tmp_path: Path) -> None:
     app = tmp_path / "typed_app.py"

@@ -1,19 +1,27 @@
-"""Where share groups live: `open_backend` turns a broker URL into the backend that serves it."""
+"""Where an app's share groups live: `open_backend` turns a broker URL into the backend that serves it.
+
+    embedded    a path of this machine, led by one of its processes (`embedded`, `path_login`, `path_workers`)
+    memory      nothing is kept (`memory`)
+    native      Kafka's own brokers lead (`native`)
+    workers     a fleet of workers leads on any Kafka (`fleet*`);  `auto` chooses between these two
+
+`base` is what all of them are to their users and what each can do, `url` reads broker URLs, `group_location` says where
+a Kafka cluster's groups are. `broker` and `blocking` are for programs without agents. Leading itself is done by
+`flowshare.server` and `flowshare.fleet`; nothing here decides over records.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from flowshare.backend.base import NOTHING_ASKED
 from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
 
 if TYPE_CHECKING:
-    from flowshare.backend.base import Asked, Backend
-    from flowshare.client.link import Connect
-    from flowshare.client.producing import RecordProducer
-    from flowshare.client.settings import ProducerSettings
+    from flowshare.backend.base import Backend, GroupNeeds
     from flowshare.clock import Clock
 
-__all__ = ["BadBrokerUrl", "BrokerUrl", "make_producer", "open_backend", "parse_broker"]
+__all__ = ["BadBrokerUrl", "BrokerUrl", "open_backend", "parse_broker"]
 
 
 def open_backend(
@@ -23,7 +31,7 @@ def open_backend(
     listen: bool = True,
     patience_s: float = 0.0,
     lead: bool = False,
-    asked: Asked | None = None,
+    asked: GroupNeeds = NOTHING_ASKED,
 ) -> Backend:
     """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
 
@@ -55,35 +63,14 @@ def open_backend(
 
             return MemoryBackend(clock=clock)
         case "kafka" if broker.share == "workers":
-            from flowshare.backend.base import NOTHING_ASKED
             from flowshare.backend.fleet import WorkersBackend
 
-            return WorkersBackend(broker, clock=clock, lead=lead, asked=asked or NOTHING_ASKED)
+            return WorkersBackend(broker, clock=clock, lead=lead, asked=asked)
         case "kafka" if broker.share == "native":
-            from flowshare.backend.base import NOTHING_ASKED
             from flowshare.backend.native import NativeBackend
 
-            return NativeBackend(broker, clock=clock, asked=asked or NOTHING_ASKED)
+            return NativeBackend(broker, clock=clock, asked=asked)
         case "kafka":
             from flowshare.backend.auto import AutoBackend
-            from flowshare.backend.base import NOTHING_ASKED
 
-            return AutoBackend(broker, clock=clock, lead=lead, asked=asked or NOTHING_ASKED)
-
-
-def make_producer(
-    backend: Backend,
-    connect: Connect,
-    *,
-    clock: Clock,
-    linger_s: float | None = None,
-    settings: ProducerSettings | None = None,
-    client_id: str = "producer",
-) -> RecordProducer:
-    """The producer for a backend; `connect` opens a connection to it."""
-    of_kafka = getattr(backend, "producer", None)
-    if of_kafka is not None:
-        return cast("RecordProducer", of_kafka(client_id=client_id, linger_s=linger_s, settings=settings))
-    from flowshare.client.producer import Producer
-
-    return Producer(connect, clock=clock, linger_s=linger_s, settings=settings, client_id=client_id)
+            return AutoBackend(broker, clock=clock, lead=lead, asked=asked)

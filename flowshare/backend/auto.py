@@ -15,67 +15,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
+from flowshare.backend.base import NOTHING_ASKED, BackendError, Capabilities, GroupNeeds
 from flowshare.backend.fleet import WorkersBackend
 from flowshare.backend.fleet_options import fleet_of
-from flowshare.backend.native import NativeBackend, missing_apis
-from flowshare.backend.places import Places, has_state
-from flowshare.client.cluster import Cluster
-from flowshare.client.errors import ClientError
-from flowshare.clock import LoopClock
-from flowshare.fleet.names import state_topic
+from flowshare.backend.group_location import GroupLocations, has_state
+from flowshare.backend.native import KafkaBackend, NativeBackend, missing_apis
+from flowshare.client.net.cluster import Cluster
+from flowshare.fleet.state.topic import state_topic
 from flowshare.protocol.messages import ListGroupsRequest
 
 if TYPE_CHECKING:
     from flowshare.backend.url import BrokerUrl
-    from flowshare.client.kafka_producer import KafkaProducer
-    from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
 logger = logging.getLogger(__name__)
 
 
-class KafkaBackend(Protocol):
-    """One of the two."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def capabilities(self) -> Capabilities: ...
-    @property
-    def kafka(self) -> KafkaAddress | None: ...
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    async def connect(self, client_id: str) -> Connection: ...
-    async def check_groups(self, groups: Collection[str]) -> None: ...
-    async def set_address(self, address: str) -> None: ...
-    def stats(self) -> Mapping[str, Any]: ...
-    def producer(
-        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
-    ) -> KafkaProducer: ...
-
-
-class AutoBackend:
+class AutoBackend(KafkaBackend):
     """The share groups of a Kafka cluster, wherever they can live; `chosen` and `reason` are known after `start`."""
 
     def __init__(
-        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = False, asked: Asked = NOTHING_ASKED
+        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = False, asked: GroupNeeds = NOTHING_ASKED
     ) -> None:
         """Raises: BadBrokerUrl (how it is secured cannot be)."""
-        self._broker = broker
-        self._clock = clock or LoopClock()
+        super().__init__(broker, clock=clock, asked=asked)
         self._lead = lead
-        self._asked = asked
-        self._security = broker.security()
-        self._chosen: KafkaBackend | None = None
+        self._chosen: NativeBackend | WorkersBackend | None = None
         self.reason = ""
         """Why it is the one that it is."""
 
     @property
-    def chosen(self) -> KafkaBackend:
+    def chosen(self) -> NativeBackend | WorkersBackend:
         """The backend that it came to. Raises: BackendError before `start` and after `close`."""
         if self._chosen is None:
             raise BackendError("the backend is not open")
@@ -91,21 +64,10 @@ class AutoBackend:
         """Those of the one that was chosen."""
         return self.chosen.capabilities
 
-    @property
-    def kafka(self) -> KafkaAddress:
-        """The brokers."""
-        return KafkaAddress(hosts=self._broker.hosts, security=self._security)
-
-    async def start(self) -> None:
-        """Look what there is, choose, and open it. Raises: BackendError."""
-        if self._chosen is not None:
-            raise BackendError("the backend is open already")
-        cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
+    async def _begin(self, cluster: Cluster) -> None:
+        """Look what there is, choose, and open it."""
         try:
-            await cluster.start()
             native, self.reason = await self._choose(cluster)
-        except (OSError, ClientError) as error:
-            raise BackendError(f"broker {self._broker}: {error}") from error
         finally:
             await asyncio.shield(cluster.close())
         if native and self._broker.settings:
@@ -114,7 +76,7 @@ class AutoBackend:
                 f"brokers lead, as {self.reason}: leave them out, or have the workers lead with share=workers"
             )
         if native:
-            chosen: KafkaBackend = NativeBackend(self._broker, clock=self._clock, asked=self._asked)
+            chosen: NativeBackend | WorkersBackend = NativeBackend(self._broker, clock=self._clock, asked=self._asked)
         else:
             chosen = WorkersBackend(self._broker, clock=self._clock, lead=self._lead, asked=self._asked)
         logger.info("share=%s (asked: auto), as %s", chosen.kind, self.reason)
@@ -126,16 +88,11 @@ class AutoBackend:
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             await chosen.close()
+        await super().close()
 
     async def connect(self, client_id: str) -> Connection:
         """A new connection. Raises: BackendError before `start` and after `close`."""
         return await self.chosen.connect(client_id)
-
-    def producer(
-        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
-    ) -> KafkaProducer:
-        """A producer on the brokers."""
-        return self.chosen.producer(client_id=client_id, linger_s=linger_s, settings=settings)
 
     async def check_groups(self, groups: Collection[str]) -> None:
         """As the one that was chosen does. Raises: BackendError with what to do, ClientError, OSError."""
@@ -157,7 +114,7 @@ class AutoBackend:
         kafka = cluster.connect("flowshare-choice")
         try:
             missing = missing_apis(cluster)
-            asks = {group: words for group, words in self._asked.groups.items() if words}
+            asks = {group: words for group, words in self._asked.items() if words}
             if await has_state(kafka, fleet):
                 left = await self._left(cluster, fleet, native=not missing)
                 if left is None:
@@ -183,10 +140,10 @@ class AutoBackend:
 
         Raises: BackendError (some of the groups are in one place and some in the other), OSError, ClientError.
         """
-        places = Places(cluster, fleet, native=native, clock=self._clock)
-        if not self._asked.groups:
-            return "what was moved" if native and await places.left_for_brokers() else None
-        where = {group: one.is_in(fleet) for group, one in (await places.look(self._asked.groups)).items()}
+        locations = GroupLocations(cluster, fleet, native=native, clock=self._clock)
+        if not self._asked:
+            return "what was moved" if native and await locations.left_for_brokers() else None
+        where = {group: one.is_in(fleet) for group, one in (await locations.look(self._asked)).items()}
         brokers = next((group for group, place in where.items() if place == "native"), None)
         workers = next((group for group, place in where.items() if place == "workers"), None)
         if brokers is not None and workers is not None:

@@ -1,6 +1,6 @@
 """A share consumer for scripts, notebooks and Spark: no coroutines, a thread of its own underneath.
 
-    with BlockingShareConsumer("kafka://localhost:9092", group_id="billing", topics=["orders"]) as consumer:
+    with BlockingShareConsumer("kafka://localhost:9092", ["orders"], group_id="billing") as consumer:
         for record in consumer:
             ...
 
@@ -15,25 +15,23 @@ import concurrent.futures
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
-from flowshare.backend import open_backend
-from flowshare.backend.base import Asked
-from flowshare.client.consumer import ShareConsumer
+from flowshare.backend.broker import CLIENT_ID, ShareConsumer
 from flowshare.client.errors import Closed
-from flowshare.clock import LoopClock
+from flowshare.clock import new_loop
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from flowshare.backend.base import Backend
     from flowshare.backend.url import BrokerUrl
-    from flowshare.client.commits import Outcomes
-    from flowshare.client.inflight import ShareRecord
+    from flowshare.client.consumer.backlog import Decoder
+    from flowshare.client.consumer.commits import Outcomes
+    from flowshare.client.consumer.inflight import ShareRecord
     from flowshare.client.settings import ConsumerSettings
-    from flowshare.client.unpacking import Decoder
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -53,57 +51,51 @@ class BlockingShareConsumer(Generic[K, V]):
     @overload
     def __init__(
         self: BlockingShareConsumer[bytes | None, bytes | None],
-        broker: str | BrokerUrl | Callable[[], Backend],
+        broker: str | BrokerUrl,
+        topics: Sequence[str],
         *,
         group_id: str,
-        topics: Sequence[str],
         settings: ConsumerSettings | None = None,
-        client_id: str = "consumer",
+        client_id: str = CLIENT_ID,
     ) -> None: ...
     @overload
     def __init__(
         self,
-        broker: str | BrokerUrl | Callable[[], Backend],
+        broker: str | BrokerUrl,
+        topics: Sequence[str],
         *,
         group_id: str,
-        topics: Sequence[str],
         settings: ConsumerSettings | None = None,
-        client_id: str = "consumer",
+        client_id: str = CLIENT_ID,
         key_decoder: Decoder[K],
         value_decoder: Decoder[V],
     ) -> None: ...
     def __init__(
         self,
-        broker: str | BrokerUrl | Callable[[], Backend],
+        broker: str | BrokerUrl,
+        topics: Sequence[str],
         *,
         group_id: str,
-        topics: Sequence[str],
         settings: ConsumerSettings | None = None,
-        client_id: str = "consumer",
-        key_decoder: Decoder[K] | None = None,
-        value_decoder: Decoder[V] | None = None,
+        client_id: str = CLIENT_ID,
+        **decoders: Any,
     ) -> None:
-        """Open the broker (a URL, or what makes a backend on the consumer's thread); the first poll joins the group.
+        """Open the broker, on the consumer's thread; the first poll joins the group.
 
         Decoders turn bytes (or None) into keys and values.
         Raises: BadBrokerUrl, BackendError, ValueError (no topic, no group), ClientError.
         """
-        asked = Asked({group_id: ()})
-        self._make: Callable[[], Backend] = broker if callable(broker) else partial(open_backend, broker, asked=asked)
-        self._client_id = client_id
         self._consumer: ShareConsumer[K, V] | None = None
-        self._backend: Backend | None = None
         self._ready: deque[ShareRecord[K, V]] = deque()
         self._unfinished: concurrent.futures.Future[list[ShareRecord[K, V]]] | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        decoders: dict[str, Any] = {"key_decoder": key_decoder, "value_decoder": value_decoder}
-        arguments: dict[str, Any] = {"group_id": group_id, "settings": settings, **decoders}
-        self._thread = threading.Thread(
-            target=self._main, args=(arguments, topics), name=f"flowshare {client_id}", daemon=True
+        make = partial(
+            ShareConsumer, broker, topics, group_id=group_id, settings=settings, client_id=client_id, **decoders
         )
+        self._thread = threading.Thread(target=self._main, args=(make,), name=f"flowshare {client_id}", daemon=True)
         self._thread.start()
         try:
             self._opened.result()
@@ -114,8 +106,8 @@ class BlockingShareConsumer(Generic[K, V]):
 
     # --- polling ------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float) -> list[ShareRecord[K, V]]:
-        """Records, or an empty list when none came within `timeout_s`. Raises: as `ShareConsumer.poll`.
+    def poll(self, timeout: float) -> list[ShareRecord[K, V]]:
+        """Records, or an empty list when none came within `timeout`. Raises: as `ShareConsumer.poll`.
 
         A poll that was interrupted (Ctrl-C) goes on underneath, and its records are returned by the next one.
         """
@@ -123,7 +115,7 @@ class BlockingShareConsumer(Generic[K, V]):
             records = list(self._ready)
             self._ready.clear()
             return records
-        return self._finish(self._using().poll(timeout_s))
+        return self._finish(self._using().poll(timeout))
 
     def __iter__(self) -> Self:
         return self
@@ -153,14 +145,14 @@ class BlockingShareConsumer(Generic[K, V]):
 
         self._call(acknowledge())
 
-    def commit(self, timeout_s: float | None = None) -> Outcomes:
+    def commit(self, timeout: float | None = None) -> Outcomes:
         """Send what was acknowledged (implicit mode: accept what is in hand) and wait; as `commit_sync`."""
-        return self._call(self._using().commit_sync(timeout_s))
+        return self._call(self._using().commit_sync(timeout))
 
     # --- closing ------------------------------------------------------------------------------------------------
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Send what was acknowledged, give the rest back, leave the group, close the broker: within `timeout_s`.
+    def close(self, timeout: float = 30.0) -> None:
+        """Send what was acknowledged, give the rest back, leave the group, close the broker: within `timeout`.
 
         Calling it again does nothing. What goes wrong on the way out is raised when all is closed.
         """
@@ -169,7 +161,7 @@ class BlockingShareConsumer(Generic[K, V]):
         consumer = self._using()
         self._closed = True
         try:
-            self._submit(consumer.close(timeout_s)).result(timeout_s + END_S)
+            self._submit(consumer.close(timeout)).result(timeout + END_S)
         finally:
             assert self._loop is not None
             assert self._ending is not None
@@ -186,31 +178,21 @@ class BlockingShareConsumer(Generic[K, V]):
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
-    def _main(self, arguments: dict[str, Any], topics: Sequence[str]) -> None:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(self._serve(arguments, topics))
+    def _main(self, make: Callable[[], ShareConsumer[K, V]]) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(self._serve(make))
 
-    async def _serve(self, arguments: dict[str, Any], topics: Sequence[str]) -> None:
+    async def _serve(self, make: Callable[[], ShareConsumer[K, V]]) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        backend: Backend | None = None
-        try:
+        async with AsyncExitStack() as opened:
             try:
-                backend = self._make()
-                connect = partial(backend.connect, self._client_id)
-                consumer = ShareConsumer[K, V](connect, clock=LoopClock(), **arguments)
-                consumer.subscribe(topics)
-                await backend.start()
-                await backend.check_groups([arguments["group_id"]])
+                self._consumer = await opened.enter_async_context(make())
             except BaseException as error:  # noqa: BLE001 - it is raised where the consumer was asked for
                 self._opened.set_exception(error)
                 return
-            self._consumer = consumer
             self._opened.set_result(None)
             if not self._closed:  # who asked for it may have been interrupted
                 await self._ending.wait()
-        finally:
-            if backend is not None:
-                await backend.close()
 
     async def _next(self) -> list[ShareRecord[K, V]]:
         try:
@@ -240,12 +222,3 @@ class BlockingShareConsumer(Generic[K, V]):
         concurrent.futures.wait([unfinished])  # an interrupt leaves it here for the next poll
         self._unfinished = None
         return unfinished.result()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where it exists, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:  # no uvloop on Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

@@ -1,126 +1,205 @@
-"""`Broker`: producers, consumers and administration at one broker URL, without agents.
+"""Clients of a broker URL, for programs without agents: `ShareConsumer`, `ShareAdmin`, `Producer`; `Broker` they share.
+
+    async with ShareConsumer("kafka://localhost:9092", ["orders"], group_id="billing") as consumer:
+        async for record in consumer:
+            ...
+
+A client that is given a URL opens and closes a broker of its own. Several of a program share one:
 
     async with Broker("kafka://localhost:9092") as broker:
-        producer = broker.producer()
-        await producer.send("orders", b"...")
+        await ShareAdmin(broker).create_topic("orders")
+        await Producer(broker).send("orders", b"...")
 
-Everything made here is closed with the broker, last made first.
+What they do is `flowshare.client`'s; that package knows connections, not URLs.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
-from flowshare.backend import make_producer, open_backend
+from flowshare.backend import open_backend
+from flowshare.backend.base import BackendError
+from flowshare.backend.url import BrokerUrl, parse_broker
+from flowshare.client.admin import admin
+from flowshare.client.consumer import consumer
+from flowshare.client.producer import producer
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+    from collections.abc import Collection, Sequence
 
-    from flowshare.backend.url import BrokerUrl
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.client.consumer import ShareConsumer
-    from flowshare.client.producing import RecordProducer
-    from flowshare.client.settings import ConsumerSettings, ProducerSettings
-    from flowshare.client.unpacking import Decoder
+    from flowshare.client.consumer.backlog import Decoder
+    from flowshare.client.settings import ConsumerSettings, LinkSettings, ProducerSettings
     from flowshare.protocol.messages import Connection
 
 K = TypeVar("K")
 V = TypeVar("V")
 
+CLIENT_ID: Final = "flowshare"
+"""What brokers see of a client that was given no other name."""
+
 
 class Broker:
-    """A broker URL, opened by `async with`; see `docs/backends.md` for the URLs. Used on one event loop."""
+    """A broker URL, opened by `async with`; see `docs/backends.md` for the URLs. Used on one event loop.
 
-    def __init__(self, url: str | BrokerUrl, *, client_id: str = "flowshare") -> None:
-        """client_id: what the broker sees of this program. Raises: BadBrokerUrl."""
-        self._clock = LoopClock()
-        self._client_id = client_id
-        self._backend = open_backend(url, clock=self._clock)
-        self._made = AsyncExitStack()
+    Its clients are closed with it, last made first.
+    """
+
+    def __init__(self, url: str | BrokerUrl, *, groups: Collection[str] = ()) -> None:
+        """groups: the share groups that will be used; where they live is looked up at once. Raises: BadBrokerUrl."""
+        self._url = parse_broker(url) if isinstance(url, str) else url
+        self.clock = LoopClock()
+        self._groups = groups
+        self._found: set[str] = set()
+        self._backend = open_backend(self._url, clock=self.clock, asked=dict.fromkeys(groups, ()))
+        self._open = False
+        self.clients: list[Any] = []
+        """Those that were made for it and are not closed yet, the first one first."""
 
     async def __aenter__(self) -> Self:
         """Open it. Raises: BackendError, LogError, ClientError with what to do."""
-        await self._backend.start()
-        self._made.push_async_callback(self._backend.close)
+        await self._backend.start()  # sees whether the groups are here
+        self._found.update(self._groups)
+        self._open = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._made.aclose()
+    async def __aexit__(self, *raised: object) -> None:
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._backend.close)
+            for client in self.clients:
+                closing.push_async_callback(client.close)
+        self._open = False
 
-    def producer(self, *, linger_s: float | None = None, settings: ProducerSettings | None = None) -> RecordProducer:
-        """A producer: batched, idempotent on Kafka; what was handed over is sent before the broker closes.
+    async def connect(self, client_id: str, groups: Collection[str] = ()) -> Connection:
+        """A connection of a client. Raises: BackendError, also when a group lives in another place of the cluster."""
+        if not self._open:
+            raise BackendError(f"broker {self._url} is not open: use it, or the client made for it, in `async with`")
+        if not self._found.issuperset(groups):
+            await self._backend.check_groups(groups)
+            self._found.update(groups)
+        return await self._backend.connect(client_id)
 
-        linger_s: how long a record may wait for others to share its batch. settings: all others, the largest record
-        (`fs.ProducerSettings(request_bytes_max=…)`) among them.
-        """
-        producer = make_producer(
-            self._backend,
-            self._connect,
-            clock=self._clock,
-            linger_s=linger_s,
-            settings=settings,
-            client_id=self._client_id,
-        )
-        self._made.push_async_callback(producer.close)
-        return producer
+
+class _Client:
+    """What opens and closes a client: `async with`, or the broker that it shares with others."""
+
+    _broker: Broker
+    _own: bool
+
+    def _at(self, broker: str | BrokerUrl | Broker, groups: Collection[str] = ()) -> Broker:
+        """The broker that was given, or one of its own. Raises: BadBrokerUrl, TypeError."""
+        self._own = not isinstance(broker, Broker)
+        if isinstance(broker, str | BrokerUrl):
+            broker = Broker(broker, groups=groups)
+        elif self._own:
+            given = type(broker).__name__
+            raise TypeError(f"broker must be a URL such as 'kafka://localhost:9092' or a fs.Broker, not {given}")
+        self._broker = broker
+        return broker
+
+    async def __aenter__(self) -> Self:
+        """Open the broker, if it is its own. Raises: BackendError, LogError, ClientError with what to do."""
+        if self._own:
+            await self._broker.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        if self._own:
+            await self._broker.__aexit__()
+        else:
+            me: Any = self
+            self._broker.clients.remove(me)
+            await me.close()
+
+
+class ShareConsumer(_Client, consumer.ShareConsumer[K, V]):
+    """A member of a share group that hands out records, with the rules of Kafka's KafkaShareConsumer.
+
+    One task uses it. It joins at its first poll; a new group starts at its `share.auto.offset.reset` (latest).
+    """
 
     @overload
-    def consumer(
-        self, group_id: str, topics: Sequence[str], *, settings: ConsumerSettings | None = None
-    ) -> ShareConsumer[bytes | None, bytes | None]: ...
-    @overload
-    def consumer(
-        self,
-        group_id: str,
+    def __init__(
+        self: ShareConsumer[bytes | None, bytes | None],
+        broker: str | BrokerUrl | Broker,
         topics: Sequence[str],
         *,
+        group_id: str,
         settings: ConsumerSettings | None = None,
+        client_id: str = CLIENT_ID,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        broker: str | BrokerUrl | Broker,
+        topics: Sequence[str],
+        *,
+        group_id: str,
+        settings: ConsumerSettings | None = None,
+        client_id: str = CLIENT_ID,
         key_decoder: Decoder[K],
         value_decoder: Decoder[V],
-    ) -> ShareConsumer[K, V]: ...
-    def consumer(
+    ) -> None: ...
+    def __init__(
         self,
-        group_id: str,
+        broker: str | BrokerUrl | Broker,
         topics: Sequence[str],
         *,
+        group_id: str,
         settings: ConsumerSettings | None = None,
+        client_id: str = CLIENT_ID,
         **decoders: Any,
-    ) -> ShareConsumer[Any, Any]:
-        """A member of a share group; it joins at its first poll. A new group starts at its `share.auto.offset.reset`.
+    ) -> None:
+        """Decoders turn bytes (or None) into keys and values.
 
-        Decoders turn bytes (or None) into keys and values. Raises: ValueError (no group, no topic); the first poll
-        BackendError, when the group lives in another place of the cluster.
+        Raises: BadBrokerUrl, ValueError (no group, no topic), TypeError. A group that lives in another place of the
+        cluster is a BackendError when its broker is opened, or of the first poll at a shared one.
         """
-        from flowshare.client.consumer import ShareConsumer
+        at = self._at(broker, [group_id])
+        connect = partial(at.connect, client_id, [group_id])
+        super().__init__(connect, group_id=group_id, clock=at.clock, settings=settings, **decoders)
+        self.subscribe(topics)
+        at.clients.append(self)
 
-        known = False
 
-        async def connect() -> Connection:
-            nonlocal known
-            if not known:
-                await self._backend.check_groups([group_id])
-                known = True
-            return await self._connect()
+class ShareAdmin(_Client, admin.ShareAdmin):
+    """Topics, share groups, their offsets and settings, and plain reading of records."""
 
-        made: ShareConsumer[Any, Any] = ShareConsumer(
-            connect, group_id=group_id, clock=self._clock, settings=settings, **decoders
+    def __init__(
+        self, broker: str | BrokerUrl | Broker, *, settings: LinkSettings | None = None, client_id: str = CLIENT_ID
+    ) -> None:
+        """It connects at the first call. Raises: BadBrokerUrl, TypeError."""
+        at = self._at(broker)
+        super().__init__(partial(at.connect, client_id), clock=at.clock, settings=settings, client_id=client_id)
+        at.clients.append(self)
+
+
+class Producer(_Client, producer.Producer):
+    """Sends records in batches, idempotent; what was handed over is sent before it is closed."""
+
+    def __init__(
+        self,
+        broker: str | BrokerUrl | Broker,
+        *,
+        settings: ProducerSettings | None = None,
+        client_id: str = CLIENT_ID,
+        transactional_id: str | None = None,
+        transaction_timeout: float = 60.0,
+    ) -> None:
+        """transactional_id: who it is to those that take over from it; records are sent in transactions then,
+        between `begin` and `commit` or `abort`, each open for at most `transaction_timeout`.
+
+        Raises: BadBrokerUrl, TypeError.
+        """
+        at = self._at(broker)
+        super().__init__(
+            partial(at.connect, client_id),
+            clock=at.clock,
+            settings=settings,
+            client_id=client_id,
+            transactional_id=transactional_id,
+            transaction_timeout=transaction_timeout,
         )
-        made.subscribe(topics)
-        self._made.push_async_callback(made.close)
-        return made
-
-    def admin(self) -> ShareAdmin:
-        """Topics, groups, offsets and settings."""
-        from flowshare.client.admin import ShareAdmin
-
-        admin = ShareAdmin(self._connect, clock=self._clock, client_id=self._client_id)
-        self._made.push_async_callback(admin.close)
-        return admin
-
-    async def _connect(self) -> Connection:
-        return await self._backend.connect(self._client_id)
+        at.clients.append(self)

@@ -11,177 +11,98 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
-from flowshare.backend.capabilities import WORKERS
-from flowshare.backend.fleet_options import ADVICE, FleetPlace
-from flowshare.backend.fleet_security import FleetSecurity
-from flowshare.backend.native import missing_apis
-from flowshare.backend.places import Places
-from flowshare.client.cluster import Cluster
+from flowshare.backend.base import NOTHING_ASKED, WORKERS, BackendError, GroupNeeds
+from flowshare.backend.fleet_options import ADVICE, FleetPlace, FleetSecurity
+from flowshare.backend.native import KafkaBackend
 from flowshare.client.errors import ClientError, NotConnected
-from flowshare.client.routing import ClusterConnection
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.settings import LinkSettings
-from flowshare.clock import LoopClock
-from flowshare.log.base import LogError
+from flowshare.fleet.directory import OF_WORKERS
 from flowshare.protocol import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from flowshare.backend.url import BrokerUrl
-    from flowshare.client.connections import NodeConnection
-    from flowshare.client.kafka_producer import KafkaProducer
-    from flowshare.client.security import Security
-    from flowshare.client.settings import ProducerSettings
-    from flowshare.client.tcp import TcpConnection
+    from flowshare.client.net.connections import NodeConnection
+    from flowshare.client.net.tcp import TcpConnection
     from flowshare.clock import Clock
-    from flowshare.fleet.directory import Place
+    from flowshare.fleet.directory import WorkerAddress
     from flowshare.fleet.worker import FleetWorker
     from flowshare.protocol.messages import Connection
-    from flowshare.server.connection import InProcess
-    from flowshare.server.listener import Listener
+    from flowshare.server.net.listener import Listener
+    from flowshare.server.runtime.connection import InProcess
 
-TO_KAFKA: Final = (
-    m.ProduceRequest,
-    m.FetchRequest,
-    m.ListOffsetsRequest,
-    m.DeleteRecordsRequest,
-    m.CreateTopicRequest,
-    m.DeleteTopicRequest,
-    m.CreatePartitionsRequest,
-    m.MetadataRequest,
-)
-"""What the brokers answer, not the workers."""
-TO_KAFKA_BY_NAME: Final = frozenset(
-    {
-        "DescribeGroupRequest",
-        "HeartbeatRequest",
-        "JoinGroupRequest",
-        "LeaveGroupRequest",
-        "OffsetCommitRequest",
-        "OffsetFetchRequest",
-        "SyncGroupRequest",
-    }
-)
-"""The same of messages that are loaded when they are first used: consumer groups."""
 CHECK_S: Final = 5.0
 """How long the advertised address may take to lead back here."""
 
 logger = logging.getLogger(__name__)
 
 
-class WorkersBackend:
+class WorkersBackend(KafkaBackend):
     """The share groups of a fleet on the Kafka at `broker`, whose options say which fleet and where to listen."""
 
+    kind = "workers"
+    capabilities = WORKERS
+
     def __init__(
-        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = True, asked: Asked = NOTHING_ASKED
+        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = True, asked: GroupNeeds = NOTHING_ASKED
     ) -> None:
         """lead: share in leading the groups. asked: what is known of its groups. Raises: BadBrokerUrl."""
-        self._asked = asked
-        self._broker = broker
-        self._clock = clock or LoopClock()
-        self._security: Security = broker.security()
+        super().__init__(broker, clock=clock, asked=asked)
         self._place = FleetPlace.of(broker, lead=lead)
         self._secured = FleetSecurity.of(broker)
-        self._cluster: Cluster | None = None
         self._workers: Cluster | None = None
-        self._worker: FleetWorker | None = None
         self._listener: Listener | None = None
         self._own: tuple[str, int] | None = None
-        self._led = False
-
-    @property
-    def kind(self) -> str:
-        """`workers`."""
-        return "workers"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Everything."""
-        return WORKERS
-
-    @property
-    def kafka(self) -> KafkaAddress:
-        """The brokers."""
-        return KafkaAddress(hosts=self._broker.hosts, security=self._security)
-
-    @property
-    def fleet(self) -> str:
+        self.fleet = self._place.fleet
         """Its name."""
-        return self._place.fleet
+        self.worker: FleetWorker | None = None
+        """This process's part in leading."""
+        self.led = False
+        """Whether there were workers that lead when it was opened."""
 
     @property
     def bootstrap(self) -> str | None:
         """`host:port` where share clients reach this worker; None for one that does not lead."""
         return None if self._own is None else f"{self._own[0]}:{self._own[1]}"
 
-    @property
-    def led(self) -> bool:
-        """Whether there were workers that lead when it was opened."""
-        return self._led
-
-    @property
-    def worker(self) -> FleetWorker | None:
-        """This process's part in leading."""
-        return self._worker
-
     # --- life ---------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Find the brokers, then lead or find who does. Raises: BackendError."""
-        if self._cluster is not None:
-            raise BackendError("the workers backend is open already")
-        self._cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
-        try:
-            await self._cluster.start()
-            await self.check_groups(self._asked.groups)
-            await (self._lead() if self._place.lead else self._find())
-        except (OSError, ClientError, LogError) as error:
-            await asyncio.shield(self.close())
-            raise BackendError(f"broker {self._broker}: {error}") from error
-        except BaseException:
-            await asyncio.shield(self.close())
-            raise
-
-    async def check_groups(self, groups: Collection[str]) -> None:
-        """See that they are not on the brokers. Raises: BackendError with what to do, ClientError, OSError."""
-        if self._cluster is None:
-            raise BackendError("the workers backend is not open")
-        native = not missing_apis(self._cluster)
-        places = Places(self._cluster, self._place.fleet, native=native, clock=self._clock)
-        await places.check(groups, "workers")
+    async def _begin(self, cluster: Cluster) -> None:
+        """Lead or find who does."""
+        await self.check_groups(self._asked)
+        await (self._lead(cluster) if self._place.lead else self._find())
 
     async def close(self) -> None:
         """Leave the fleet in order; harmless when it is not open."""
-        worker, self._worker = self._worker, None
+        worker, self.worker = self.worker, None
         listener, self._listener = self._listener, None
         workers, self._workers = self._workers, None
-        cluster, self._cluster = self._cluster, None
         if worker is not None:
             await worker.leave()
         if listener is not None:
             await listener.close()
         if worker is not None:
             await worker.close()
-        for one in (workers, cluster):
-            if one is not None:
-                await one.close()
+        if workers is not None:
+            await workers.close()
+        await super().close()
 
-    async def _lead(self) -> None:
+    async def _lead(self, cluster: Cluster) -> None:
         from flowshare.fleet.worker import FleetWorker
-        from flowshare.server.edge.base import Node
-        from flowshare.server.listener import Listener, ListenerError
+        from flowshare.server.edge.base import AdvertisedNode
+        from flowshare.server.net.listener import Listener, ListenerError
 
-        cluster, place = self._cluster, self._place
-        assert cluster is not None
-        brokers = self._broker.hosts
+        place, brokers = self._place, self._broker.hosts
         listens = await asyncio.to_thread(place.listens, brokers, guarded=self._secured.guarded)  # looks names up
         self._secured.check(listens[0], self._security)
         doors = await self._secured.doors(self._clock)
-        worker = self._worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
+        worker = self.worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
         await worker.prepare()
         host = await asyncio.to_thread(place.advertised_host, listens[0], brokers)
-        node = Node(
+        node = AdvertisedNode(
             host=host, port=place.advertised_port, node_id=worker.node_id, cluster_id=f"flowshare-{place.fleet}"
         )
         listener = self._listener = Listener(
@@ -202,16 +123,16 @@ class WorkersBackend:
         await self._check_address(*self._own)
         await worker.join(*self._own)
         listener.rename(worker.node_id)  # another worker may have drawn the same
-        self._led = True
+        self.led = True
         self._workers = self._cluster_of([f"{self._own[0]}:{self._own[1]}"])
 
     async def _check_address(self, host: str, port: int) -> None:
         """Whether what others are told leads back here, and a worker of the fleet is let in. Raises: BackendError."""
-        from flowshare.fleet.calls import WHO
+        from flowshare.fleet.groups.calls import WHO
 
-        assert self._worker is not None
+        assert self.worker is not None
         try:
-            line = await self._open(host, port, "flowshare-check", LinkSettings(connect_timeout_s=CHECK_S))
+            line = await self._open(host, port, "flowshare-check", LinkSettings(connect_timeout=CHECK_S))
         except (OSError, ClientError) as error:
             raise BackendError(f"this worker is not reached at {host}:{port}: {error}; {ADVICE}") from None
         try:
@@ -220,7 +141,7 @@ class WorkersBackend:
             raise BackendError(f"what answers at {host}:{port} is not this worker ({error}); {ADVICE}") from None
         finally:
             await line.close()
-        if told.get("node_id") != self._worker.node_id:
+        if told.get("node_id") != self.worker.node_id:
             raise BackendError(f"what answers at {host}:{port} is another worker; {ADVICE}")
         if not told.get("worker"):
             raise BackendError(
@@ -234,12 +155,12 @@ class WorkersBackend:
         except NotConnected as error:
             logger.debug("%s", error)  # who only asks the brokers needs no workers
             hosts = []
-        self._led = bool(hosts)
+        self.led = bool(hosts)
         self._workers = self._cluster_of(hosts)
 
     async def _addresses(self) -> list[str]:
         """Where the fleet's workers listen, as their slot group says. Raises: NotConnected, ClientError."""
-        from flowshare.fleet.describing import describe_fleet
+        from flowshare.fleet.inspection import describe_fleet
 
         if self._cluster is None:
             raise NotConnected("the workers backend is not open")
@@ -256,7 +177,7 @@ class WorkersBackend:
         return [f"{host}:{port}" for host, port in slot_map.nodes.values()]
 
     def _cluster_of(self, hosts: list[str]) -> Cluster:
-        worker = None if self._worker is None else self._worker.node_id
+        worker = None if self.worker is None else self.worker.node_id
         return Cluster(
             hosts,
             clock=self._clock,
@@ -265,66 +186,47 @@ class WorkersBackend:
             fresh_addresses=self._addresses,
             worker=worker,
             who=_who,
-            outdated=self._outdated,
+            outdated=lambda: self.worker is not None and not self.worker.sure,
             own_address=self.bootstrap,
         )
-
-    def _outdated(self) -> bool:
-        """Whether this process's worker has lost touch with its fleet."""
-        return self._worker is not None and not self._worker.sure
 
     # --- connections --------------------------------------------------------------------------------------------
 
     async def connect(self, client_id: str) -> Connection:
         """A new connection to brokers and workers. Raises: BackendError before `start` and after `close`."""
-        if self._cluster is None or self._workers is None:
+        cluster = self._opened()
+        if self._workers is None:
             raise BackendError("the workers backend is not open")
-        return FleetConnection(self._workers, client_id, self._cluster.connect(client_id))
+        return FleetConnection(self._workers, client_id, cluster.connect(client_id))
 
     async def _connect_own(self, client_id: str) -> InProcess:
         """A connection to this process's own worker, without a socket."""
-        if self._worker is None:
+        if self.worker is None:
             raise NotConnected("this worker has left the fleet")
-        return self._worker.connect(client_id)
+        return self.worker.connect(client_id)
 
-    async def _dial(self, place: Place) -> TcpConnection:
+    async def _dial(self, place: WorkerAddress) -> TcpConnection:
         return await self._open(place.host, place.port, "flowshare-peer", LinkSettings())
 
     async def _open(self, host: str, port: int, client_id: str, settings: LinkSettings) -> TcpConnection:
         """A connection to a worker, as one of the fleet. Raises: OSError, ClientError."""
-        from flowshare.client.tcp import open_tcp
+        from flowshare.client.net.tcp import open_tcp
 
         return await open_tcp(
             host, port, client_id=client_id, clock=self._clock, settings=settings, security=self._secured.own
         )
 
-    def producer(
-        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
-    ) -> KafkaProducer:
-        """A producer on the brokers; it connects at the first record."""
-        from flowshare.client.kafka_producer import KafkaProducer
-
-        async def connect() -> Connection:
-            if self._cluster is None:
-                raise NotConnected("the workers backend is not open")
-            return self._cluster.connect(client_id)
-
-        return KafkaProducer(
-            self._broker.hosts,
-            connect,
-            clock=self._clock,
-            client_id=client_id,
-            linger_s=linger_s,
-            settings=settings,
-            security=self._security,
-        )
-
-    async def set_address(self, address: str) -> None:
-        """Nothing: workers on a cluster are found by their groups."""
-
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of what this worker leads."""
-        return {} if self._worker is None else self._worker.stats()
+        return {} if self.worker is None else self.worker.stats()
+
+
+def of_brokers(request: Any) -> bool:
+    """Whether the brokers answer it, not the fleet's workers: topics, records, producers, consumer groups."""
+    if isinstance(request, m.FindCoordinatorRequest):
+        return request.kind == "transaction"
+    api = request.api
+    return (api is not None and api.key not in OF_WORKERS) or getattr(request, "resource_type", "") == "topic"
 
 
 class FleetConnection(ClusterConnection):
@@ -339,12 +241,7 @@ class FleetConnection(ClusterConnection):
             # A client has the id from Kafka's brokers. Any worker tells of the settings, which are one for all.
             nodes = (await super()._send(m.MetadataRequest(topics=()))).nodes
             request = replace(request, resource=str(min(nodes)))
-        kafka = (
-            isinstance(request, TO_KAFKA)
-            or type(request).__name__ in TO_KAFKA_BY_NAME
-            or getattr(request, "resource_type", "") == "topic"
-        )
-        return await (self._brokers.send(request) if kafka else super()._send(request))
+        return await (self._brokers.send(request) if of_brokers(request) else super()._send(request))
 
     async def close(self) -> None:
         """Close all of them."""
@@ -354,8 +251,8 @@ class FleetConnection(ClusterConnection):
 
 async def _who(connection: NodeConnection) -> int:
     """The node id of the worker at the other end. Raises: OSError, ClientError."""
-    from flowshare.client.tcp import TcpConnection
-    from flowshare.fleet.calls import WHO
+    from flowshare.client.net.tcp import TcpConnection
+    from flowshare.fleet.groups.calls import WHO
 
     assert isinstance(connection, TcpConnection)  # who is reached by an address
     told = await connection.call(WHO)

@@ -1,7 +1,7 @@
 """Where the share groups of a Kafka cluster are: with its brokers, or with the workers of a fleet.
 
 A group that is begun in the wrong place runs everything again. So before groups are used in one place, it is compared
-with what there is: the mark of the last move (`backend.moves`), the brokers' groups, and what the fleets' state topics
+with what there is: the mark of the last move (`read_marks`), the brokers' groups, and what the fleets' state topics
 have. Invariant: a group is begun anew only where none of its name is anywhere else.
 
     mark of a move      on the brokers   in the fleet   asked: native           asked: workers
@@ -16,6 +16,10 @@ have. Invariant: a group is begun anew only where none of its name is anywhere e
 
 "In the fleet" is the fleet that the URL names. Two fleets may have groups of one name, so that of another fleet is told
 and no more, unless it was moved there. What may not be read (no right) counts as not there.
+
+Marks of moves say where a group was moved to last, readable from where it went and where it left. They lie in one small
+compacted topic of the cluster, `__flowshare_moves`: key the group, value the mark. It is made by the first `flowshare
+groups move`; a cluster on which nothing was moved has none.
 """
 
 from __future__ import annotations
@@ -23,21 +27,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
+import orjson
+
 from flowshare.backend.base import BackendError
-from flowshare.backend.moves import Mark, read_marks
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
-from flowshare.fleet.known_groups import fleets_of, known_groups, slots_of
-from flowshare.fleet.names import state_topic
+from flowshare.client.producer.message import Message
+from flowshare.fleet.inspection import fleets_of, known_groups, slots_of
+from flowshare.fleet.state.topic import state_topic
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ListGroupsRequest
 
 if TYPE_CHECKING:
-    from flowshare.client.cluster import Cluster
-    from flowshare.client.routing import ClusterConnection
+    from flowshare.client.net.cluster import Cluster
+    from flowshare.client.net.routing import ClusterConnection
+    from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock
 
 Where = Literal["native", "workers"]
@@ -48,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class GroupLocation:
     """What there is of one group.
 
     mark: of its last move. brokers: whether they have a share group of the name. fleet: whether the URL's fleet has
@@ -56,7 +64,7 @@ class Standing:
     """
 
     group: str
-    mark: Mark | None = None
+    mark: MoveMark | None = None
     brokers: bool = False
     fleet: bool = False
     others: tuple[str, ...] = ()
@@ -120,7 +128,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Places:
+class GroupLocations:
     """What a cluster tells of where groups are. fleet: of the URL. native: whether the brokers have share groups."""
 
     cluster: Cluster
@@ -131,18 +139,18 @@ class Places:
 
     async def check(self, groups: Collection[str], asked: Where) -> None:
         """See that these groups can be used there. Raises: BackendError, ClientError, OSError."""
-        for standing in (await self.look(groups, asked)).values():
-            refusal = standing.refusal(asked, self.fleet)
+        for location in (await self.look(groups, asked)).values():
+            refusal = location.refusal(asked, self.fleet)
             if refusal is not None:
                 raise BackendError(refusal)
-            if asked == "workers" and standing.others and standing.is_in(self.fleet) is None:
+            if asked == "workers" and location.others and location.is_in(self.fleet) is None:
                 logger.warning(
                     "group=%s is begun in fleet %s; fleet %s has a group of this name, too. Was the fleet renamed? "
                     "Then name it fleet=%s",
-                    standing.group,
+                    location.group,
                     self.fleet,
-                    standing.others[0],
-                    standing.others[0],
+                    location.others[0],
+                    location.others[0],
                 )
 
     async def left_for_brokers(self) -> bool:
@@ -160,7 +168,7 @@ class Places:
             await admin.close()
             await kafka.close()
 
-    async def look(self, groups: Collection[str], asked: Where | None = None) -> Mapping[str, Standing]:
+    async def look(self, groups: Collection[str], asked: Where | None = None) -> Mapping[str, GroupLocation]:
         """What there is of each group. asked: what cannot matter for that place is not looked for.
 
         Raises: ClientError, OSError.
@@ -176,7 +184,7 @@ class Places:
             consumers = set() if asked == "native" else await self._committed(admin, unmarked)
             found = await self._in_fleets(kafka, unmarked, shares, asked)
             return {
-                group: Standing(
+                group: GroupLocation(
                     group=group,
                     mark=marks.get(group),
                     brokers=group in shares,
@@ -192,9 +200,9 @@ class Places:
 
     def _opened(self) -> tuple[ClusterConnection, ShareAdmin]:
         async def connect() -> ClusterConnection:
-            return self.cluster.connect("flowshare-places")
+            return self.cluster.connect("flowshare-locations")
 
-        return self.cluster.connect("flowshare-places"), ShareAdmin(connect, clock=self.clock, client_id="places")
+        return self.cluster.connect("flowshare-locations"), ShareAdmin(connect, clock=self.clock, client_id="locations")
 
     async def _list(self, kafka: ClusterConnection) -> None:
         answer = await kafka.send(ListGroupsRequest())
@@ -268,3 +276,71 @@ async def has_state(kafka: ClusterConnection, fleet: str) -> bool:
         if error.code not in FORBIDDEN:
             raise
         return False
+
+
+TOPIC: Final = "__flowshare_moves"
+CONFIGS: Final = {"cleanup.policy": "compact", "max.compaction.lag.ms": "604800000"}
+MARKS_MAX: Final = 1_000_000
+NOT_THERE: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+    }
+)
+"""No marks, or none that this login may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveMark:
+    """Where a group is. fleet: that it went to, or with `native` that it left. at_ms: when, since 1970."""
+
+    place: Literal["native", "workers"]
+    fleet: str
+    at_ms: int
+
+    @property
+    def when(self) -> str:
+        """The moment in UTC, for people."""
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+async def read_marks(admin: ShareAdmin) -> Mapping[str, MoveMark]:
+    """The last mark of each group. Raises: ClientError, OSError."""
+    try:
+        await admin.describe_topic(TOPIC)
+        records = await admin.read(TOPIC, 0, limit=MARKS_MAX)
+    except ServerError as error:
+        if error.code in NOT_THERE:
+            return {}
+        raise
+    found: dict[str, MoveMark] = {}
+    for record in records:
+        group = (record.key or b"").decode(errors="replace")
+        found.pop(group, None)
+        mark = None if record.value is None else _decode(record.value)
+        if mark is not None:
+            found[group] = mark
+    return found
+
+
+async def mark_move(admin: ShareAdmin, producer: Producer, group: str, mark: MoveMark | None) -> None:
+    """Write where a group is; None: it is nowhere, nothing is to be known of it. Raises: ClientError, OSError."""
+    try:
+        await admin.describe_topic(TOPIC)
+    except ServerError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        await admin.create_topic(TOPIC, configs=CONFIGS, exist_ok=True)
+    value = None if mark is None else orjson.dumps({"to": mark.place, "fleet": mark.fleet, "at_ms": mark.at_ms})
+    await producer.send_many(TOPIC, [Message(value, key=group.encode(), partition=0)])
+
+
+def _decode(value: bytes) -> MoveMark | None:
+    """The mark; None: of a later release, or somebody else's."""
+    try:
+        read = orjson.loads(value)
+        place = read["to"]
+        return MoveMark(place, str(read["fleet"]), int(read["at_ms"])) if place in ("native", "workers") else None
+    except (ValueError, TypeError, KeyError):
+        return None

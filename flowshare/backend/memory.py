@@ -2,53 +2,70 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from flowshare.backend.base import Capabilities
-from flowshare.backend.local import LocalBackend
+from flowshare.backend.base import MEMORY, Backend, BackendError
+from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from flowshare.backend.url import Kind
     from flowshare.clock import Clock
-    from flowshare.log.base import Storage
-    from flowshare.share.config import ServerConfig
+    from flowshare.log.storage import BrokerStorage
+    from flowshare.protocol.messages import Connection
+    from flowshare.server.server import Server
 
 
-class MemoryBackend(LocalBackend):
-    """A server over a `MemoryStorage`. `storage`: one that outlives this backend, for tests of a restart."""
+class MemoryBackend(Backend):
+    """A server in this process over a `MemoryStorage`. storage: one that outlives it, for tests of a restart."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock | None = None,
-        server_config: ServerConfig | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(clock=clock, server_config=server_config)
+    kind = "memory"
+    capabilities = MEMORY
+
+    def __init__(self, *, clock: Clock | None = None, storage: BrokerStorage | None = None) -> None:
+        self._clock = clock or LoopClock()
         self._given = storage
+        self._storage: BrokerStorage | None = None
+        self._server: Server | None = None
 
-    @property
-    def kind(self) -> Kind:
-        """`memory`."""
-        return "memory"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """All but durability."""
-        return Capabilities(durable=False)
-
-    @property
-    def kafka(self) -> None:
-        """Nowhere: it has no address."""
-
-    async def set_address(self, address: str) -> None:
-        """Nothing: other processes cannot reach what is in this one's memory."""
-
-    async def _open(self) -> Storage:
+    async def start(self) -> None:
+        """Open storage and server. Raises: BackendError when it is open, LogError."""
+        if self._server is not None:
+            raise BackendError("the memory backend is open already")
         from flowshare.log.memory import MemoryStorage
+        from flowshare.server.server import Server
+        from flowshare.share.config import ServerConfig
 
-        return self._given or MemoryStorage(self._clock)
+        storage = self._given or MemoryStorage(self._clock)
+        server = Server(storage=storage, config=ServerConfig.embedded(), clock=self._clock)
+        try:
+            await server.start()
+        except BaseException:
+            await asyncio.shield(self._let_go(storage))
+            raise
+        self._storage, self._server = storage, server
 
-    async def _let_go(self, storage: Storage) -> None:
+    async def close(self) -> None:
+        """Close all connections, write what is queued, let go of the storage; harmless when it is not open."""
+        server, self._server = self._server, None
+        storage, self._storage = self._storage, None
+        try:
+            if server is not None:
+                await server.close()
+        finally:
+            if storage is not None:
+                await self._let_go(storage)
+
+    async def connect(self, client_id: str) -> Connection:
+        """A new connection. Raises: BackendError before `start` and after `close`."""
+        if self._server is None:
+            raise BackendError("the memory backend is not open")
+        return self._server.connect(client_id=client_id)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and gauges, see `Server.stats`; empty when it is not open."""
+        return {} if self._server is None else self._server.stats()
+
+    async def _let_go(self, storage: BrokerStorage) -> None:
         if storage is not self._given:
             await storage.close()

@@ -1,24 +1,27 @@
-"""The native backend: share groups that Kafka's own brokers lead (Kafka 4.2 and newer, KIP-932)."""
+"""The native backend: share groups that Kafka's own brokers lead (Kafka 4.2 and newer, KIP-932).
+
+Here is, too, what it has in common with the others that are on a Kafka cluster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final
+import asyncio
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
-from flowshare.backend.base import NOTHING_ASKED, Asked, BackendError, Capabilities, KafkaAddress
-from flowshare.backend.capabilities import NATIVE
+from flowshare.backend.base import NATIVE, NOTHING_ASKED, Backend, BackendError, GroupNeeds, KafkaAddress
 from flowshare.backend.fleet_options import fleet_of
-from flowshare.backend.places import Places
-from flowshare.client.cluster import Cluster
+from flowshare.backend.group_location import GroupLocations
 from flowshare.client.errors import ClientError
+from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
+from flowshare.log.base import LogError
 from flowshare.protocol.kafka import ApiKey
 
 if TYPE_CHECKING:
     from flowshare.backend.url import BrokerUrl
-    from flowshare.client.kafka_producer import KafkaProducer
-    from flowshare.client.security import Security
-    from flowshare.client.settings import ProducerSettings
+    from flowshare.client.net.security import Security
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Connection
 
@@ -39,10 +42,10 @@ def missing_apis(cluster: Cluster) -> list[str]:
     ]
 
 
-class NativeBackend:
-    """A Kafka cluster with share groups. `broker`: its URL."""
+class KafkaBackend(Backend):
+    """What the backends on a Kafka cluster have in common. `broker`: its URL."""
 
-    def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None, asked: Asked = NOTHING_ASKED) -> None:
+    def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None, asked: GroupNeeds = NOTHING_ASKED) -> None:
         """asked: what is known of its groups. Raises: BadBrokerUrl (how it is secured cannot be)."""
         self._asked = asked
         self._broker = broker
@@ -51,48 +54,58 @@ class NativeBackend:
         self._cluster: Cluster | None = None
 
     @property
-    def kind(self) -> str:
-        """`native`."""
-        return "native"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What Kafka's brokers can do."""
-        return NATIVE
-
-    @property
     def kafka(self) -> KafkaAddress:
         """The brokers."""
         return KafkaAddress(hosts=self._broker.hosts, security=self._security)
 
     async def start(self) -> None:
-        """Find the brokers, see whether they have share groups, and whether the groups are elsewhere.
-
-        Raises: BackendError.
-        """
+        """Find the brokers, and see whether the groups are in the right place. Raises: BackendError."""
         if self._cluster is not None:
-            raise BackendError("the native backend is open already")
-        cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
+            raise BackendError(f"the {self.kind} backend is open already")
+        self._cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
         try:
-            await cluster.start()
-            self._check(cluster)
-            await self._places(cluster).check(self._asked.groups, "native")
-        except (OSError, ClientError) as error:
-            await cluster.close()
+            await self._cluster.start()
+            await self._begin(self._cluster)
+        except (OSError, ClientError, LogError) as error:
+            await asyncio.shield(self.close())
             raise BackendError(f"broker {self._broker}: {error}") from error
         except BaseException:
-            await cluster.close()
+            await asyncio.shield(self.close())
             raise
-        self._cluster = cluster
 
-    def _places(self, cluster: Cluster) -> Places:
-        return Places(cluster, fleet_of(self._broker), native=True, clock=self._clock)
+    @abstractmethod
+    async def _begin(self, cluster: Cluster) -> None:
+        """The brokers are found. Raises: BackendError, OSError, ClientError, LogError."""
 
     async def check_groups(self, groups: Collection[str]) -> None:
-        """See that no fleet has them. Raises: BackendError with what to do, ClientError, OSError."""
+        """See that they are not in the other place. Raises: BackendError with what to do, ClientError, OSError."""
+        cluster = self._opened()
+        native = not missing_apis(cluster)
+        locations = GroupLocations(cluster, fleet_of(self._broker), native=native, clock=self._clock)
+        await locations.check(groups, "native" if self.kind == "native" else "workers")
+
+    def _opened(self) -> Cluster:
         if self._cluster is None:
-            raise BackendError("the native backend is not open")
-        await self._places(self._cluster).check(groups, "native")
+            raise BackendError(f"the {self.kind} backend is not open")
+        return self._cluster
+
+    async def close(self) -> None:
+        """Forget the cluster; connections are closed by those who opened them."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await cluster.close()
+
+
+class NativeBackend(KafkaBackend):
+    """A Kafka cluster with share groups. The brokers lead, and have metrics of their own."""
+
+    kind = "native"
+    capabilities = NATIVE
+
+    async def _begin(self, cluster: Cluster) -> None:
+        """See whether the brokers have share groups, and whether the groups are elsewhere."""
+        self._check(cluster)
+        await self.check_groups(self._asked)
 
     def _check(self, cluster: Cluster) -> None:
         missing = missing_apis(cluster)
@@ -103,37 +116,6 @@ class NativeBackend:
                 'share.version=1), or let the workers lead the groups: share="workers"'
             )
 
-    async def close(self) -> None:
-        """Forget the cluster; connections are closed by those who opened them."""
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            await cluster.close()
-
     async def connect(self, client_id: str) -> Connection:
         """A new connection to the cluster. Raises: BackendError before `start` and after `close`."""
-        if self._cluster is None:
-            raise BackendError("the native backend is not open")
-        return self._cluster.connect(client_id)
-
-    def producer(
-        self, *, client_id: str, linger_s: float | None = None, settings: ProducerSettings | None = None
-    ) -> KafkaProducer:
-        """A producer on the cluster; it connects at the first record."""
-        from flowshare.client.kafka_producer import KafkaProducer
-
-        return KafkaProducer(
-            self._broker.hosts,
-            lambda: self.connect(client_id),
-            clock=self._clock,
-            client_id=client_id,
-            linger_s=linger_s,
-            settings=settings,
-            security=self._security,
-        )
-
-    async def set_address(self, address: str) -> None:
-        """Nothing: workers on a cluster are found by their group (`flowshare groups members`)."""
-
-    def stats(self) -> Mapping[str, Any]:
-        """None: the brokers lead, and have metrics of their own."""
-        return {}
+        return self._opened().connect(client_id)

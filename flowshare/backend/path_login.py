@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flowshare.backend.base import BackendError
-from flowshare.client.security import Security
+from flowshare.client.net.security import Security
 from flowshare.log.folder import NotPrivate, OwnFolder
 from flowshare.log.owner import OWNER_FILE, parse_owner
 
@@ -63,14 +63,14 @@ class NoLogin(BackendError):
 
 
 @dataclass(frozen=True, slots=True)
-class Logins:
+class PathLogins:
     """What a path's port asks for. secret: of flowshare's own processes. password: of other clients."""
 
     secret: str = field(repr=False)
     password: str = field(repr=False)
 
 
-def make_logins(folder: OwnFolder, token: Callable[[], str]) -> Logins:
+def make_logins(folder: OwnFolder, token: Callable[[], str]) -> PathLogins:
     """The path's logins, made where they are missing; for whoever holds its lock. token: makes a new password.
 
     Raises: NotPrivate, OSError.
@@ -83,31 +83,31 @@ def make_logins(folder: OwnFolder, token: Callable[[], str]) -> Logins:
     if password is None:
         password = token()
         folder.write(CLIENT_FILE, _properties(password).encode(), lasting=True)
-    return Logins(secret, password)
+    return PathLogins(secret, password)
 
 
-class Door:
-    """The login at the port of a path that this process leads. Made by `open_door`."""
+@dataclass(frozen=True, slots=True)
+class PathDoor:
+    """The login at the port of a path that this process leads. Made by `open_door`. own: of flowshare's own user."""
 
-    def __init__(self, users: Users, own: Credential, secret: str) -> None:
-        self._users = users
-        self._own = own
-        self._secret = secret
+    users: Users
+    own: Credential
+    secret: str = field(repr=False)
 
     def sasl(self) -> Sasl:
         """What the listener is given."""
         from flowshare.server.security.sasl import Sasl
 
-        return Sasl(self._users, random=os.urandom, mechanisms=MECHANISMS, managed=False)
+        return Sasl(self.users, random=os.urandom, mechanisms=MECHANISMS, managed=False)
 
     def bound(self, address: str) -> Security:
         """The listener's address is known: this user's processes are let in. How they log in there."""
-        security = _security(address, self._secret)
-        self._users.fix(security.username, self._own)
+        security = _security(address, self.secret)
+        self.users.fix(security.username, self.own)
         return security
 
 
-async def open_door(logins: Logins, clock: Clock) -> Door:
+async def open_door(logins: PathLogins, clock: Clock) -> PathDoor:
     """Make the users of a path's port. They are not the storage's: those have rights at `flowshare serve` only."""
     import asyncio
 
@@ -119,7 +119,7 @@ async def open_door(logins: Logins, clock: Clock) -> Door:
     users = Users(MemoryStorage(clock), UsersFile(passwords={CLIENT_USER: logins.password}, hashed={}))
     await users.start(os.urandom)
     own = await asyncio.to_thread(hashed, MECHANISMS[0], logins.secret, salt=os.urandom(16))
-    return Door(users, own, logins.secret)
+    return PathDoor(users, own, logins.secret)
 
 
 def security_at(path: Path, address: str) -> Security | None:

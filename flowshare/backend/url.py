@@ -33,22 +33,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
 
+from flowshare.errors import FlowshareError
+
 if TYPE_CHECKING:
-    from flowshare.client.security import Security
+    from flowshare.client.net.security import Security
 
-Kind = Literal["embedded", "memory", "kafka"]
+Scheme = Literal["embedded", "memory", "kafka"]
 
-KINDS: Final[tuple[Kind, ...]] = ("embedded", "memory", "kafka")
+SCHEMES: Final[tuple[Scheme, ...]] = ("embedded", "memory", "kafka")
+FLEET_SECURITY: Final = (
+    {"listen_tls_cert", "listen_tls_key", "listen_tls_ca", "listen_tls_client_auth", "listen_insecure"}
+    | {"listen_sasl_users", "listen_sasl_mechanisms", "listen_acls", "listen_super_users"}
+    | {"fleet_security", "fleet_user", "fleet_password_file", "fleet_sasl_mechanism"}
+    | {"fleet_ca_file", "fleet_certificate_file", "fleet_key_file", "fleet_check_hostname"}
+)
+"""How a fleet's listeners are secured (`fleet_options`)."""
 OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "embedded": frozenset({"fsync", "open"}),
     "memory": frozenset(),
     "kafka": frozenset(
         {"security", "sasl_mechanism", "ca_file", "certificate_file", "key_file", "password_file", "check_hostname"}
         | {"share", "fleet", "lead", "listen", "advertise", "slots", "state_dir"}
-        | {"listen_tls_cert", "listen_tls_key", "listen_tls_ca", "listen_tls_client_auth", "listen_insecure"}
-        | {"listen_sasl_users", "listen_sasl_mechanisms", "listen_acls", "listen_super_users"}
-        | {"fleet_security", "fleet_user", "fleet_password_file", "fleet_sasl_mechanism"}
-        | {"fleet_ca_file", "fleet_certificate_file", "fleet_key_file", "fleet_check_hostname"}
+        | FLEET_SECURITY
     ),
 }
 SHARES: Final = ("auto", "native", "workers")
@@ -56,15 +62,22 @@ SHARES: Final = ("auto", "native", "workers")
 FORMS: Final = "embedded:///absolute/path, memory:// or kafka://host:port"
 
 
-class BadBrokerUrl(ValueError):
+class BadBrokerUrl(FlowshareError, ValueError):
     """A broker URL that cannot be used; the text says what to write instead."""
+
+
+def as_flag(name: str, text: str) -> bool:
+    """A yes-or-no option's value. Raises: BadBrokerUrl."""
+    if text.lower() not in ("true", "false"):
+        raise BadBrokerUrl(f"{name}={text!r}: write true or false")
+    return text.lower() == "true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerUrl:
     """A parsed broker URL. `path` is set for embedded, `hosts` for kafka, `username` for kafka with a login."""
 
-    kind: Kind
+    kind: Scheme
     path: str = ""
     hosts: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -74,11 +87,7 @@ class BrokerUrl:
     def flag(self, name: str, *, default: bool = False) -> bool:
         """A yes-or-no option. Raises: BadBrokerUrl."""
         text = self.options.get(name)
-        if text is None:
-            return default
-        if text.lower() not in ("true", "false"):
-            raise BadBrokerUrl(f"broker option {name}={text!r}: write true or false")
-        return text.lower() == "true"
+        return default if text is None else as_flag(f"broker option {name}", text)
 
     @property
     def share(self) -> str:
@@ -100,7 +109,7 @@ class BrokerUrl:
         The password: the URL's, else of `password_file`, else of the variable FLOWSHARE_SASL_PASSWORD.
         Raises: BadBrokerUrl
         """
-        from flowshare.client.security import BadSecurity, Security, find_password
+        from flowshare.client.net.security import BadSecurity, Security, find_password
 
         options: dict[str, Any] = {
             name: Path(self.options[name])
@@ -157,9 +166,9 @@ def parse_broker(url: str) -> BrokerUrl:
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise BadBrokerUrl(f"broker {shown!r} is no URL; write {FORMS}")
-    kind = next((known for known in KINDS if known == scheme.lower()), None)
+    kind = next((known for known in SCHEMES if known == scheme.lower()), None)
     if kind is None:
-        close = difflib.get_close_matches(scheme.lower(), KINDS, n=1)
+        close = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1)
         hint = f"did you mean {close[0]}://?" if close else f"write {FORMS}"
         raise BadBrokerUrl(f"broker {shown!r} has the unknown scheme {masked(scheme)!r}; {hint}")
     if kind == "kafka" and _LOGIN_ALONE.fullmatch(url):
@@ -171,12 +180,12 @@ def parse_broker(url: str) -> BrokerUrl:
     options = _options(kind, shown, query)
     if kind == "embedded":
         broker = BrokerUrl(kind=kind, path=_path(shown, place), options=options)
-        _check_settings(shown, broker.settings)
+        _check_settings(shown, broker)
         return broker
     if kind == "kafka":
         _check_share(shown, options)
         broker = _kafka(shown, place, options)
-        _check_fleet_settings(shown, broker)
+        _check_settings(shown, broker)
         return broker
     if place not in ("", "/"):
         raise BadBrokerUrl(f"broker {shown!r} names a place, but memory:// keeps nothing; write memory://")
@@ -195,7 +204,7 @@ def _kafka(url: str, place: str, options: dict[str, str]) -> BrokerUrl:
     )
 
 
-def _options(kind: Kind, url: str, query: str) -> dict[str, str]:
+def _options(kind: Scheme, url: str, query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         settings = kind == "embedded" or (kind == "kafka" and "@" not in query)
@@ -216,25 +225,11 @@ def _check_share(url: str, options: Mapping[str, str]) -> None:
         raise BadBrokerUrl(f"broker {url!r} has share={share!r}; write {', '.join(SHARES[:-1])} or {SHARES[-1]}")
 
 
-def _check_settings(url: str, settings: Mapping[str, str]) -> None:
-    """Raises: BadBrokerUrl."""
-    if not settings:
-        return
-    from flowshare.server.settings import Settings
-    from flowshare.share.errors import InvalidConfig
-
-    try:
-        Settings.parse(settings)
-    except InvalidConfig as error:
-        raise BadBrokerUrl(f"broker {url!r}: {error}") from None
-
-
-def _check_fleet_settings(url: str, broker: BrokerUrl) -> None:
-    """Raises: BadBrokerUrl."""
+def _check_settings(url: str, broker: BrokerUrl) -> None:
+    """Of an embedded broker, or of a fleet. Raises: BadBrokerUrl."""
     if not broker.settings:
         return
-    from flowshare.fleet.settings import check_settings
-    from flowshare.share.errors import InvalidConfig
+    from flowshare.core_errors import InvalidConfig
 
     if broker.share == "native":
         raise BadBrokerUrl(
@@ -243,7 +238,14 @@ def _check_fleet_settings(url: str, broker: BrokerUrl) -> None:
             "group's with flowshare groups config"
         )
     try:
-        check_settings(broker.settings)
+        if broker.kind == "embedded":
+            from flowshare.server.settings import Settings
+
+            Settings.parse(broker.settings)
+        else:
+            from flowshare.fleet.groups.settings import check_settings
+
+            check_settings(broker.settings)
     except InvalidConfig as error:
         raise BadBrokerUrl(f"broker {url!r}: {error}") from None
 

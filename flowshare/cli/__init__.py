@@ -1,4 +1,7 @@
-"""The `flowshare` command: one module a command, imported when the command is asked for.
+"""The `flowshare` command: a module for each command or two, imported when it is asked for.
+
+What several need is in `options` (the broker's URL), `session` (an open log), `output` (tables, JSON, errors), `pages`
+(running workers) and `logs`. What a command does is done below: nothing imports this package.
 
 `flowshare --help` imports click and the small command modules only; faust, aiokafka, aiohttp, RocksDB and rich are
 imported inside the commands that need them. Errors are one line on stderr that says what to do; exit code 2 is a
@@ -19,16 +22,16 @@ from flowshare.printable import printable
 
 COMMANDS: Final = {
     "check": ("flowshare.cli.check", "check", "Say what would go wrong if the app was started."),
-    "demo": ("flowshare.cli.demo", "demo", "Run 336,776 real flights through share agents, kill -9 included."),
+    "demo": ("flowshare.cli.dev", "demo", "Run 336,776 real flights through share agents, kill -9 included."),
     "dev": ("flowshare.cli.dev", "dev", "Start and end a throw-away real Kafka on this machine."),
     "dlq": ("flowshare.cli.dlq", "dlq", "List, show and replay dead letters."),
-    "drain": ("flowshare.cli.drain", "drain", "Have a worker finish what it is running, before it is stopped."),
+    "drain": ("flowshare.cli.pages", "drain", "Have a worker finish what it is running, before it is stopped."),
     "fleet": ("flowshare.cli.fleet", "fleet", "Show and change the settings of a fleet of workers."),
     "groups": ("flowshare.cli.groups", "groups", "List, describe, configure, reset and delete share groups."),
-    "inflight": ("flowshare.cli.inflight", "inflight", "Show the records that a running worker is working on."),
+    "inflight": ("flowshare.cli.pages", "inflight", "Show the records that a running worker is working on."),
     "lag": ("flowshare.cli.lag", "lag", "Show backlog, oldest age, rates, needed workers and retention a group."),
     "pipeline": ("flowshare.cli.pipeline", "pipeline", "Run an app's pipelines on Spark."),
-    "scale": ("flowshare.cli.scale", "scale", "Run as many workers as an app needs at the moment."),
+    "scale": ("flowshare.cli.worker", "scale", "Run as many workers as an app needs at the moment."),
     "send": ("flowshare.cli.send", "send", "Send records to a topic."),
     "serve": ("flowshare.cli.serve", "serve", "Serve a log to Kafka clients: a broker for development."),
     "topics": ("flowshare.cli.topics", "topics", "List, create, describe and delete topics."),
@@ -77,7 +80,7 @@ def cli() -> None:
 
 def _tell_supervisor(why: str) -> None:
     """A worker of a supervisor's that cannot start says why there, too."""
-    from flowshare.agents.supervised import report_refused
+    from flowshare.agents.worker.supervisor import report_refused
 
     report_refused(why)
 
@@ -90,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(2)
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
-    from flowshare.cli.errors import explain
+    from flowshare.cli.output import explain
 
     try:
         code = cli.main(args=args, prog_name="flowshare", standalone_mode=False)

@@ -1,30 +1,36 @@
-"""`flowshare check module:app`: what would go wrong if the app was started, without starting it."""
+"""`flowshare check module:app`: what would go wrong if the app was started, without starting it.
+
+Of the ACLs that a fleet of workers needs on Kafka's brokers it says which there are (`fleet_acls`).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from flowshare.agents.errors import UsageError
-from flowshare.cli.errors import explain
+from flowshare.agents.feed.limits import asked_of
+from flowshare.agents.handler.errors import UsageError
+from flowshare.backend.url import BadBrokerUrl
 from flowshare.cli.options import debug_option, json_option
+from flowshare.cli.output import emit_json, explain
+from flowshare.cli.session import CommandSession, brokers_of, embedded_path, open_session, run
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.cli.session import Session
+    from flowshare.agents.app.app import App
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.net.routing import ClusterConnection
 
 _DISK_LOW: Final = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the answer. level: `ok`, `warning` or `error`."""
 
     level: str
@@ -37,8 +43,7 @@ class Finding:
 @debug_option
 def check(app_path: str, as_json: bool) -> int:
     """Say what would go wrong if the app was started. Exit code 1 when something would."""
-    from flowshare.agents.loading import AppNotFound, load_app
-    from flowshare.cli.output import emit_json
+    from flowshare.agents.app.loading import AppNotFound, load_app
     from flowshare.printable import printable
 
     try:
@@ -47,7 +52,7 @@ def check(app_path: str, as_json: bool) -> int:
         findings = [Finding("error", str(error))]
     failed = any(finding.level == "error" for finding in findings)
     if as_json:
-        emit_json([asdict(finding) for finding in findings])
+        emit_json([finding._asdict() for finding in findings])
     else:
         for finding in findings:
             colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.level]
@@ -57,7 +62,7 @@ def check(app_path: str, as_json: bool) -> int:
 
 def examine(app: App) -> list[Finding]:
     """Everything that can be known of an app without starting it."""
-    from flowshare.agents import summary
+    from flowshare.agents.app import summary
 
     agents = list(app.share_agents.values())
     findings = [Finding("ok", summary.line(agent)) for agent in agents]
@@ -68,7 +73,7 @@ def examine(app: App) -> list[Finding]:
         )
     findings += [Finding("warning", text) for text in summary.surprises(agents)]
     findings += _middleware(app)
-    return findings + _rights(app) + _broker(app)
+    return findings + _fleet_rights(app) + _broker(app)
 
 
 def _streams(app: App) -> list[Finding]:
@@ -92,22 +97,16 @@ def _middleware(app: App) -> list[Finding]:
     return findings
 
 
-def _rights(app: App) -> list[Finding]:
+def _fleet_rights(app: App) -> list[Finding]:
     """What Kafka's brokers have to allow a fleet of workers; what prevents asking is told by `_broker`."""
-    import asyncio
-
-    from flowshare.backend.url import BadBrokerUrl
-    from flowshare.cli.rights import of_fleet
-
     try:
-        return [Finding(level, text) for level, text in asyncio.run(of_fleet(app))]
+        return asyncio.run(fleet_acls(app))
     except (OSError, ClientError, BadBrokerUrl):
         return []
 
 
 def _broker(app: App) -> list[Finding]:
-    from flowshare.backend.workers import running_workers
-    from flowshare.cli.session import embedded_path, run
+    from flowshare.backend.path_workers import running_workers
 
     url = app.broker_address.revealed()
     try:
@@ -148,7 +147,7 @@ def _disk(path: Path) -> list[Finding]:
     return []
 
 
-async def _log(session: Session, app: App) -> list[Finding]:
+async def _log(session: CommandSession, app: App) -> list[Finding]:
     topics = {topic.name for topic in await session.admin.list_topics()}
     findings: list[Finding] = []
     groups: set[str] = set()
@@ -166,10 +165,9 @@ async def _log(session: Session, app: App) -> list[Finding]:
     return [*findings, *await _left_behind(session, app, groups)]
 
 
-async def _rehearsal(session: Session, agent: Any) -> list[Finding]:
+async def _rehearsal(session: CommandSession, agent: Any) -> list[Finding]:
     """What would refuse the start: limits of the brokers, names and settings of topics, settings of the group."""
-    from flowshare.agents.setup import rehearse
-    from flowshare.cli.session import open_session
+    from flowshare.agents.feed.setup import rehearse
 
     try:
         if session.led:
@@ -182,13 +180,13 @@ async def _rehearsal(session: Session, agent: Any) -> list[Finding]:
     return []
 
 
-async def _position(session: Session, agent: Any) -> Finding:
+async def _position(session: CommandSession, agent: Any) -> Finding:
     parts = await session.admin.group_offsets(agent.group)
     backlog = sum(max(0, part.lag) for part in parts)
     return Finding("ok", f"{agent.name}: group {agent.group} goes on where it was, with a backlog of {backlog}")
 
 
-async def _left_behind(session: Session, app: App, groups: set[str]) -> list[Finding]:
+async def _left_behind(session: CommandSession, app: App, groups: set[str]) -> list[Finding]:
     """Groups of this app that no agent uses any more: a renamed function leaves its backlog behind."""
     used = {agent.group for agent in app.share_agents.values()}
     findings = []
@@ -202,3 +200,70 @@ async def _left_behind(session: Session, app: App, groups: set[str]) -> list[Fin
             )
             findings.append(Finding("warning", text))
     return findings
+
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+
+
+async def fleet_acls(app: App) -> list[Finding]:
+    """The ACLs of the app's fleet as commands, those that are missing as errors; none where the brokers lead.
+
+    Raises: what opening a connection to the brokers ends with.
+    """
+    broker = app.broker_address
+    if broker.kind != "kafka" or broker.share == "native":
+        return []
+    async with brokers_of(broker) as kafka:
+        if broker.share == "auto" and not await _workers_lead(kafka, app):
+            return []
+        return await _rights(kafka, broker, app)
+
+
+async def _workers_lead(kafka: ClusterConnection, app: App) -> bool:
+    """As `backend.auto` decides."""
+    from flowshare.backend.fleet_options import fleet_of
+    from flowshare.backend.native import missing_apis
+    from flowshare.fleet.rights import absent
+    from flowshare.fleet.state.topic import state_topic
+
+    if missing_apis(kafka.cluster) or any(asked_of(app.share_agents.values()).values()):
+        return True
+    return not await absent(kafka, [state_topic(fleet_of(app.broker_address))])
+
+
+async def _rights(kafka: ClusterConnection, broker: BrokerUrl, app: App) -> list[Finding]:
+    from flowshare.agents.host.candidate import leader_group
+    from flowshare.backend.fleet_options import fleet_of
+    from flowshare.fleet.rights import READ, Permission, absent, missing, needed
+    from flowshare.protocol.rights import ResourceType
+
+    agents = app.share_agents.values()
+    reads = {name for agent in agents for name in agent.topics}
+    writes = {name for agent in agents for name in (*agent.sinks, agent.dead_letter_topic) if name is not None}
+    makes = await absent(kafka, sorted(reads | writes)) if app.conf.topic_allow_declare else []
+    rights = needed(fleet_of(broker), reads=reads, writes=writes, makes=makes)
+    if app.lease_guard.wanted:
+        rights.append(
+            Permission(ResourceType.GROUP, leader_group(app.app_id), (READ,), "one process runs what is on_leader")
+        )
+    lacks = [await missing(kafka, right) for right in rights]
+    principal = _principal(broker)
+    if not any(lacks) and principal == ANONYMOUS:
+        return [
+            Finding("ok", f"the brokers allow the fleet all that it needs: {len(rights)} ACLs, if they ask for any")
+        ]
+    found: list[Finding] = []
+    for right, lack in zip(rights, lacks, strict=True):
+        command = right.command(broker.hosts[0], principal)
+        if lack:
+            names = ", ".join(operation.name for operation in lack)
+            found.append(Finding("error", f"the brokers do not allow the fleet {right}; {names} is missing: {command}"))
+        else:
+            found.append(Finding("ok", f"the fleet needs {right}: {command}"))
+    return found
+
+
+def _principal(broker: BrokerUrl) -> str:
+    if broker.username:
+        return f"User:{broker.username}"
+    return "User:<subject of the certificate>" if "certificate_file" in broker.options else ANONYMOUS

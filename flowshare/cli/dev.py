@@ -1,4 +1,4 @@
-"""`flowshare dev`: a throw-away real Kafka on this machine."""
+"""`flowshare dev`: a throw-away real Kafka on this machine; `flowshare demo`: real data through share agents."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import click
 
 from flowshare.cli.options import debug_option, json_option
 from flowshare.cli.output import say
+from flowshare.dev.flights_data import ROWS
 
 if TYPE_CHECKING:
-    from flowshare.dev.broker import Broker
+    from flowshare.dev.broker import DevBroker
 
 NOT_RUNNING: Final = 3
 """Exit code of `status` when no broker runs, as of `systemctl status`."""
@@ -36,9 +37,9 @@ def dev() -> None:
 @debug_option
 def up(port: int | None, data: Path | None, version: str | None, by: Literal["docker", "jars"] | None) -> None:
     """Start the broker, and print its URL when it is ready. When it runs already, only its URL is printed."""
-    from flowshare.dev.failure import DevFailure
-    from flowshare.dev.up import current
-    from flowshare.dev.up import up as start
+    from flowshare.dev import DevFailure
+    from flowshare.dev.broker import current
+    from flowshare.dev.broker import up as start
 
     there = current()
     if there is None or not there.runs:
@@ -55,7 +56,7 @@ def up(port: int | None, data: Path | None, version: str | None, by: Literal["do
 @debug_option
 def down() -> None:
     """End the broker. Its data goes with it, unless `up` was given --data."""
-    from flowshare.dev.up import down as end
+    from flowshare.dev.broker import down as end
 
     ended = end()
     if ended is None:
@@ -71,7 +72,7 @@ def down() -> None:
 def status(as_json: bool) -> int:
     """Say whether the broker runs. Exit code 0: it runs and answers, 3: it does not run, 1: it does not answer."""
     from flowshare.cli.output import emit_json
-    from flowshare.dev.up import current
+    from flowshare.dev.broker import current
 
     broker = current()
     code = NOT_RUNNING if broker is None or not broker.runs else 0 if broker.answers else NO_ANSWER
@@ -92,8 +93,28 @@ def status(as_json: bool) -> int:
     return code
 
 
-def _where(broker: Broker) -> str:
+def _where(broker: DevBroker) -> str:
     if broker.container is not None:
         return f"container {broker.container[:12]}"
     pids = ", ".join(str(one.pid) for one in broker.processes)
     return f"process {pids}, logs in {broker.data}"
+
+
+@click.command("demo")
+@click.option("--rows", type=click.IntRange(1000, ROWS), default=ROWS, show_default=True, help="How many flights.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Where to keep the broker's data.  [default: removed at the end]"
+)
+@click.option("--no-spark", is_flag=True, help="Leave the pipeline out, which needs Spark and Java.")
+@debug_option
+def demo(rows: int, data: Path | None, no_spark: bool) -> int:
+    """Run 336,776 real flights through share agents, kill -9 included.
+
+    A worker is killed half-way and started again; what comes out is compared with the raw table. Then a pipeline on
+    Spark sums it up.
+    """
+    from flowshare.dev.flights import demo as run
+
+    if data is not None and (data / "broker").exists():
+        raise click.UsageError(f"{data} holds an earlier demo; remove it or name another directory")
+    return run(rows, data, spark=not no_spark)

@@ -1,27 +1,33 @@
-"""`flowshare dlq`: list, show and replay dead letters."""
+"""`flowshare dlq`: list, show and replay dead letters.
+
+Which letters were replayed, so that a second replay leaves them out, stands where every backend keeps such things: as
+committed offsets of a consumer group without members, `<dead-letter topic>.replayed`, the offset of a partition being
+the first that was not replayed, and the metadata the runs behind it (`17-20,25`). Brokers forget it a week after the
+last replay, unless offsets.retention.minutes says else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from flowshare.cli.errors import Failure
-from flowshare.cli.options import broker_options, broker_url, json_option
-from flowshare.cli.output import say
-from flowshare.cli.replayed import Replayed
+from flowshare.cli.options import facts_options, moment, together
+from flowshare.cli.output import Failure, emit_json, headings, progress, say, show
+from flowshare.cli.session import CommandSession, run
+from flowshare.share.ranges import Range, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from flowshare.cli.session import Session
-    from flowshare.client.producer import Message
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.producer.producer import Message
 
 _SUFFIX: Final = ".dlq"
 _ROUND: Final = 1_000
+REPLAYED: Final = ".replayed"
+METADATA_MAX: Final = 4000
+"""Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
 SERVER_PREFIX: Final = "__dlq.errors."
 """Headers of dead letters that the server itself writes: records that the delivery limit archived (KIP-1191)."""
 _SERVERS: Final = {"delivery.count": "attempts", "message": "reason"}
@@ -29,35 +35,30 @@ _SERVERS: Final = {"delivery.count": "attempts", "message": "reason"}
 _FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which dead letters are meant; None: any."""
+def _wanted(
+    *, since: str | None = None, reason: str | None = None, exception: str | None = None, agent: str | None = None
+) -> Callable[[Mapping[str, Any]], bool]:
+    """Which dead letters are meant; without a filter any."""
+    since_ms = float("-inf") if since is None else moment(since, "--since").timestamp() * 1000
 
-    reason: str | None = None
-    exception: str | None = None
-    agent: str | None = None
-    since: datetime | None = None
-
-    def takes(self, letter: Mapping[str, Any]) -> bool:
-        """Whether the letter is one of them."""
+    def takes(letter: Mapping[str, Any]) -> bool:
         return (
-            (self.reason is None or self.reason.lower() in letter["reason"].lower())
-            and (self.exception is None or self.exception.lower() in letter["exception"].lower())
-            and (self.agent is None or self.agent == letter["agent"])
-            and (self.since is None or letter["died_ms"] >= self.since.timestamp() * 1000)
+            (reason or "").lower() in letter["reason"].lower()
+            and (exception or "").lower() in letter["exception"].lower()
+            and agent in (None, letter["agent"])
+            and letter["died_ms"] >= since_ms
         )
 
+    return takes
 
-def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filters that `show` and `replay` share; the command gets them as keyword arguments."""
-    for option in (
-        click.option("--since", metavar="ISO", help="Died at or after this time (UTC unless it names a zone)."),
-        click.option("--agent", help="Died in this agent."),
-        click.option("--exception", help="The exception's name contains this."),
-        click.option("--reason", help="The reason contains this."),
-    ):
-        function = option(function)
-    return function
+
+filter_options: Final = together(
+    click.option("--reason", help="The reason contains this."),
+    click.option("--exception", help="The exception's name contains this."),
+    click.option("--agent", help="Died in this agent."),
+    click.option("--since", metavar="ISO", help="Died at or after this time (UTC unless it names a zone)."),
+)
+"""The filters that `show` and `replay` share; the command gets them as keyword arguments."""
 
 
 @click.group("dlq")
@@ -66,16 +67,13 @@ def dlq() -> None:
 
 
 @dlq.command("ls")
-@json_option
-@broker_options
-def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def ls(as_json: bool, url: str, app_path: str | None) -> None:
     """List the dead-letter topics: those named *.dlq, and with --app the app's own."""
-    from flowshare.cli.output import show
-    from flowshare.cli.session import run
 
     named = _of_app(app_path) if app_path else {}
-    rows = run(broker_url(broker, app_path), lambda session: _list(session, named))
-    columns = {"topic": "topic", "letters": "letters", "newest": "newest", "agent": "agent"}
+    rows = run(url, lambda session: _list(session, named))
+    columns = headings("topic", "letters", "newest", "agent")
     show(rows, columns, as_json=as_json, empty="there are no dead-letter topics", right=("letters",))
 
 
@@ -85,42 +83,37 @@ def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
 @click.option("--values", is_flag=True, help="Show keys and values too.")
 @click.option("--trace", is_flag=True, help="Show tracebacks too.")
 @filter_options
-@json_option
-@broker_options
+@facts_options
 def show_letters(
     topic: str,
     limit: int,
     values: bool,
     trace: bool,
     as_json: bool,
-    broker: str | None,
-    app_path: str | None,
+    url: str,
     **filters: str | None,
 ) -> None:
     """Show why records died and where they came from, newest last."""
-    from flowshare.cli.output import emit_json, show
-    from flowshare.cli.session import run
 
-    wanted = _filter(filters)
+    wanted = _wanted(**filters)
 
-    async def call(session: Session) -> list[dict[str, Any]]:
+    async def call(session: CommandSession) -> list[dict[str, Any]]:
         found, others = [], 0
         async for letter in _letters(session, topic):
             others += not letter["is_letter"]
-            if letter["is_letter"] and wanted.takes(letter):
+            if letter["is_letter"] and wanted(letter):
                 found.append(letter)
         if others and not found:
             raise Failure(f"{others} records of {topic} are no dead letters; `flowshare dlq ls` lists the right topics")
         return found
 
-    found = run(broker_url(broker, app_path), call)
+    found = run(url, call)
     left_out, letters = max(0, len(found) - limit), [_plain(letter) for letter in found[-limit:]]
     if as_json:
         emit_json(letters)
         return
-    columns = {"at": "letter", "died": "died", "origin": "from", "attempts": "attempts", "reason": "reason"}
-    if values:
-        columns |= {"key": "key", "value": "value"}
+    more = ("key", "value") if values else ()
+    columns = headings("at", "died", "origin", "attempts", "reason", *more, at="letter", origin="from")
     show(letters, columns, as_json=False, empty=f"no dead letters in {topic}", right=("attempts",))
     for letter in letters if trace else ():
         say("")
@@ -139,8 +132,7 @@ def show_letters(
 @click.option("--again", is_flag=True, help="Those too that were replayed before.")
 @click.option("--dry-run", is_flag=True, help="Only say how many, and where to.")
 @filter_options
-@json_option
-@broker_options
+@facts_options
 def replay(
     topic: str,
     places: tuple[str, ...],
@@ -150,7 +142,7 @@ def replay(
     again: bool,
     dry_run: bool,
     as_json: bool,
-    broker: str | None,
+    url: str,
     app_path: str | None,
     **filters: str | None,
 ) -> None:
@@ -158,15 +150,14 @@ def replay(
 
     They stay in the dead-letter topic, unless --delete is given; a second replay leaves them out, unless --again is.
     """
-    from flowshare.cli.output import emit_json
-    from flowshare.cli.session import run
 
-    wanted, picked = _filter(filters), frozenset(_place(topic, text) for text in places)
-    if delete and (picked or wanted != Filter()):
+    wanted, picked = _wanted(**filters), frozenset(_place(topic, text) for text in places)
+    if delete and (picked or any(filters.values())):
         raise click.UsageError("--delete removes everything up to the last letter; it does not go with filters or --at")
 
-    async def call(session: Session) -> _Replay:
+    async def call(session: CommandSession) -> _Replay:
         session.send_as(app_path)
+        await _partitions(session, topic)
         job = _Replay(session, topic, target, dry_run=dry_run, again=again)
         await job.before.load()
         if not dry_run:
@@ -179,7 +170,7 @@ def replay(
             await job.delete()
         return job
 
-    done = run(broker_url(broker, app_path), call)
+    done = run(url, call)
     sent = done.sent
     if as_json:
         emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
@@ -210,7 +201,7 @@ def _bare(count: int) -> str:
 class _Replay:
     """Sends letters again in rounds, and remembers how far it came."""
 
-    def __init__(self, session: Session, topic: str, target: str | None, *, dry_run: bool, again: bool) -> None:
+    def __init__(self, session: CommandSession, topic: str, target: str | None, *, dry_run: bool, again: bool) -> None:
         self._session = session
         self._again = again
         self.before = Replayed(session.admin, topic)
@@ -226,14 +217,12 @@ class _Replay:
         self._pending: dict[str, list[Message]] = {}
         self.sent: dict[str, int] = {}
 
-    async def run(self, wanted: Filter, limit: int | None) -> None:
-        from flowshare.cli.output import progress
-
+    async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
         with progress(f"replaying {self._topic}", limit) as step:
             async for letter in _letters(self._session, self._topic):
                 if limit is not None and sum(self.sent.values()) >= limit:
                     break
-                if wanted.takes(letter) and self._fresh(letter):
+                if wanted(letter) and self._fresh(letter):
                     await self._add(letter)
                     step(1)
             await self._flush()
@@ -265,7 +254,7 @@ class _Replay:
             await self._session.admin.delete_records(self._topic, partition, offset + 1)
 
     async def _add(self, letter: Mapping[str, Any]) -> None:
-        from flowshare.client.producer import Message
+        from flowshare.client.producer.producer import Message
 
         if letter["left_out"]:
             self.bare += 1
@@ -292,13 +281,17 @@ class _Replay:
             await self.before.add(new)
 
 
-async def _letters(session: Session, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """The topic's letters, oldest first in each partition."""
+async def _partitions(session: CommandSession, topic: str) -> int:
+    """How many the topic has. Raises: Failure (it is a group's name), ServerError (there is none)."""
     names = {found.name: found for found in await session.admin.list_topics()}
     if topic not in names and topic + _SUFFIX in names:
         raise Failure(f"there is no topic {topic!r}; the dead letters of the group are in {topic + _SUFFIX}")
-    found = names.get(topic) or await session.admin.describe_topic(topic)
-    for partition in range(found.partitions):
+    return (names.get(topic) or await session.admin.describe_topic(topic)).partitions
+
+
+async def _letters(session: CommandSession, topic: str) -> AsyncIterator[dict[str, Any]]:
+    """The topic's letters, oldest first in each partition."""
+    for partition in range(await _partitions(session, topic)):
         ends = await session.admin.offsets(topic, partition)
         offset = ends.log_start
         while offset < ends.high_watermark:
@@ -311,7 +304,7 @@ async def _letters(session: Session, topic: str) -> AsyncIterator[dict[str, Any]
 
 
 def _letter(topic: str, partition: int, record: Any) -> dict[str, Any]:
-    from flowshare.agents.dead_letter import PREFIX
+    from flowshare.agents.feed.dead_letter import PREFIX
 
     texts = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
     facts = {_SERVERS.get(name, name): text for name, text in _cut(texts, SERVER_PREFIX).items()}
@@ -344,7 +337,7 @@ def _cut(texts: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _own(name: str) -> bool:
-    from flowshare.agents.dead_letter import PREFIX
+    from flowshare.agents.feed.dead_letter import PREFIX
 
     return name.startswith((PREFIX, SERVER_PREFIX))
 
@@ -377,7 +370,7 @@ def _time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-async def _list(session: Session, named: Mapping[str, str]) -> list[dict[str, Any]]:
+async def _list(session: CommandSession, named: Mapping[str, str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for topic in await session.admin.list_topics():
         if not topic.name.endswith(_SUFFIX) and topic.name not in named:
@@ -396,19 +389,78 @@ async def _list(session: Session, named: Mapping[str, str]) -> list[dict[str, An
 
 def _of_app(app_path: str) -> dict[str, str]:
     """Dead-letter topic of each of the app's agents -> the agent's name."""
-    from flowshare.agents.loading import load_app
+    from flowshare.agents.app.loading import load_app
 
     agents = load_app(app_path).share_agents.values()
     return {agent.dead_letter_topic: agent.name for agent in agents if agent.dead_letter_topic is not None}
 
 
-def _filter(given: Mapping[str, str | None]) -> Filter:
-    since = given.get("since")
-    moment: datetime | None = None
-    if since is not None:
-        try:
-            moment = datetime.fromisoformat(since)
-        except ValueError:
-            raise click.UsageError(f"--since {since!r} is no date and time such as 2026-11-21T09:00:00") from None
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return Filter(reason=given.get("reason"), exception=given.get("exception"), agent=given.get("agent"), since=moment)
+# --- what was replayed --------------------------------------------------------------------------------------------
+
+
+class Replayed:
+    """The replayed letters of one dead-letter topic."""
+
+    def __init__(self, admin: ShareAdmin, topic: str) -> None:
+        self._admin = admin
+        self._topic = topic
+        self._runs: dict[int, list[Range]] = {}
+
+    async def load(self) -> None:
+        """Read what is remembered."""
+        for part in await self._admin.committed_offsets(self._topic + REPLAYED):
+            if part.topic == self._topic and part.offset >= 0:
+                self._runs[part.partition] = merged(
+                    [*([(0, part.offset - 1)] if part.offset else []), *parse(part.metadata)]
+                )
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        """Whether the letter at this partition and offset was replayed."""
+        partition, offset = place
+        return any(first <= offset <= last for first, last in self._runs.get(partition, ()))
+
+    async def check(self) -> None:
+        """Whether letters can be remembered, before any is sent. Raises: ServerError (the group may not be written)."""
+        await self._commit(self._runs or {0: []})
+
+    async def add(self, places: list[tuple[int, int]]) -> None:
+        """Remember letters, by partition and offset."""
+        for partition, offset in places:
+            self._runs[partition] = merged([*self._runs.get(partition, ()), (offset, offset)])
+        await self._commit({partition for partition, _ in places})
+
+    async def _commit(self, partitions: Iterable[int]) -> None:
+        from flowshare.protocol.messages import OffsetToCommit
+
+        commits = []
+        for partition in sorted(partitions):
+            runs = self._runs.get(partition, [])
+            start = (await self._admin.offsets(self._topic, partition)).log_start
+            runs = merged([*([(0, start - 1)] if start else []), *runs])  # what is deleted needs no run of its own
+            behind = runs[0][1] + 1 if runs and runs[0][0] == 0 else 0
+            text = format_runs([run for run in runs if run[0] >= behind])
+            commits.append(OffsetToCommit(self._topic, partition, behind, -1, text))
+        await self._admin.commit_offsets(self._topic + REPLAYED, commits)
+
+
+def format_runs(runs: list[Range]) -> str:
+    """Runs as text, the newest as far as there is room."""
+    texts: list[str] = []
+    room = METADATA_MAX
+    for first, last in reversed(runs):
+        text = str(first) if first == last else f"{first}-{last}"
+        room -= len(text) + 1
+        if room < 0:
+            break
+        texts.append(text)
+    return ",".join(reversed(texts))
+
+
+def parse(text: str) -> list[Range]:
+    """What `format_runs` wrote; nothing of what somebody else did."""
+    runs: list[Range] = []
+    for word in text.split(","):
+        first, _, last = word.partition("-")
+        if first.isdecimal() and (last.isdecimal() or not last):
+            runs.append((int(first), int(last or first)))
+    return runs

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from flowshare.cli.errors import Failure
-from flowshare.cli.move import move
-from flowshare.cli.options import broker_options, broker_url, json_option, setting
-from flowshare.cli.output import say
-from flowshare.cli.seed import seed
+from flowshare.backend import parse_broker
+from flowshare.cli.lag import known, spoken
+from flowshare.cli.options import broker_options, changes_of, execute_options, facts_options, moment
+from flowshare.cli.output import NOTHING_DONE, Failure, emit_json, headings, say, show, show_settings
+from flowshare.cli.session import CommandSession, open_session, run, serving, slots_of
+from flowshare.client.errors import ServerError
+from flowshare.clock import LoopClock
+from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.cli.session import Session
-    from flowshare.client.admin import ResetTarget
+    from flowshare.backend.group_location import Where
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.admin.admin import ResetTarget, ShareAdmin
+    from flowshare.client.admin.moving import MovePlan
+    from flowshare.client.admin.seeding import SeedPlan
+    from flowshare.protocol.messages import ConfigEntry
 
 
 @click.group("groups")
@@ -23,36 +33,25 @@ def groups() -> None:
     """List, describe, configure, pause, reset, seed, move and delete share groups."""
 
 
-groups.add_command(seed)
-groups.add_command(move)
-
-
 @groups.command("ls")
-@json_option
-@broker_options
-def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def ls(as_json: bool, url: str) -> None:
     """List the share groups."""
-    from flowshare.cli.output import show
-    from flowshare.cli.session import run_on_groups
 
-    async def call(session: Session) -> list[dict[str, Any]]:
+    async def call(session: CommandSession) -> list[dict[str, Any]]:
         return [{"group": one.group_id, "state": one.state} for one in await session.admin.list_groups()]
 
-    rows = sorted(run_on_groups(broker_url(broker, app_path), call), key=lambda row: str(row["group"]))
-    show(rows, {"group": "group", "state": "state"}, as_json=as_json, empty="there are no share groups")
+    rows = sorted(run(url, call, groups=True), key=lambda row: str(row["group"]))
+    show(rows, headings("group", "state"), as_json=as_json, empty="there are no share groups")
 
 
 @groups.command("describe")
 @click.argument("group")
-@json_option
-@broker_options
-def describe(group: str, as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def describe(group: str, as_json: bool, url: str) -> None:
     """Show a group's state, members and position in each share-partition."""
-    from flowshare.cli.lag_table import spoken
-    from flowshare.cli.output import emit_json, show
-    from flowshare.cli.session import run_on_groups
 
-    facts = run_on_groups(broker_url(broker, app_path), lambda session: _describe(session, group))
+    facts = run(url, lambda session: _describe(session, group), groups=True)
     if as_json:
         emit_json(facts)
         return
@@ -60,39 +59,30 @@ def describe(group: str, as_json: bool, broker: str | None, app_path: str | None
         f"group {group}: {facts['state']}, {len(facts['members'])} members, "
         f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}{_controls(facts)}"
     )
+    columns = headings("topic", "partition", "start_offset", "backlog", "in_flight", "delayed", "redeliveries")
     show(
         [spoken(row) for row in facts["offsets"]],
-        _OFFSETS,
+        columns,
         as_json=False,
         empty="the group has no position yet",
-        right=tuple(_OFFSETS)[1:],
+        right=tuple(columns)[1:],
         spare=("redeliveries", "delayed"),
     )
 
 
 @groups.command("members")
 @click.argument("group")
-@json_option
-@broker_options
-def members(group: str, as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def members(group: str, as_json: bool, url: str) -> None:
     """List a group's members and what they are assigned."""
-    from flowshare.cli.output import show
-    from flowshare.cli.session import run_on_groups
 
-    facts = run_on_groups(broker_url(broker, app_path), lambda session: _describe(session, group))
-    columns = {
-        "member": "member",
-        "client": "client",
-        "host": "host",
-        "epoch": "epoch",
-        "assignment": "assignment",
-    }
+    facts = run(url, lambda session: _describe(session, group), groups=True)
     rows = facts["members"]
     if not as_json:
         rows = [{**row, "assignment": _assignment(row["assignment"])} for row in rows]
     show(
         rows,
-        columns,
+        headings("member", "client", "host", "epoch", "assignment"),
         as_json=as_json,
         empty=f"group {group} has no members",
         right=("epoch",),
@@ -103,21 +93,21 @@ def members(group: str, as_json: bool, broker: str | None, app_path: str | None)
 @groups.command("pause")
 @click.argument("group")
 @broker_options
-def pause(group: str, broker: str | None, app_path: str | None) -> None:
+def pause(group: str, url: str) -> None:
     """Hand out no more records of a group until it is resumed, restarts included.
 
     What its members hold they finish as ever.
     """
-    _pause(group, broker_url(broker, app_path), paused=True)
+    _pause(group, url, paused=True)
     say(f"group {group} is paused; `flowshare groups resume {group}` lets it go on")
 
 
 @groups.command("resume")
 @click.argument("group")
 @broker_options
-def resume(group: str, broker: str | None, app_path: str | None) -> None:
+def resume(group: str, url: str) -> None:
     """Let a paused group go on."""
-    _pause(group, broker_url(broker, app_path), paused=False)
+    _pause(group, url, paused=False)
     say(f"group {group} goes on")
 
 
@@ -128,10 +118,8 @@ def resume(group: str, broker: str | None, app_path: str | None) -> None:
 @click.option("--to-latest", is_flag=True)
 @click.option("--to-datetime", metavar="ISO", help="For example 2026-11-21T09:00:00 (UTC unless it names a zone).")
 @click.option("--to-offset", type=click.IntRange(0))
-@click.option("--dry-run", is_flag=True, help="Only show the new positions; the default.")
-@click.option("--execute", is_flag=True, help="Do it; without it the new positions are only shown.")
-@json_option
-@broker_options
+@execute_options("the new positions")
+@facts_options
 def reset_offsets(
     group: str,
     topics: tuple[str, ...],
@@ -139,43 +127,33 @@ def reset_offsets(
     to_latest: bool,
     to_datetime: str | None,
     to_offset: int | None,
-    dry_run: bool,
     execute: bool,
     as_json: bool,
-    broker: str | None,
-    app_path: str | None,
+    url: str,
 ) -> None:
     """Move a group's start offsets. The group must be empty: stop its workers first."""
-    from flowshare.cli.output import show
-    from flowshare.cli.session import run_on_groups
 
-    if dry_run and execute:
-        raise click.UsageError("give --dry-run or --execute, not both")
     target = _target(to_earliest, to_latest, to_datetime, to_offset)
 
-    async def call(session: Session) -> list[dict[str, Any]]:
+    async def call(session: CommandSession) -> list[dict[str, Any]]:
         moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
         return [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moved]
 
-    rows = run_on_groups(broker_url(broker, app_path), call)
-    columns = {"topic": "topic", "partition": "partition", "from": "from", "to": "to"}
+    rows = run(url, call, groups=True)
+    columns = headings("topic", "partition", "from", "to")
     show(rows, columns, as_json=as_json, empty="nothing to reset", right=("partition", "from", "to"))
     if not execute and rows:
-        say("nothing was changed; add --execute to do it", err=True)
+        say(NOTHING_DONE, err=True)
 
 
 @groups.command("delete-offsets")
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, required=True, help="A topic to forget; may be repeated.")
 @broker_options
-def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_path: str | None) -> None:
+def delete_offsets(group: str, topics: tuple[str, ...], url: str) -> None:
     """Forget an empty group's positions in topics."""
-    from flowshare.cli.session import run_on_groups
 
-    async def call(session: Session) -> None:
-        await session.admin.delete_offsets(group, topics)
-
-    run_on_groups(broker_url(broker, app_path), call)
+    run(url, lambda session: session.admin.delete_offsets(group, topics), groups=True)
     say(f"group {group} has no position any more in {', '.join(topics)}")
 
 
@@ -183,20 +161,15 @@ def delete_offsets(group: str, topics: tuple[str, ...], broker: str | None, app_
 @click.argument("group")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @broker_options
-def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> None:
+def delete(group: str, yes: bool, url: str) -> None:
     """Delete an empty group with its positions; its settings stay.
 
     A mark that it was moved here goes, too: it may begin anew, here and elsewhere.
     """
-    from flowshare.cli.move import forget_move
-    from flowshare.cli.session import run_on_groups
-    from flowshare.client.errors import ServerError
-    from flowshare.protocol.errors import ErrorCode
-
     if not yes:
         click.confirm(f"delete group {group} and its positions?", abort=True)
 
-    async def call(session: Session) -> str:
+    async def call(session: CommandSession) -> str:
         try:
             await session.admin.delete_group(group)
         except ServerError as error:
@@ -206,48 +179,29 @@ def delete(group: str, yes: bool, broker: str | None, app_path: str | None) -> N
         await forget_move(session, group)
         return f"deleted group {group}"
 
-    say(run_on_groups(broker_url(broker, app_path), call))
+    say(run(url, call, groups=True))
 
 
 @groups.command("config")
 @click.argument("group")
 @click.argument("settings", nargs=-1, metavar="[NAME=VALUE | NAME=]...")
-@json_option
-@broker_options
-def config(group: str, settings: tuple[str, ...], as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def config(group: str, settings: tuple[str, ...], as_json: bool, url: str) -> None:
     """Show a group's settings, or set NAME=VALUE; `NAME=` goes back to the default."""
-    from flowshare.cli.output import show
-    from flowshare.cli.session import run_on_groups
 
-    changes = dict(setting(text) for text in settings)
+    changes = changes_of(settings)
 
-    async def call(session: Session) -> list[dict[str, Any]]:
+    async def call(session: CommandSession) -> list[ConfigEntry]:
         if changes:
             await session.admin.alter_group_configs(group, changes)
-        return [
-            {"name": one.name, "value": one.value, "default": one.is_default, "doc": one.documentation}
-            for one in await session.admin.group_configs(group)
-        ]
+        return await session.admin.group_configs(group)
 
-    rows = run_on_groups(broker_url(broker, app_path), call, create=bool(changes))
-    show(rows, {"name": "name", "value": "value", "default": "default"}, as_json=as_json, empty="no settings")
-
-
-_OFFSETS = {
-    "topic": "topic",
-    "partition": "partition",
-    "start_offset": "start offset",
-    "backlog": "backlog",
-    "in_flight": "in flight",
-    "delayed": "delayed",
-    "redeliveries": "redeliveries",
-}
+    show_settings(run(url, call, create=bool(changes), groups=True), as_json=as_json)
 
 
 def _pause(group: str, url: str, *, paused: bool) -> None:
-    from flowshare.cli.session import run_on_groups
 
-    async def call(session: Session) -> None:
+    async def call(session: CommandSession) -> None:
         if not session.backend.capabilities.pausing:
             raise Failure(
                 f"Kafka's brokers cannot pause group {group}: stop its workers, or call `agent.pause()` in each of them"
@@ -255,7 +209,7 @@ def _pause(group: str, url: str, *, paused: bool) -> None:
         await session.admin.describe_group(group)  # a mistyped name would be taken, as groups can be set up beforehand
         await (session.admin.pause_group(group) if paused else session.admin.resume_group(group))
 
-    run_on_groups(url, call)
+    run(url, call, groups=True)
 
 
 def _controls(facts: dict[str, Any]) -> str:
@@ -268,10 +222,9 @@ def _controls(facts: dict[str, Any]) -> str:
     return "".join(texts)
 
 
-async def _describe(session: Session, group: str) -> dict[str, Any]:
-    from flowshare.agents import lag
-    from flowshare.cli.lag_table import known
-    from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
+async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
+    from flowshare.agents.scale import lag
+    from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED
 
     # Kafka's brokers have none of the settings that are shown here, and may ask for a right of its own to tell.
     entries = await session.admin.group_configs(group) if session.backend.capabilities.pausing else []
@@ -315,10 +268,202 @@ def _target(earliest: bool, latest: bool, at: str | None, offset: int | None) ->
         return "earliest"
     if latest:
         return "latest"
-    if offset is not None:
-        return offset
-    try:
-        moment = datetime.fromisoformat(at or "")
-    except ValueError:
-        raise click.UsageError(f"--to-datetime {at!r} is no date and time such as 2026-11-21T09:00:00") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return offset if offset is not None else moment(at or "", "--to-datetime")
+
+
+@groups.command("seed")
+@click.argument("group")
+@click.option("--from-consumer-group", "consumer_group", required=True, metavar="NAME", help="Whose offsets to take.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [default: all it committed in]"
+)
+@execute_options("where the group would begin")
+@facts_options
+def seed(
+    group: str,
+    consumer_group: str,
+    topics: tuple[str, ...],
+    execute: bool,
+    as_json: bool,
+    url: str,
+) -> None:
+    """Let a share group begin at a consumer group's committed offsets.
+
+    The share group must be empty; it is made if there is none. Stop the consumers first: what they commit afterwards
+    the share group runs again.
+    """
+
+    if group == consumer_group:
+        raise Failure(f"the share group needs a name of its own; {group} is the consumer group's")
+
+    async def call(session: CommandSession) -> SeedPlan:
+        from flowshare.client.admin.seeding import plan_seeds
+
+        plan = await plan_seeds(session.admin, consumer_group, topics)
+        if members := await session.admin.consumer_members(consumer_group):
+            text = f"consumer group {consumer_group} has {members} members: what they commit from now on is run again"
+            say(text, err=True)
+        if execute and plan.seeds:
+            await session.admin.place_group(group, {(one.topic, one.partition): one.start for one in plan.seeds})
+        return plan
+
+    plan = run(url, call, create=execute, groups=True)
+    for topic in plan.gone:
+        say(f"{topic}: there is no such topic any more; it is left out", err=True)
+    for one in plan.seeds:
+        if one.note:
+            say(f"{one.topic}-{one.partition}: {one.note}", err=True)
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": one.topic,
+            "partition": one.partition,
+            "committed": one.committed if one.committed >= 0 else None,
+            "to": one.start,
+            "note": one.note,
+        }
+        for one in plan.seeds
+    ]
+    columns = headings("topic", "partition", "committed", "to")
+    show(rows, columns, as_json=as_json, empty="nothing to begin at", right=tuple(columns)[1:])
+    if rows:
+        say(f"group {group} begins there" if execute else NOTHING_DONE, err=True)
+
+
+# --- from the brokers to the workers, or back ---------------------------------------------------------------------
+
+
+OTHER: Final = {"workers": "native", "native": "workers"}
+
+
+@groups.command("move")
+@click.argument("group")
+@click.option("--to", "target", type=click.Choice(["workers", "native"]), required=True, help="Who is to lead it.")
+@click.option("--fleet", help="Of which fleet the workers are.  [default: the URL's, or the app's id]")
+@click.option("--keep", is_flag=True, help="Leave the group where it was, too.")
+@click.option("--yes", is_flag=True, help="Although finished records will run again.")
+@execute_options("what would be carried")
+@facts_options
+def move(
+    group: str,
+    target: Where,
+    fleet: str | None,
+    keep: bool,
+    yes: bool,
+    execute: bool,
+    as_json: bool,
+    url: str,
+) -> None:
+    """Carry an empty share group between Kafka's brokers and a fleet of workers.
+
+    Start offsets and settings go along, and to workers what is finished behind the start. Stop the group's workers
+    first. When no worker of the fleet runs, this command leads the fleet for a moment. Afterwards the group is deleted
+    where it was, and a mark (in the topic __flowshare_moves) keeps workers from beginning it anew there.
+    """
+    place = parse_broker(url)
+    if place.kind != "kafka":
+        raise Failure(
+            f"groups move between the brokers of a Kafka cluster and workers; {place.kind} has one place only"
+        )
+    plan = asyncio.run(_move(place, group, target, fleet, execute=execute, keep=keep, yes=yes))
+    _show_plan(plan, as_json=as_json)
+    say(_done(plan, target, keep=keep) if execute else NOTHING_DONE, err=True)
+
+
+async def _move(
+    url: BrokerUrl, group: str, target: Where, fleet: str | None, *, execute: bool, keep: bool, yes: bool
+) -> MovePlan:
+    from flowshare.backend.fleet_options import fleet_of
+    from flowshare.backend.group_location import MoveMark, mark_move
+    from flowshare.client.admin.moving import carry, plan_move
+
+    options = {**url.options, **({"fleet": fleet} if fleet else {})}
+    places = {share: replace(url, options={**options, "share": share}) for share in OTHER}
+    slots = await slots_of(places["workers"])
+    if target == "native" and not slots:
+        raise Failure(f"the fleet {fleet_of(places['workers'])} has no state here: name the fleet with --fleet")
+    async with AsyncExitStack() as stack:
+        there = open_session(places[OTHER[target]], create=True, groups=True)
+        source = (await stack.enter_async_context(there)).admin
+        await source.describe_group(group)  # a mistyped name makes no fleet
+        goal: CommandSession | None = None
+        if target == "native" or slots or execute:
+            goal = await stack.enter_async_context(open_session(places[target], create=True, groups=True))
+        plan = await plan_move(source, goal.admin if goal else None, group, ranges=target == "workers")
+        plan = await _without_retries(source, plan)
+        if execute:
+            assert goal is not None
+            if plan.again and not yes:
+                raise Failure(
+                    f"{plan.again} finished records of group {group} would run again ({plan.reason}): wait until "
+                    "`flowshare lag` shows a backlog of 0, or add --yes"
+                )
+            where = MoveMark(target, fleet_of(places["workers"]), LoopClock().now_ms())
+            mark = partial(mark_move, goal.admin, goal.producer, group, where)
+            await carry(source, goal.admin, plan, keep=keep, mark=mark)
+        return plan
+
+
+async def _without_retries(source: ShareAdmin, plan: MovePlan) -> MovePlan:
+    """Records that wait in a native group's retry topic would be left there: nobody reads it on workers."""
+    from flowshare.agents.handler.retry_headers import retry_topic
+
+    waiting = retry_topic(plan.group_id)
+    for part in await source.group_offsets(plan.group_id):
+        if part.topic == waiting and part.lag > 0:
+            raise Failure(
+                f"{part.lag} records wait in {waiting} for their retry, and workers do not read it: let the group's "
+                "workers go on until `flowshare lag` shows none there, then move it"
+            )
+    return replace(plan, moves=[one for one in plan.moves if one.topic != waiting])
+
+
+async def forget_move(session: CommandSession, group: str) -> bool:
+    """Take away the mark of a group that is gone from where it was moved to; whether there was one.
+
+    Raises: ClientError, OSError.
+    """
+    from flowshare.backend.group_location import mark_move, read_marks
+
+    backend = serving(session.backend)
+    if backend.kind not in OTHER:
+        return False
+    mark = (await read_marks(session.admin)).get(group)
+    if mark is None or mark.place != backend.kind or (mark.place == "workers" and mark.fleet != backend.fleet):
+        return False
+    await mark_move(session.admin, session.producer, group, None)
+    return True
+
+
+def _show_plan(plan: MovePlan, *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": one.topic,
+            "partition": one.partition,
+            "start": one.start,
+            "finished": sum(last - first + 1 for first, last in one.finished),
+            "again": one.again,
+        }
+        for one in plan.moves
+    ]
+    columns = headings("topic", "partition", "start", "finished", "again", finished="taken along", again="run again")
+    show(rows, columns, as_json=as_json, empty="the group has no positions yet", right=tuple(columns)[1:])
+    for topic, partition in plan.unresolved:
+        say(f"{topic}-{partition}: nothing was read yet; it begins where the group's setting says", err=True)
+    for text in plan.left:
+        say(f"the setting {text} is not known there and is left", err=True)
+    if plan.settings:
+        pairs = ", ".join(f"{name}={text}" for name, text in sorted(plan.settings.items()))
+        say(f"settings: {pairs}", err=True)
+    if plan.delayed:
+        say(f"{plan.delayed} released records wait for their delay; it ends with the move", err=True)
+    if plan.again:
+        say(f"{plan.again} finished records will run again: {plan.reason}", err=True)
+
+
+def _done(plan: MovePlan, target: Where, *, keep: bool) -> str:
+    rest = "it is kept where it was, too" if keep else "it is deleted where it was"
+    who = "workers" if target == "workers" else "brokers"
+    return (
+        f"group {plan.group_id} is on the {who} now, {rest}; move the app's other groups, too, then start its workers "
+        f'with share="{target}" or "auto"'
+    )

@@ -1,21 +1,25 @@
-"""`flowshare lag`: how far behind the share groups are."""
+"""`flowshare lag`: how far behind the share groups are, by topic or share-partition; as a table, live too, or JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from flowshare.cli.errors import Failure
-from flowshare.cli.lag_table import View, screen
-from flowshare.cli.options import broker_options, broker_url, json_option
+from flowshare.cli import pages
+from flowshare.cli.options import facts_options
+from flowshare.cli.output import Failure, age, fitting, headings, rich_table, show
+from flowshare.cli.session import CommandSession, embedded_path, open_session
+from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from flowshare.agents.retention import Facts
-    from flowshare.cli.lag_table import Needed, Rows
-    from flowshare.cli.session import Session
+    from collections.abc import Callable, Iterator
+
+    from flowshare.agents.scale.rates import Rates
+    from flowshare.agents.scale.retention import Facts
     from flowshare.clock import Clock
 
 _SAMPLE_S: Final = 1.0
@@ -31,8 +35,7 @@ _LOOK_S: Final = 0.5
 @click.option(
     "--web", "addresses", metavar="HOST:PORT", multiple=True, help="Health pages of a worker, to ask what is needed."
 )
-@json_option
-@broker_options
+@facts_options
 def lag(
     group: str | None,
     topic: str | None,
@@ -41,8 +44,7 @@ def lag(
     interval: float,
     addresses: tuple[str, ...],
     as_json: bool,
-    broker: str | None,
-    app_path: str | None,
+    url: str,
 ) -> None:
     """Show how far behind the share groups are, for each group and topic.
 
@@ -50,7 +52,7 @@ def lag(
     that the topic keeps busy at its present rate, as running workers say: those of an embedded path are found by it,
     on other brokers name one with --web. Retention: when it will delete the first record that is not finished.
     """
-    source = _Source(broker_url(broker, app_path), addresses)
+    source = _LagSource(url, addresses)
     view = View(group, topic, partitions=partitions, as_json=as_json)
     if not watch:
         asyncio.run(_once(source, view))
@@ -59,33 +61,30 @@ def lag(
         asyncio.run(_watch(source, view, interval))
 
 
-class _Source:
+class _LagSource:
     """Numbers over one connection for as long as somebody else leads the groups.
 
     Otherwise the path is opened, or the fleet led, and let go of for each look: a worker may come.
     """
 
     def __init__(self, url: str, addresses: tuple[str, ...] = ()) -> None:
-        from flowshare.agents.rates import Rates
+        from flowshare.agents.scale.rates import Rates
 
         self._url = url
         self._addresses = addresses
-        self._open: contextlib.AsyncExitStack | None = None
-        self._session: Session | None = None
-        self._facts: Facts | None = None
+        self._open: tuple[contextlib.AsyncExitStack, CommandSession, Facts] | None = None
         self.rates = Rates()
         self.moving = False
         """Whether somebody may work on it, so that there is a rate to measure."""
 
     async def rows(self) -> Rows:
         """The numbers of this moment. Raises: Failure, LogError, BackendError, ClientError."""
-        from flowshare.agents import lag as rows_of
+        from flowshare.agents.scale import lag as rows_of
 
-        session, facts = await self._opened()
+        _, session, facts = await self._opened()
         try:
             facts.begin()
-            groups = [found.group_id for found in await session.admin.list_groups()]
-            found = await rows_of.rows(session.admin, groups, session.clock.now_ms(), facts)
+            found = await rows_of.rows(session.admin, None, session.clock.now_ms(), facts)
             now_s = session.clock.monotonic()
             self.rates.look(found, now_s)
             await rows_of.add_retention(found, facts, self.rates, now_s)
@@ -106,28 +105,25 @@ class _Source:
     @property
     def leads(self) -> bool:
         """Whether this process stands in for workers, of which none runs."""
-        return self._session is not None and self._session.leads
+        return self._open is not None and self._open[1].leads
 
     async def close(self) -> None:
         """Let go of what is open."""
-        stack, self._open, self._session, self._facts = self._open, None, None, None
-        if stack is not None:
-            await stack.aclose()
+        opened, self._open = self._open, None
+        if opened is not None:
+            await opened[0].aclose()
 
-    async def _opened(self) -> tuple[Session, Facts]:
-        from flowshare.agents.retention import Facts
-        from flowshare.cli.session import open_session
+    async def _opened(self) -> tuple[contextlib.AsyncExitStack, CommandSession, Facts]:
+        from flowshare.agents.scale.retention import Facts
 
-        if self._session is None or self._facts is None:
-            self._open = contextlib.AsyncExitStack()
-            self._session = await self._open.enter_async_context(open_session(self._url, groups=True))
-            self._facts = Facts(self._session.admin)
-        return self._session, self._facts
+        if self._open is None:
+            stack = contextlib.AsyncExitStack()
+            session = await stack.enter_async_context(open_session(self._url, groups=True))
+            self._open = stack, session, Facts(session.admin)
+        return self._open
 
 
-async def _once(source: _Source, view: View) -> None:
-    from flowshare.clock import LoopClock
-
+async def _once(source: _LagSource, view: View) -> None:
     clock = LoopClock()
     try:
         found = await source.rows()
@@ -142,10 +138,9 @@ async def _once(source: _Source, view: View) -> None:
     view.emit(rows)
 
 
-async def _watch(source: _Source, view: View, interval: float) -> None:
+async def _watch(source: _LagSource, view: View, interval: float) -> None:
     from flowshare.backend.base import BackendError
     from flowshare.client.errors import ClientError
-    from flowshare.clock import LoopClock
     from flowshare.log.base import StorageHeld
 
     clock = LoopClock()
@@ -156,17 +151,15 @@ async def _watch(source: _Source, view: View, interval: float) -> None:
                     found, needed = await source.rows(), await source.needed()
                     rows = view.prepare(found, clock.monotonic(), source.rates, needed)
                 except (Failure, StorageHeld, BackendError, ClientError, OSError):
-                    rows = None  # a worker is starting or has just ended: the next round shows
-                if rows is not None and update is None:
-                    view.emit(rows)
-                elif rows is not None:
+                    pass  # a worker is starting or has just ended: the next round shows
+                else:
                     update(rows)
                 await _rest(source, interval, clock)
         finally:
             await source.close()
 
 
-async def _rest(source: _Source, interval: float, clock: Clock) -> None:
+async def _rest(source: _LagSource, interval: float, clock: Clock) -> None:
     """Wait for the next round, and keep nothing that this process came to lead: a worker may want it."""
     until = clock.monotonic() + interval
     while (left := until - clock.monotonic()) > 0:
@@ -177,20 +170,166 @@ async def _rest(source: _Source, interval: float, clock: Clock) -> None:
 
 def _workers(url: str) -> list[str]:
     """Health pages of the workers of an embedded path."""
-    from flowshare.backend.workers import running_workers
-    from flowshare.cli.session import embedded_path
+    from flowshare.backend.path_workers import running_workers
 
     path = embedded_path(url)
     return [] if path is None else [entry.address for entry in running_workers(path)]
 
 
 def _topics_of(address: str) -> Rows:
-    from flowshare.cli import pages
-
     try:
-        rows: Rows = pages.get(address, "/lag?topics=1")
+        rows: Rows = pages.ask(address, "/lag?topics=1")
     except Failure:
         return []  # it starts, or ends
     if any("group" not in row for row in rows):
         raise Failure(pages.NUMBERS_ONLY)
     return rows
+
+
+Rows = list[dict[str, Any]]
+Needed = dict[tuple[str, str], float | None]
+"""Workers by group and topic."""
+
+_OTHERS: Final = {
+    "arrival_rate": "arriving",
+    "rate": "finished",
+    "redelivery_rate": "redelivered",
+    "retention_left": "retention in",
+}
+_COUNTS: Final = ("backlog", "in_flight", "delayed", "oldest")
+_TOPIC_RATES: Final = ("arrival_rate", "rate", "redelivery_rate", "needed_workers")
+_TOPICS: Final = headings("group", "topic", *_COUNTS, *_TOPIC_RATES, "retention_left", **_OTHERS)
+_PARTITIONS: Final = headings(
+    "group", "topic", "partition", *_COUNTS, "redeliveries", "rate", "retention_left", **_OTHERS
+)
+SPARE: Final = (
+    "retention_left",
+    "redelivery_rate",
+    "redeliveries",
+    "delayed",
+    "arrival_rate",
+    "rate",
+    "needed_workers",
+    "oldest",
+)
+"""Columns that a narrow terminal does without, the first to go first."""
+_RATES: Final = ("arrival_rate", "rate", "redelivery_rate")
+_POSITIONS: Final = ("start_offset", "backlog")
+NOT_KNOWN: Final = "not known yet"
+_SHOWN: Final = ("oldest", "retention_left")
+"""Columns that are there for people; programs get seconds."""
+
+
+class View:
+    """Filters rows, adds rates, prints."""
+
+    def __init__(self, group: str | None, topic: str | None, *, partitions: bool, as_json: bool) -> None:
+        self._group = group
+        self._topic = topic
+        self._partitions = partitions
+        self._as_json = as_json
+        self._before: dict[tuple[str, str, int], tuple[float, int]] = {}
+        self.columns = _PARTITIONS if partitions else _TOPICS
+        self.right = tuple(name for name in self.columns if name not in ("group", "topic"))
+
+    def prepare(self, found: Rows, now: float, rates: Rates, needed: Needed) -> Rows:
+        """Rows to show; `now` is in seconds on any clock that does not go back."""
+        from flowshare.agents.scale.lag import by_topic
+
+        rows = [row for row in found if self._wanted(row)]
+        if self._partitions:
+            rows = [{**row, "rate": self._rate(row, now)} for row in rows]
+        else:
+            rows = [
+                {**row, "needed_workers": needed.get((row["group"], row["topic"]))} for row in by_topic(rows, rates)
+            ]
+        rows = [known(row) for row in rows]
+        for row in rows:
+            row |= {"oldest": age(row["oldest_age_s"]), "retention_left": _retention(row)}
+        return sorted(rows, key=lambda row: (row["group"], row["topic"], row.get("partition", 0)))
+
+    def cells(self, rows: Rows) -> Rows:
+        """The rows for people."""
+        return [
+            {**spoken(row), **{name: _per_second(row[name]) for name in _RATES if name in row and name in self.columns}}
+            for row in rows
+        ]
+
+    def _wanted(self, row: dict[str, Any]) -> bool:
+        return (self._group in (None, row["group"])) and (self._topic in (None, row["topic"]))
+
+    def check(self, found: Rows) -> None:
+        """Raise Failure when --group or --topic names what no group has a position for."""
+        for what, wanted in (("group", self._group), ("topic", self._topic)):
+            known = sorted({row[what] for row in found})
+            if wanted is not None and wanted not in known:
+                there = f"there are positions of {', '.join(known)}" if known else "no share group has a position yet"
+                hint = "groups ls" if what == "group" else "topics ls"
+                raise Failure(f"no share group has a position of {what} {wanted!r}; {there} (see flowshare {hint})")
+
+    def emit(self, rows: Rows) -> None:
+        """Print the rows."""
+        if self._as_json:
+            rows = [{key: value for key, value in row.items() if key not in _SHOWN} for row in rows]
+        else:
+            rows = self.cells(rows)
+        show(
+            rows,
+            self.columns,
+            as_json=self._as_json,
+            empty="no share group has a position yet",
+            right=self.right,
+            spare=SPARE,
+        )
+
+    def _rate(self, row: dict[str, Any], now: float) -> float | None:
+        key = (row["group"], row["topic"], row["partition"])
+        before, finished = self._before.get(key), row.get("finished")
+        if finished is None:
+            return None
+        self._before[key] = (now, finished)
+        if before is None or now <= before[0]:
+            return None
+        return max(0.0, float(finished - before[1]) / (now - before[0]))
+
+
+def known(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with None for positions that are not known: a member has joined, and has been given nothing yet."""
+    return {**row, **{name: None for name in _POSITIONS if (row.get(name) or 0) < 0}}
+
+
+def spoken(row: dict[str, Any]) -> dict[str, Any]:
+    """A `known` row for people."""
+    return {**row, **{name: NOT_KNOWN for name in _POSITIONS if name in row and row[name] is None}}
+
+
+@contextlib.contextmanager
+def screen(view: View) -> Iterator[Callable[[Rows], None]]:
+    """What shows rows: a live table on a terminal; elsewhere each round is printed below the last one."""
+    if not sys.stdout.isatty():
+        yield view.emit
+        return
+    from rich import box
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as shown:
+
+        def update(rows: Rows) -> None:
+            cells = view.cells(rows)
+            columns = fitting(cells, view.columns, SPARE, shown.console.width)
+            shown.update(rich_table(cells, columns, view.right, box=box.SIMPLE_HEAD), refresh=True)
+
+        yield update
+
+
+def _retention(row: dict[str, Any]) -> str:
+    """When retention deletes the first unfinished record, for people."""
+    from flowshare.agents.scale.retention import FINISHED, FOREVER
+
+    if row["retention_left_s"] is not None:
+        return age(row["retention_left_s"])
+    return {FOREVER: "never", FINISHED: "-"}.get(row["retention"], "unknown")
+
+
+def _per_second(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"

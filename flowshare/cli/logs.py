@@ -33,7 +33,7 @@ TRACE_MAX: Final = 16_000
 """Characters of a message, and of a traceback, that are shown."""
 
 
-def set_up(level: str = "info", form: str = "text", *, worker: int | None = None) -> None:
+def set_up(level: str = "info", form: str = "text", worker: int | None = None) -> None:
     """Configure the root logger: one handler on stderr.
 
     level: of flowshare and the application; libraries that are chatty at INFO (mode, faust, aiokafka) start at
@@ -49,7 +49,7 @@ def set_up(level: str = "info", form: str = "text", *, worker: int | None = None
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     if level != "debug":
-        for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp", "flowshare.agents.app"):
+        for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp", "flowshare.agents.app.app"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
 
@@ -121,7 +121,7 @@ class TextFormatter(logging.Formatter):
         level = record.levelname.ljust(7)
         if self._colour and (code := self._COLOURS.get(record.levelno)):
             level = f"{code}{level}\x1b[0m"
-        of = getattr(record, "flowshare", "")  # set by flowshare.agents.logs inside handlers
+        of = getattr(record, "flowshare", "")  # set by flowshare.agents.run.logs inside handlers
         text = _bounded(f"{record.name}: {of}{record.getMessage()}")
         if record.exc_info and record.exc_info[0] is not None:
             text += "\n" + _bounded(self.formatException(record.exc_info))

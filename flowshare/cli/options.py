@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from flowshare.cli import logs
+
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.agents.gate import PageSettings
+    from flowshare.agents.app.app import App
+    from flowshare.agents.pages.gate import PageSettings
 
 Fun = TypeVar("Fun", bound=Callable[..., Any])
 
@@ -23,7 +29,7 @@ class _Seconds(click.ParamType):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from flowshare.agents.scaling import read_seconds
+        from flowshare.agents.scale.scaling import read_seconds
 
         try:
             return read_seconds(str(value))
@@ -34,65 +40,135 @@ class _Seconds(click.ParamType):
 SECONDS: Final = _Seconds()
 
 
-def debug_option(function: Fun) -> Fun:
-    """`--debug`, looked at by `flowshare.cli.main`."""
-    option = click.option("--debug", is_flag=True, expose_value=False, help="A traceback instead of a one-line error.")
-    return option(function)
+def together(*options: Callable[[Fun], Fun]) -> Callable[[Fun], Fun]:
+    """Several options as one decorator; `--help` has them in this order."""
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
-def json_option(function: Fun) -> Fun:
-    """`--json`: the same facts for programs."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(function)
+debug_option: Final = click.option(
+    "--debug", is_flag=True, expose_value=False, help="A traceback instead of a one-line error."
+)
+"""Looked at by `flowshare.cli.main`."""
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+"""The same facts for programs."""
 
 
-def broker_options(function: Fun) -> Fun:
-    """`--broker` and `--app`; the command gets them as `broker` and `app_path`, see `broker_url`."""
-    function = click.option("--app", "app_path", metavar="MODULE:APP", help="Use this app's broker.")(function)
-    function = click.option(
-        "--broker", metavar="URL", help=f"For example embedded:///tmp/shop. Default: ${BROKER_ENV}, or --app's."
-    )(function)
-    return debug_option(function)
+def broker_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--broker` and `--app`; the command gets `url`, and `app_path` where it has a parameter of this name."""
+    wants_app = "app_path" in inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def command(*, broker: str | None, app_path: str | None, **given: Any) -> Any:
+        if wants_app:
+            given["app_path"] = app_path
+        return function(url=broker_url(broker, app_path), **given)
+
+    text = f"For example embedded:///tmp/shop. Default: ${BROKER_ENV}, or --app's."
+    return together(
+        debug_option,
+        click.option("--broker", metavar="URL", help=text),
+        click.option("--app", "app_path", metavar="MODULE:APP", help="Use this app's broker."),
+    )(command)
 
 
-def page_options(function: Fun) -> Fun:
-    """`--web-port`, `--web-bind`, `--web-host`, `--web-token-file`, for `page_settings`."""
-    for option in (
+facts_options: Final = together(json_option, broker_options)
+"""Of commands that show what is there."""
+log_options: Final = together(
+    click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True),
+    click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True),
+)
+"""For `logs.set_up`."""
+handler_options: Final = together(
+    click.option(
+        "-c", "--concurrency", type=click.IntRange(1, 10_000), help="Records at once, instead of the agents' own."
+    ),
+    click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds handlers get to finish at the end."),
+)
+"""Of a worker."""
+
+
+def execute_options(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--execute`, and `--dry-run` for its absence; the command gets `execute`. what: a dry run shows only."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(*, dry_run: bool, execute: bool, **given: Any) -> Any:
+            if dry_run and execute:
+                raise click.UsageError("give --dry-run or --execute, not both")
+            return function(execute=execute, **given)
+
+        return together(
+            click.option("--dry-run", is_flag=True, help=f"Only show {what}; the default."),
+            click.option("--execute", is_flag=True, help="Do it; without it nothing is changed."),
+        )(command)
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """Where health and metrics are served, and to whom, as the command line says."""
+
+    port: int | None
+    bind: str
+    hosts: tuple[str, ...]
+    token_file: str | None
+
+    def of(self, app: App) -> PageSettings:
+        """The same with what the app says. Raises: BadPages."""
+        from flowshare.agents.pages.gate import PageSettings, read_hosts, read_token
+
+        hosts = read_hosts((*self.hosts, *app.web_hosts))
+        return PageSettings(port=self.port or 0, bind=self.bind, hosts=hosts, token=read_token(self.token_file))
+
+
+def page_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--web-port`, `--web-bind`, `--web-host`, `--web-token-file`; the command gets them as `pages`."""
+
+    @functools.wraps(function)
+    def command(
+        *, web_port: int | None, web_bind: str, web_host: tuple[str, ...], web_token_file: str | None, **given: Any
+    ) -> Any:
+        return function(pages=PageOptions(web_port, web_bind, web_host, web_token_file), **given)
+
+    return together(
         click.option(
-            "--web-token-file",
-            metavar="FILE",
-            help="The operator's token for health and metrics: names, stacks, orders.",
-        ),
-        click.option(
-            "--web-host", metavar="HOST", multiple=True, help="A host by which others ask for them; may be repeated."
+            "--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]"
         ),
         click.option(
             "--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on."
         ),
         click.option(
-            "--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]"
+            "--web-host", metavar="HOST", multiple=True, help="A host by which others ask for them; may be repeated."
         ),
-    ):
-        function = option(function)
-    return function
+        click.option(
+            "--web-token-file",
+            metavar="FILE",
+            help="The operator's token for health and metrics: names, stacks, orders.",
+        ),
+    )(command)
 
 
-def page_settings(app: App, port: int | None, bind: str, hosts: Sequence[str], token_file: str | None) -> PageSettings:
-    """Where health and metrics are served, and to whom. Raises: BadPages."""
-    from flowshare.agents.gate import PageSettings, read_hosts, read_token
-
-    return PageSettings(
-        port=port or 0, bind=bind, hosts=read_hosts((*hosts, *app.web_hosts)), token=read_token(token_file)
-    )
-
-
-def setting(text: str) -> tuple[str, str | None]:
-    """Name and value of `NAME=VALUE`; without a value None: unset it. Raises: Failure."""
-    from flowshare.cli.errors import Failure
-
+def pair(text: str, option: str) -> tuple[str, str]:
+    """Name and value of an option's `NAME=VALUE`. Raises: BadParameter."""
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise Failure(f"{text!r} is not NAME=VALUE")
-    return name, value or None
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+    return name, value
+
+
+def moment(text: str, option: str) -> datetime:
+    """An option's date and time, UTC unless it names a zone. Raises: UsageError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"{option} {text!r} is no date and time such as 2026-11-21T09:00:00") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def changes_of(settings: Iterable[str]) -> dict[str, str | None]:
+    """The settings of `NAME=VALUE` arguments; without a value None: unset it. Raises: BadParameter."""
+    return {name: value or None for name, value in (pair(text, "settings") for text in settings)}
 
 
 def broker_url(broker: str | None, app_path: str | None) -> str:
@@ -110,6 +186,6 @@ def broker_url(broker: str | None, app_path: str | None) -> str:
 
 def app_broker(app_path: str) -> str:
     """The broker URL of an app, its password in it: to open, not to show. Raises: AppNotFound, UsageError."""
-    from flowshare.agents.loading import load_app
+    from flowshare.agents.app.loading import load_app
 
     return load_app(app_path).broker_address.revealed()

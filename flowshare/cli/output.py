@@ -1,7 +1,6 @@
-"""Tables, JSON, lines and progress: rich on a terminal, plain columns in a pipe.
+"""What commands print: tables, lines and progress, rich on a terminal, plain in a pipe; JSON; errors as one line.
 
-All that commands print goes through here, so that no name from outside tells a terminal what to do
-(`flowshare.printable`).
+All of it goes through here, so that no name from outside tells a terminal what to do (`flowshare.printable`).
 """
 
 from __future__ import annotations
@@ -10,13 +9,18 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import TEXT_MAX, said
 from flowshare.printable import printable, printable_json
 
+if TYPE_CHECKING:
+    from flowshare.protocol.messages import ConfigEntry
+
 Row = Mapping[str, Any]
+NOTHING_DONE: Final = "nothing was changed; add --execute to do it"
 _SILENT: Final = ("-", "0", "0.0")
 
 
@@ -43,6 +47,19 @@ def show(
         _rich_table(rows, columns, frozenset(right), spare)
     else:
         _plain_table(rows, columns, frozenset(right))
+
+
+def headings(*keys: str, **others: str) -> dict[str, str]:
+    """Columns in order, with their headings: the key's words, unless `others` has another text."""
+    return {key: others.get(key, key.replace("_", " ")) for key in keys}
+
+
+def show_settings(entries: Iterable[ConfigEntry], *, as_json: bool) -> None:
+    """Print settings of a group or a fleet."""
+    rows = [
+        {"name": one.name, "value": one.value, "default": one.is_default, "doc": one.documentation} for one in entries
+    ]
+    show(rows, headings("name", "value", "default"), as_json=as_json, empty="no settings")
 
 
 def say(text: str, *, err: bool = False, lines: bool = False) -> None:
@@ -169,3 +186,27 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     with bar:
         task = bar.add_task(title, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+class Failure(Exception):
+    """A command cannot go on. The text is the line that the user sees."""
+
+
+def explain(error: BaseException) -> str:
+    """One line for an error that ended a command; errors that were not foreseen name `--debug`."""
+    text = printable(" ".join(said(error, TEXT_MAX).split()))
+    if isinstance(error, Failure) or _speaks_for_itself(error):
+        return text
+    if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        return explain(error.exceptions[0])
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
+
+
+def _speaks_for_itself(error: BaseException) -> bool:
+    """Whether it is one of flowshare's own errors, whose texts are written for users."""
+    return any(
+        base.__module__.startswith("flowshare.") and base.__module__ != "flowshare.cli.output"
+        for base in type(error).__mro__
+    )

@@ -1,4 +1,7 @@
-"""Asking a process's health pages: by the way that its own user has, else over TCP with the operator's token."""
+"""Running workers, asked by their health pages: `flowshare inflight`, `flowshare drain`, and `ask` for other commands.
+
+A page is asked for by the way that the worker's own user has, else over TCP with the operator's token.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import http.client
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.cli.errors import Failure
+import click
+
+from flowshare.backend import parse_broker
+from flowshare.cli.options import app_broker, broker_url, debug_option, json_option
+from flowshare.cli.output import Failure, age, emit_json, headings, say, show
+from flowshare.cli.session import embedded_path
 
 if TYPE_CHECKING:
-    from flowshare.agents.own_user import Answer
+    from flowshare.agents.pages.own_user import Answer
 
 _TIMEOUT_S: Final = 5.0
 _WHY_MAX: Final = 300
@@ -19,19 +27,10 @@ NUMBERS_ONLY: Final = (
 )
 
 
-def get(address: str, page: str) -> Any:
-    """JSON of a page of the worker whose pages are at `host:port`. Raises: Failure."""
-    return _ask(address, page, "GET", _TIMEOUT_S)
-
-
-def post(address: str, page: str, *, timeout_s: float) -> Any:
-    """JSON that a worker answers once it has done what the page asks for. Raises: Failure."""
-    return _ask(address, page, "POST", timeout_s)
-
-
-def _ask(address: str, page: str, method: str, timeout_s: float) -> Any:
-    from flowshare.agents import own_user
-    from flowshare.agents.gate import BadPages, read_token
+def ask(address: str, page: str, *, method: str = "GET", timeout_s: float = _TIMEOUT_S) -> Any:
+    """JSON that the worker with pages at `host:port` answers, once it has done what it is asked. Raises: Failure."""
+    from flowshare.agents.pages import own_user
+    from flowshare.agents.pages.gate import BadPages, read_token
 
     url = f"http://{address}{page}"
     try:
@@ -54,3 +53,122 @@ def _why(answer: Answer) -> str:
         return "is it a worker's address for health and metrics?"
     text = " ".join(answer.body[:_WHY_MAX].decode(errors="replace").split())
     return "".join(sign for sign in text if sign.isprintable())
+
+
+Rows = list[dict[str, Any]]
+
+_COLUMNS: Final = headings("worker", "agent", "topic", "partition", "offset", "attempt", "age", "lock_left")
+_RIGHT: Final = ("partition", "offset", "attempt", "age", "lock_left")
+
+
+@click.command("inflight")
+@click.argument("app_path", metavar="MODULE:APP", required=False)
+@click.option("--broker", metavar="URL", help="Instead of an app: the broker that the workers run on.")
+@click.option(
+    "--web", "addresses", metavar="HOST:PORT", multiple=True, help="Ask the worker with these health pages; repeatable."
+)
+@click.option("--stacks", is_flag=True, help="Show where each handler is.")
+@json_option
+@debug_option
+def inflight(app_path: str | None, broker: str | None, addresses: tuple[str, ...], stacks: bool, as_json: bool) -> None:
+    """Show the records that running workers are working on, oldest first.
+
+    The workers of an embedded path are found by it. On other brokers name them: --web with the address that a worker
+    prints when it is ready.
+    """
+    workers = (
+        _named(addresses) if addresses else _workers(app_broker(app_path) if app_path else broker_url(broker, None))
+    )
+    rows, silent = _ask_all(workers, "/inflight?stacks=1" if stacks else "/inflight")
+    if silent and len(silent) == len(workers):
+        raise Failure(silent[0])
+    for text in silent:
+        say(f"warning: {text}", err=True)
+    if as_json:
+        emit_json(rows)
+    elif stacks:
+        _print_stacks(rows, several=len(workers) > 1)
+    else:
+        _print_table(rows, several=len(workers) > 1)
+
+
+def _named(addresses: tuple[str, ...]) -> dict[str, str]:
+    """Address of each worker by what it is called."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise click.BadParameter(f"{address!r} is not HOST:PORT", param_hint="--web")
+    return {address: address for address in addresses}
+
+
+def _workers(url: str) -> dict[str, str]:
+    from flowshare.backend.path_workers import running_workers
+
+    path = embedded_path(url)
+    if path is None:
+        raise Failure(
+            f"the workers on {parse_broker(url)} are not known to it: name them by --web host:port, the address that "
+            "each prints when it is ready"
+        )
+    found = {str(entry.pid): entry.address for entry in running_workers(path)}
+    if not found:
+        raise Failure(f"no worker runs on {url}")
+    return found
+
+
+def _ask_all(workers: dict[str, str], page: str) -> tuple[Rows, list[str]]:
+    """What all of them work on, oldest first, and why some did not say."""
+    rows: Rows = []
+    silent: list[str] = []
+    hidden = False
+    for name, address in workers.items():
+        try:
+            found = [{"worker": name, **row} for row in ask(address, page)]
+            hidden = hidden or any("agent" not in row for row in found)
+            rows += [{"agent": "-", "topic": "-", **row} for row in found]
+        except Failure as failure:
+            silent.append(f"worker {name}: {failure}")
+    if hidden:
+        say(f"warning: {NUMBERS_ONLY}", err=True)
+    return sorted(rows, key=lambda row: -row["age_s"]), silent
+
+
+def _shown(rows: Rows) -> Rows:
+    return [
+        {**row, "age": age(row["age_s"]), "lock_left": age(row["lock_left_s"]) if row["lock_left_s"] > 0 else "lapsed"}
+        for row in rows
+    ]
+
+
+def _print_table(rows: Rows, *, several: bool) -> None:
+    columns = {key: heading for key, heading in _COLUMNS.items() if several or key != "worker"}
+    show(_shown(rows), columns, as_json=False, empty="nothing is in flight", right=_RIGHT)
+
+
+def _print_stacks(rows: Rows, *, several: bool) -> None:
+    for row in _shown(rows):
+        who = f"worker {row['worker']}: " if several else ""
+        say(
+            f"{who}{row['agent']} {row['topic']}-{row['partition']}@{row['offset']} attempt {row['attempt']}, "
+            f"for {row['age']}, lock left {row['lock_left']}"
+        )
+        for line in row.get("stack", "").splitlines():
+            say(f"  {line}")
+    if not rows:
+        say("nothing is in flight", err=True)
+
+
+@click.command("drain")
+@click.option("--web", "address", metavar="HOST:PORT", required=True, help="The worker's health pages.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True, help="Seconds.")
+@debug_option
+def drain(address: str, timeout: float) -> None:
+    """Have a worker on this machine finish what it is running; it fetches nothing more, and ends by SIGTERM later.
+
+    For hooks that run before a stop, as Kubernetes' preStop. Handlers get the worker's --drain-timeout, and what is
+    left then is given back; --timeout is how long this command waits for the answer.
+    """
+    answer = ask(address, "/drain", method="POST", timeout_s=timeout)
+    if not answer.get("drained"):
+        raise Failure("handlers were cut off at the drain deadline; their records run again")
+    say("drained: everything that was begun is finished")

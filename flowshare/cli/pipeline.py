@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from flowshare.backend import open_backend
 from flowshare.cli import logs
-from flowshare.cli.options import debug_option, page_options, page_settings
+from flowshare.cli.options import PageOptions, debug_option, log_options, page_options, pair
+from flowshare.cli.output import Failure
+from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowshare.agents.app import App
-    from flowshare.agents.gate import PageSettings
-    from flowshare.agents.pipeline import SharePipeline
+    from flowshare.agents.app.app import App
+    from flowshare.agents.app.pipeline import SharePipeline
+    from flowshare.agents.pages.gate import PageSettings
 
 logger = logging.getLogger("flowshare.pipeline")
 
@@ -28,11 +31,10 @@ logger = logging.getLogger("flowshare.pipeline")
 @click.argument("app_path", metavar="MODULE:APP")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--master", help="Where Spark runs: local[N], spark://host:port, yarn, k8s://…  [default: local[*,4]]")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of the Spark session; may be repeated.")
 @click.option("--once", is_flag=True, help="Read what is there now, and end.")
 @page_options
-@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@log_options
 @debug_option
 def pipeline(
     app_path: str,
@@ -40,10 +42,7 @@ def pipeline(
     master: str | None,
     conf: tuple[str, ...],
     once: bool,
-    web_port: int | None,
-    web_bind: str,
-    web_host: tuple[str, ...],
-    web_token_file: str | None,
+    pages: PageOptions,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -54,7 +53,7 @@ def pipeline(
 
     On an embedded path, or with share="workers", this process leads share-partitions while it runs.
     """
-    from flowshare.agents.loading import load_app
+    from flowshare.agents.app.loading import load_app
 
     logs.set_up(log_level, log_format)
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each call back from the JVM
@@ -63,20 +62,14 @@ def pipeline(
     settings: dict[str, str | None] = {}
     for one in chosen:
         settings.update(one.options.conf)
-    for text in conf:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise click.UsageError(f"--conf takes KEY=VALUE, not {text!r}")
-        settings[key] = value
-    where = page_settings(app, web_port, web_bind, web_host, web_token_file)
-    good = asyncio.run(_run(app, app_path, chosen, settings, master=master, once=once, where=where))
+    settings.update(pair(text, "--conf") for text in conf)
+    good = asyncio.run(_run(app, app_path, chosen, settings, master=master, once=once, where=pages.of(app)))
     return 0 if good else 1
 
 
 def choose(app: App, names: Sequence[str]) -> list[SharePipeline]:
     """The pipelines of these names, all without one. Raises: Failure."""
-    from flowshare.agents.errors import nearest
-    from flowshare.cli.errors import Failure
+    from flowshare.agents.handler.errors import nearest
 
     if not app.pipelines:
         raise Failure("the app has no pipeline; decorate a function with @app.share_pipeline('topic', sink=…)")
@@ -84,14 +77,6 @@ def choose(app: App, names: Sequence[str]) -> list[SharePipeline]:
         if name not in app.pipelines:
             raise Failure(f"the app has no pipeline {name!r}. {nearest(name, app.pipelines)}")
     return [app.pipelines[name] for name in dict.fromkeys(names or app.pipelines)]
-
-
-def _shipped(app_path: str, master: str, folder: Path) -> Path | None:
-    """The app as a zip, where executors do not have this machine's files. Raises: NotShipped."""
-    from flowshare.agents.loading import split_path
-    from flowshare.spark.shipping import ship
-
-    return None if master.startswith("local[") or master == "local" else ship(split_path(app_path)[0], folder)
 
 
 async def _run(
@@ -105,27 +90,24 @@ async def _run(
     where: PageSettings,
 ) -> bool:
     """The broker first, as it may be out of reach and Spark takes seconds; then Spark, the pages, the pipelines."""
-    from flowshare.agents.signals import stop_signals
-    from flowshare.backend import open_backend
-    from flowshare.backend.base import Asked
-    from flowshare.clock import LoopClock
-    from flowshare.spark.pages import PipelinePages
-    from flowshare.spark.session import closing, session
-    from flowshare.spark.supervisor import PipelineSupervisor
+    from flowshare.agents.worker.signals import stop_signals
+    from flowshare.spark.pipeline.pages import PipelinePages
+    from flowshare.spark.pipeline.supervisor import PipelineSupervisor
+    from flowshare.spark.sessions import closing, session
+    from flowshare.spark.workers.jobs import give_app
 
     clock = LoopClock()
     broker = app.broker_address
     async with AsyncExitStack() as stack:
-        asked = Asked({pipeline.group: () for pipeline in chosen})
+        asked = {pipeline.group: () for pipeline in chosen}
         backend = open_backend(broker, clock=clock, lead=True, asked=asked)
         stack.push_async_callback(backend.close)
         await backend.start()
         spark = await asyncio.to_thread(session, f"{app.app_id} pipelines", master=master, conf=settings)
         stack.enter_context(closing(spark))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowshare-app-")))
-        if (archive := _shipped(app_path, str(spark.sparkContext.master), folder)) is not None:
-            spark.sparkContext.addPyFile(str(archive))
-            logger.info("the app goes to the executors as %s, %d kB", archive.name, archive.stat().st_size >> 10)
+        if not str(spark.sparkContext.master).startswith("local[") and spark.sparkContext.master != "local":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowshare-app-")))
+            give_app(spark.sparkContext, app_path, folder)
         supervisor = PipelineSupervisor(
             chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
         )

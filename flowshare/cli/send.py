@@ -11,15 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, cast
+from typing import IO, Final, cast
 
 import click
 
-from flowshare.cli.options import broker_options, broker_url, json_option
-from flowshare.cli.output import say
-
-if TYPE_CHECKING:
-    from flowshare.cli.session import Session
+from flowshare.cli.options import facts_options, pair
+from flowshare.cli.output import emit_json, progress, say
+from flowshare.cli.session import CommandSession, run
 
 _ROUND: Final = 5_000
 """Records that are confirmed together: the progress bar's step, and what is held in memory."""
@@ -32,8 +30,7 @@ _ROUND: Final = 5_000
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
 @click.option("--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read from a file.")
 @click.option("--lines", is_flag=True, help="Each line of the file or of standard input is a record.")
-@json_option
-@broker_options
+@facts_options
 def send(
     topic: str,
     value: str | None,
@@ -42,7 +39,7 @@ def send(
     path: Path | None,
     lines: bool,
     as_json: bool,
-    broker: str | None,
+    url: str,
     app_path: str | None,
 ) -> None:
     """Send VALUE to TOPIC, or with --file, or from standard input.
@@ -53,20 +50,18 @@ def send(
     flowshare send orders '{"id": 1}' --key c1 --broker embedded:///tmp/shop
     flowshare send orders --lines --file orders.jsonl --app shop:app
     """
-    from flowshare.cli.session import run
-
     if value is not None and path is not None:
         raise click.UsageError("give VALUE or --file, not both")
     if value is not None and lines:
         raise click.UsageError("--lines goes with --file or standard input, not with VALUE")
     if value is None and path is None and sys.stdin.isatty():
         raise click.UsageError("give a VALUE, --file, or pipe something in")
-    pairs = tuple(_header(text) for text in headers)
+    pairs = tuple((name, text.encode()) for name, text in (pair(text, "--header") for text in headers))
     read = _values(value, path, lines)
     if app_path:
         read = _warning(read, topic, app_path)
 
-    async def call(session: Session) -> bool:
+    async def call(session: CommandSession) -> bool:
         session.send_as(app_path)
         known = {found.name for found in await session.admin.list_topics()}
         if app_path and topic not in known:
@@ -78,7 +73,7 @@ def send(
             say(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
         return interrupt.is_set()
 
-    if run(broker_url(broker, app_path), call, create=True):
+    if run(url, call, create=True):
         raise click.Abort
 
 
@@ -103,15 +98,15 @@ def _first_interrupt() -> Iterator[asyncio.Event]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-async def _declare(app_path: str, topic: str, session: Session) -> None:
-    from flowshare.agents.loading import load_app
-    from flowshare.agents.setup import declare
+async def _declare(app_path: str, topic: str, session: CommandSession) -> None:
+    from flowshare.agents.app.loading import load_app
+    from flowshare.agents.feed.setup import declare
 
-    await declare(load_app(app_path), topic, session.admin)
+    await declare(load_app(app_path).share_agents.values(), topic, session.admin)
 
 
 async def _send(
-    session: Session,
+    session: CommandSession,
     topic: str,
     values: Iterator[bytes],
     key: str | None,
@@ -120,8 +115,7 @@ async def _send(
     as_json: bool,
     interrupt: asyncio.Event,
 ) -> None:
-    from flowshare.cli.output import emit_json, progress
-    from flowshare.client.producer import Message
+    from flowshare.client.producer.producer import Message
 
     begun = session.clock.monotonic()
     key_bytes = key.encode() if key is not None else None
@@ -206,7 +200,7 @@ def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes
 
 def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[bytes]:
     """The values as they are; a warning for the first that an agent of the app cannot decode."""
-    from flowshare.agents.loading import load_app
+    from flowshare.agents.app.loading import load_app
 
     agents = [agent for agent in load_app(app_path).share_agents.values() if topic in agent.topics]
     for value in values:
@@ -239,10 +233,3 @@ def _read(file: IO[bytes], lines: bool) -> Iterator[bytes]:
     for line in file:
         if text := line.rstrip(b"\r\n"):
             yield text
-
-
-def _header(text: str) -> tuple[str, bytes | None]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
-    return name, value.encode()

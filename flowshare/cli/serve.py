@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import debug_option
+from flowshare.cli.options import debug_option, log_options
 from flowshare.cli.output import say
+from flowshare.clock import LoopClock, new_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from typing import Any
 
     from flowshare.server.security.tls import ClientCertificates, ServerTls
@@ -53,8 +53,7 @@ existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--acls", type=existing, help="File of ACLs; what none allows is refused.")
 @click.option("--super-user", "super_users", multiple=True, metavar="User:NAME", help="May do everything.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS, logins or ACLs.")
-@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@log_options
 @debug_option
 def serve(log_level: str, log_format: str, **given: Any) -> int:
     """Serve a log to Kafka clients: a broker for development, alone on its data.
@@ -63,8 +62,8 @@ def serve(log_level: str, log_format: str, **given: Any) -> int:
     confirmed is on disk, exit code 0; a second Ctrl-C ends at once with 130. Exit code 1: a failure.
     """
     logs.set_up(log_level, log_format)
-    options = _options(**given)
-    _run(_serve(options))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(_options(**given)))
     return 0
 
 
@@ -115,8 +114,7 @@ def _tls(*, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, tl
 
 
 async def _serve(options: StandaloneOptions) -> None:
-    from flowshare.agents.garbage import Tuning
-    from flowshare.clock import LoopClock
+    from flowshare.garbage import Tuning
     from flowshare.log.descriptors import raise_limit
     from flowshare.server.settings import Settings
     from flowshare.server.standalone import Standalone
@@ -147,19 +145,9 @@ def _stop_signals() -> asyncio.Event:
             os._exit(EXIT_INTERRUPTED)
         stop.set()
 
-    from flowshare.agents.signals import stop_signals
+    from flowshare.agents.worker.signals import stop_signals
 
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, interrupted if number == signal.SIGINT else stop.set)
     return stop
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        from uvloop import new_event_loop
-    except ImportError:  # not there on Windows
-        asyncio.run(work)
-        return
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(work)

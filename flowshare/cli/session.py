@@ -1,20 +1,30 @@
-"""What commands that talk to a log need: backend, admin client and producer, opened and closed in order."""
+"""What commands that talk to a log need: backend, admin client and producer, opened and closed in order.
+
+A command leads a fleet that has no workers at the moment (`_lead`): its groups can be looked after while all are
+stopped. It listens on this machine only. Workers that start meanwhile find the slots claimed, and take them when it
+ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from flowshare.cli.errors import Failure
+from flowshare.backend import open_backend, parse_broker
+from flowshare.cli.output import Failure
+from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.client.producing import RecordProducer
+    from flowshare.backend.fleet import WorkersBackend
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.net.routing import ClusterConnection
+    from flowshare.client.producer.producer import Producer
     from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
 
@@ -22,10 +32,16 @@ T = TypeVar("T")
 
 PATIENCE_S: Final = 5.0
 """How long a command waits for one of an embedded path's workers to lead it before it opens the path itself."""
+SETTLED_S: Final = 30.0
+"""How long one that leads a fleet waits for all its slots."""
+LOOK_S: Final = 0.02
+LISTEN: Final = "127.0.0.1:0"
+OF_WORKERS: Final = ("advertise", "state_dir")
+"""Options of a fleet's URL that are for its workers, not for a command."""
 
 
 @dataclass(slots=True)
-class Session:
+class CommandSession:
     """An open log. `producer` is made when first asked for."""
 
     backend: Backend
@@ -33,38 +49,37 @@ class Session:
     clock: Clock
     producer_settings: ProducerSettings | None = None
     """Of the producer, when it is made: what an app says."""
-    _producer: RecordProducer | None = None
+    _producer: Producer | None = None
 
     def send_as(self, app_path: str | None) -> None:
         """Let the producer be made as the app's, before it is asked for. Raises: AppNotFound, UsageError."""
         if app_path:
-            from flowshare.agents.loading import load_app
+            from flowshare.agents.app.loading import load_app
 
             self.producer_settings = load_app(app_path).producer_settings
 
     @property
     def led(self) -> bool:
         """Whether somebody leads the groups; False: workers do, and none of them runs."""
-        return bool(getattr(getattr(self.backend, "chosen", self.backend), "led", True))
+        return bool(getattr(serving(self.backend), "led", True))
 
     @property
     def leads(self) -> bool:
         """Whether this process has an embedded path to itself, or leads a fleet of which no worker runs."""
         from flowshare.backend.embedded import EmbeddedBackend
 
-        backend = getattr(self.backend, "chosen", self.backend)
+        backend = serving(self.backend)
         if isinstance(backend, EmbeddedBackend):
             return backend.leading
         return getattr(backend, "worker", None) is not None
 
     @property
-    def producer(self) -> RecordProducer:
+    def producer(self) -> Producer:
         """A producer on this log."""
         if self._producer is None:
-            from flowshare.backend import make_producer
+            from flowshare.client.producer.producer import Producer
 
-            self._producer = make_producer(
-                self.backend,
+            self._producer = Producer(
                 lambda: self.backend.connect("flowshare-cli"),
                 clock=self.clock,
                 settings=self.producer_settings,
@@ -80,52 +95,43 @@ class Session:
         await self.backend.close()
 
 
+def serving(backend: Backend) -> Any:
+    """The backend, or the one that `share=auto` chose."""
+    return getattr(backend, "chosen", backend)
+
+
 @asynccontextmanager
-async def open_session(url: str, *, create: bool = False, groups: bool = False) -> AsyncIterator[Session]:
+async def open_session(
+    url: str | BrokerUrl, *, create: bool = False, groups: bool = False
+) -> AsyncIterator[CommandSession]:
     """Open the log at `url`: an embedded path beside the workers that run on it, or alone when there are none.
 
     create: make an embedded path, or a fleet, that does not exist; without it that is a Failure, as it would be a
     typing mistake. groups: it is about groups: where workers lead them and none runs, this process leads meanwhile.
     Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
     """
-    from flowshare.backend import open_backend
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.clock import LoopClock
+    from flowshare.client.admin.admin import ShareAdmin
 
-    path = embedded_path(url)
+    broker = parse_broker(url) if isinstance(url, str) else url
+    path = embedded_path(broker)
     if path is not None and not create and not path.exists():
         raise Failure(f"nothing is stored at {path} yet; a worker, or `flowshare topics create`, makes it")
     clock = LoopClock()
-    backend = open_backend(url, clock=clock, listen=False, patience_s=PATIENCE_S)
+    backend = open_backend(broker, clock=clock, listen=False, patience_s=PATIENCE_S)
     await backend.start()
-    if groups:
-        backend = await _led(backend, url, create=create)
-    session = Session(backend, ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=clock), clock)
+    if groups and not getattr(serving(backend), "led", True):
+        await backend.close()
+        backend = await _lead(broker, create=create)
+    session = CommandSession(backend, ShareAdmin(lambda: backend.connect("flowshare-cli"), clock=clock), clock)
     try:
         yield session
     finally:
         await session.close()
 
 
-async def _led(backend: Backend, url: str, *, create: bool) -> Backend:
-    """The backend, or one that leads in place of a fleet of which no worker runs. Raises: Failure, BackendError."""
-    if getattr(getattr(backend, "chosen", backend), "led", True):
-        return backend
-    await backend.close()
-    from flowshare.backend import parse_broker
-    from flowshare.backend.fleet_options import fleet_of
-    from flowshare.cli.leading import lead_here, slots_of
-
-    broker = parse_broker(url)
-    slots = await slots_of(broker)
-    if not slots and not create:
-        raise Failure(
-            f"the fleet {fleet_of(broker)} has no state on {broker} yet; a worker makes it, or name another one"
-        )
-    return await lead_here(broker, slots)
-
-
-def run(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False, groups: bool = False) -> T:
+def run(
+    url: str, function: Callable[[CommandSession], Awaitable[T]], *, create: bool = False, groups: bool = False
+) -> T:
     """Open the log as `open_session` does, await `function(session)`, close the log."""
 
     async def call() -> T:
@@ -135,14 +141,73 @@ def run(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool =
     return asyncio.run(call())
 
 
-def run_on_groups(url: str, function: Callable[[Session], Awaitable[T]], *, create: bool = False) -> T:
-    """`run` for what is about groups."""
-    return run(url, function, create=create, groups=True)
-
-
-def embedded_path(url: str) -> Path | None:
+def embedded_path(url: str | BrokerUrl) -> Path | None:
     """The folder of an embedded broker URL; None for other kinds. Raises: what `parse_broker` refuses with."""
-    from flowshare.backend.url import parse_broker
-
-    parsed = parse_broker(url)
+    parsed = parse_broker(url) if isinstance(url, str) else url
     return Path(parsed.path) if parsed.kind == "embedded" and parsed.path is not None else None
+
+
+async def _lead(url: BrokerUrl, *, create: bool) -> WorkersBackend:
+    """Lead the fleet in this process; returns when it leads all slots. create: also one that has no state yet.
+
+    Raises: Failure, BackendError, OSError, ClientError.
+    """
+    from flowshare.backend.base import BackendError
+    from flowshare.backend.fleet import WorkersBackend
+    from flowshare.backend.fleet_options import fleet_of
+
+    slots = await slots_of(url)
+    if not slots and not create:
+        raise Failure(f"the fleet {fleet_of(url)} has no state on {url} yet; a worker makes it, or name another one")
+    clock = LoopClock()
+    backend = WorkersBackend(led_here(url, slots), clock=clock, lead=True)
+    await backend.start()
+    until_s = clock.monotonic() + SETTLED_S
+    while backend.worker is not None and not backend.worker.settled:
+        if clock.monotonic() > until_s:
+            await backend.close()
+            raise BackendError(
+                f"the slots of the fleet {backend.fleet} could not all be claimed within {SETTLED_S:g} s: see whether "
+                "the brokers of its state topic are well"
+            )
+        await clock.sleep(LOOK_S)
+    return backend
+
+
+async def slots_of(url: BrokerUrl) -> int:
+    """How many slots the fleet has; 0: it has no state topic. Raises: OSError, ClientError."""
+    from flowshare.backend.fleet_options import fleet_of
+    from flowshare.fleet import inspection
+
+    async with brokers_of(url) as kafka:
+        return await inspection.slots_of(kafka, fleet_of(url))
+
+
+@asynccontextmanager
+async def brokers_of(url: BrokerUrl) -> AsyncIterator[ClusterConnection]:
+    """A connection to the brokers of a kafka:// URL, whoever leads there. Raises: OSError, ClientError."""
+    from flowshare.client.net.cluster import Cluster
+
+    cluster = Cluster(url.hosts, clock=LoopClock(), security=url.security())
+    try:
+        await cluster.start()
+        kafka = cluster.connect("flowshare-cli")
+        try:
+            yield kafka
+        finally:
+            await kafka.close()
+    finally:
+        await cluster.close()
+
+
+def led_here(url: BrokerUrl, slots: int) -> BrokerUrl:
+    """The URL for leading the fleet in this process. slots: that it has, 0: it is a new one."""
+    left: tuple[str, ...] = OF_WORKERS
+    if "listen_tls_cert" not in url.options:
+        left += tuple(name for name in url.options if name.startswith(("fleet_", "listen_")))
+    options = {name: text for name, text in url.options.items() if name not in left}
+    if "listen_tls_cert" in options:
+        options["fleet_check_hostname"] = "false"  # its certificate names another address
+    if slots:
+        options["slots"] = str(slots)
+    return replace(url, options={**options, "share": "workers", "listen": LISTEN})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from flowshare.cli.options import broker_options, broker_url, json_option
-from flowshare.cli.output import say
-
-if TYPE_CHECKING:
-    from flowshare.cli.session import Session
+from flowshare.cli.options import broker_options, facts_options, pair
+from flowshare.cli.output import emit_json, headings, say, show
+from flowshare.cli.session import CommandSession, run
 
 
 @click.group("topics")
@@ -19,15 +17,12 @@ def topics() -> None:
 
 
 @topics.command("ls")
-@json_option
-@broker_options
-def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def ls(as_json: bool, url: str) -> None:
     """List the topics with their partitions and records."""
-    from flowshare.cli.output import show
-    from flowshare.cli.session import run
 
-    rows = run(broker_url(broker, app_path), _list)
-    columns = {"topic": "topic", "partitions": "partitions", "records": "records"}
+    rows = run(url, _list)
+    columns = headings("topic", "partitions", "records")
     show(rows, columns, as_json=as_json, empty="there are no topics", right=("partitions", "records"))
 
 
@@ -36,36 +31,28 @@ def ls(as_json: bool, broker: str | None, app_path: str | None) -> None:
 @click.option("-p", "--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True)
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, Kafka's name.")
 @broker_options
-def create(name: str, partitions: int, configs: tuple[str, ...], broker: str | None, app_path: str | None) -> None:
+def create(name: str, partitions: int, configs: tuple[str, ...], url: str) -> None:
     """Create a topic."""
-    from flowshare.cli.session import run
 
-    settings = dict(_setting(text) for text in configs)
-
-    async def call(session: Session) -> None:
-        await session.admin.create_topic(name, partitions=partitions, configs=settings)
-
-    run(broker_url(broker, app_path), call, create=True)
+    settings = dict(pair(text, "--config") for text in configs)
+    run(url, lambda session: session.admin.create_topic(name, partitions=partitions, configs=settings), create=True)
     say(f"created topic {name} with {partitions} partition{'s' if partitions > 1 else ''}")
 
 
 @topics.command("describe")
 @click.argument("name")
-@json_option
-@broker_options
-def describe(name: str, as_json: bool, broker: str | None, app_path: str | None) -> None:
+@facts_options
+def describe(name: str, as_json: bool, url: str) -> None:
     """Show a topic's partitions, offsets and settings."""
-    from flowshare.cli.output import emit_json, show
-    from flowshare.cli.session import run
 
-    facts = run(broker_url(broker, app_path), lambda session: _describe(session, name))
+    facts = run(url, lambda session: _describe(session, name))
     if as_json:
         emit_json(facts)
         return
     say(f"topic {facts['topic']} (id {facts['topic_id']})")
     for key, value in facts["configs"].items():
         say(f"  {key} = {value}")
-    columns = {"partition": "partition", "log_start": "log start", "log_end": "log end", "records": "records"}
+    columns = headings("partition", "log_start", "log_end", "records")
     show(facts["partitions"], columns, as_json=False, empty="no partitions", right=columns)
 
 
@@ -73,21 +60,17 @@ def describe(name: str, as_json: bool, broker: str | None, app_path: str | None)
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @broker_options
-def delete(name: str, yes: bool, broker: str | None, app_path: str | None) -> None:
+def delete(name: str, yes: bool, url: str) -> None:
     """Delete a topic and its records."""
-    from flowshare.cli.session import run
 
     if not yes:
         click.confirm(f"delete topic {name} and all its records?", abort=True)
 
-    async def call(session: Session) -> None:
-        await session.admin.delete_topic(name)
-
-    run(broker_url(broker, app_path), call)
+    run(url, lambda session: session.admin.delete_topic(name))
     say(f"deleted topic {name}")
 
 
-async def _list(session: Session) -> list[dict[str, Any]]:
+async def _list(session: CommandSession) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for topic in await session.admin.list_topics():
         parts = [await session.admin.offsets(topic.name, number) for number in range(topic.partitions)]
@@ -98,7 +81,7 @@ async def _list(session: Session) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: str(row["topic"]))
 
 
-async def _describe(session: Session, name: str) -> dict[str, Any]:
+async def _describe(session: CommandSession, name: str) -> dict[str, Any]:
     topic = await session.admin.describe_topic(name)
     parts = []
     for number in range(topic.partitions):
@@ -113,10 +96,3 @@ async def _describe(session: Session, name: str) -> dict[str, Any]:
         )
     configs = {entry.name: entry.value for entry in await session.admin.topic_configs(name)}
     return {"topic": name, "topic_id": str(topic.topic_id), "partitions": parts, "configs": configs}
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--config")
-    return name, value

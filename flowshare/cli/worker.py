@@ -1,40 +1,40 @@
-"""`flowshare worker module:app`: run an app's share agents until a signal."""
+"""`flowshare worker module:app`: run an app's share agents until a signal, here or as tasks on Spark (`--on`);
+`flowshare scale module:app`: as many workers on this machine as the share groups need."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from flowshare.backend import open_backend
 from flowshare.cli import logs
-from flowshare.cli.options import debug_option, page_options, page_settings
+from flowshare.cli.options import SECONDS, PageOptions, debug_option, handler_options, log_options, page_options
+from flowshare.cli.output import Failure
+from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from flowshare.agents.app import App
-    from flowshare.agents.gate import PageSettings
-    from flowshare.agents.host import Host
-    from flowshare.agents.supervisor import Supervisor
+    from flowshare.agents.app.app import App
+    from flowshare.agents.host.host import Host
+    from flowshare.agents.pages.gate import PageSettings
+    from flowshare.agents.worker.supervisor import Supervisor
 
 logger = logging.getLogger("flowshare.worker")
 
 
 @click.command("worker")
 @click.argument("app_path", metavar="MODULE:APP")
-@click.option(
-    "-c", "--concurrency", type=click.IntRange(1, 10_000), help="Records at once, instead of the agents' own."
-)
+@handler_options
 @page_options
-@click.option(
-    "--drain-timeout", type=click.FloatRange(0, min_open=False), help="Seconds handlers get to finish at the end."
-)
-@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@log_options
 @click.option(
     "--procs", type=click.IntRange(1, 256), help="Worker processes, under a supervisor that starts them again."
 )
@@ -45,10 +45,7 @@ logger = logging.getLogger("flowshare.worker")
 def worker(
     app_path: str,
     concurrency: int | None,
-    web_port: int | None,
-    web_bind: str,
-    web_host: tuple[str, ...],
-    web_token_file: str | None,
+    pages: PageOptions,
     drain_timeout: float | None,
     log_level: str,
     log_format: str,
@@ -70,48 +67,52 @@ def worker(
     check_together(procs=procs, reload=reload, master=master, workers=workers)
     if reload:
         return _reloading(drain_timeout)
-    from flowshare.agents.supervised import worker_command, worker_number
+    from flowshare.agents.worker.supervisor import worker_command, worker_number
 
     logs.set_up(log_level, log_format, worker=worker_number())
-    from flowshare.agents.garbage import collector_paused
-    from flowshare.agents.loading import keep_loaded, load_app
+    from flowshare.agents.app.loading import load_app
+    from flowshare.garbage import collector_paused, keep_loaded
 
     with collector_paused():  # modules are no garbage: looking at them again and again is 7 % of the time to start
         app = load_app(app_path)
-        from flowshare.agents.worker import WorkerOptions, run_worker
+        from flowshare.agents.worker.worker import run_worker
         from flowshare.protocol.decoding import load_reader
         from flowshare.web.server import WebServer
 
         load_reader()
         keep_loaded()
-    settings = page_settings(app, web_port, web_bind, web_host, web_token_file)
+    settings = pages.of(app)
     introduce(app, concurrency)
     if master is not None:
-        from flowshare.cli.on_spark import on_spark
+        from flowshare.spark.workers.jobs import BadMaster, Master, Size
+        from flowshare.spark.workers.run import SparkWorkerSettings, run_workers
 
-        return on_spark(
-            app,
-            app_path,
-            master=master,
-            workers=workers,
-            concurrency=concurrency,
-            drain_timeout=drain_timeout,
-            pages=settings,
-            log_level=log_level,
-            log_format=log_format,
-        )
+        try:
+            where = Master.read(master)
+            on_spark = SparkWorkerSettings(
+                app_path=app_path,
+                master=where,
+                size=Size.read(workers, where),
+                concurrency=concurrency,
+                drain_timeout_s=drain_timeout,
+                pages=settings,
+                prepare=partial(logs.set_up, log_level, log_format),  # travels with the tasks
+            )
+            return run_workers(app, on_spark)
+        except BadMaster as error:
+            raise click.UsageError(str(error)) from None
     if procs is not None:
         return supervise(app, procs, drain_timeout, worker_command(sys.argv[1:]), settings=settings)
 
     from flowshare.log.descriptors import raise_limit
-    from flowshare.server.limits import ListenerLimits
+    from flowshare.server.net.limits import ListenerLimits
 
     raise_limit(ListenerLimits().connections_max)
 
-    def pages(host: Host) -> WebServer:
+    def served(host: Host) -> WebServer:
         return WebServer(host, settings, drain_timeout_s=drain_timeout)
 
-    return run_worker(app, WorkerOptions(drain_timeout_s=drain_timeout, parts=(pages,)))
+    return run_worker(app, drain_timeout_s=drain_timeout, parts=(served,))
 
 
 def check_together(*, procs: int | None, reload: bool, master: str | None, workers: str | None) -> None:
@@ -126,8 +127,7 @@ def check_together(*, procs: int | None, reload: bool, master: str | None, worke
 
 def introduce(app: App, concurrency: int | None) -> None:
     """Apply `--concurrency`, say what will run and what may surprise."""
-    from flowshare.agents import summary
-    from flowshare.cli.errors import Failure
+    from flowshare.agents.app import summary
 
     agents = list(app.share_agents.values())
     if not agents and not app.streams.declared:
@@ -155,16 +155,14 @@ def supervise(
 
     settings: where health and metrics of all of them are served, and to whom.
     """
-    from flowshare.agents.capabilities import asked_of
-    from flowshare.agents.supervisor import SupervisorOptions, run_supervisor
-    from flowshare.backend import open_backend
+    from flowshare.agents.feed.limits import asked_of
+    from flowshare.agents.worker.supervisor import SupervisorOptions, run_supervisor
     from flowshare.web.supervisor import SupervisorPages
 
-    longest = app.drain_timeout_s
     options = SupervisorOptions(
         command=command,
         procs=procs,
-        drain_timeout_s=longest if drain_timeout is None else drain_timeout,
+        drain_timeout_s=app.drain_timeout_s if drain_timeout is None else drain_timeout,
     )
     broker = app.broker_address
     if broker.kind == "memory":
@@ -180,8 +178,68 @@ def supervise(
 
 
 def _reloading(drain_timeout: float | None) -> int:
-    from flowshare.agents.reload import run_reloading
+    from flowshare.agents.worker.reload import run_reloading
 
     arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
     command = [sys.executable, "-m", "flowshare.cli", *arguments]
     return run_reloading(command, root=Path.cwd(), drain_timeout_s=25.0 if drain_timeout is None else drain_timeout)
+
+
+@click.command("scale")
+@click.argument("app_path", metavar="MODULE:APP")
+@click.option("--min", "fewest", type=click.IntRange(1, 256), default=1, show_default=True, help="Workers at least.")
+@click.option("--max", "most", type=click.IntRange(1, 256), required=True, help="Workers at most.")
+@click.option("--target-age", type=SECONDS, default="10s", show_default=True, help="What waits is to be gone by then.")
+@click.option(
+    "--down-after", type=SECONDS, default="60s", show_default=True, help="How long fewer must have been enough."
+)
+@handler_options
+@page_options
+@log_options
+@debug_option
+def scale(
+    app_path: str,
+    fewest: int,
+    most: int,
+    target_age: float,
+    down_after: float,
+    concurrency: int | None,
+    drain_timeout: float | None,
+    pages: PageOptions,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run as many workers as an app's share groups need, between --min and --max.
+
+    Needed are those that the records that arrive keep busy, by the time that handlers take, and those that work off
+    what waits within --target-age. More workers start at once; fewer are kept only after fewer have been enough for
+    --down-after, and those that go drain first. Signals and exit codes are those of flowshare worker --procs.
+    """
+    logs.set_up(log_level, log_format)
+    from flowshare.agents.app.loading import load_app
+    from flowshare.agents.scale.scaling import Autoscaler, ScalePolicy
+    from flowshare.agents.worker.supervisor import worker_command
+
+    if fewest > most:
+        raise click.UsageError(f"--min {fewest} is more than --max {most}")
+    app = load_app(app_path)
+    introduce(app, concurrency)
+    arguments = ["worker", app_path, "--log-level", log_level, "--log-format", log_format]
+    if concurrency is not None:
+        arguments += ["--concurrency", str(concurrency)]
+    if drain_timeout is not None:
+        arguments += ["--drain-timeout", str(drain_timeout)]
+    if pages.token_file is not None:
+        arguments += ["--web-token-file", pages.token_file]
+    policy = ScalePolicy(min=fewest, max=most, down_after_s=down_after)
+    scaler = Autoscaler(policy, target_age_s=target_age, ask=_ask, clock=LoopClock())
+    return supervise(app, fewest, drain_timeout, worker_command(arguments), beside=scaler.run, settings=pages.of(app))
+
+
+async def _ask(address: str, page: str) -> Any:
+    from flowshare.cli.pages import ask
+
+    try:
+        return await asyncio.to_thread(ask, address, page)
+    except Failure:
+        return None  # it starts, or ends

@@ -1,29 +1,20 @@
 """What the client raises. Every text says what happened and, where a user can act, what to do.
 
-    ClientError
-      ServerError               the server refused: `code`, `retriable`
-      NotConnected              no connection could be had in time; the request was never sent
-      ConnectionLost            the connection ended before the answer; the request may have been carried out
-      Unsupported               the broker does not have the API, or only in versions that cannot say this
-      IllegalState              the calls contradict each other (an unacknowledged record, two polls at once, …)
-        Closed                  the object was closed
-      Wakeup                    `wakeup()` was called
-      RecordError               one record cannot be decoded: `topic`, `partition`, `offset`
-      CorruptRecords            the log's bytes are damaged: `topic`, `partition`, `first`, `last`
-      RecordTooLarge            the record is larger than what may be sent
-      BufferFull                the producer's buffer has no room now
-      DeliveryTimeout           a record was not confirmed in time; it may or may not be in the log
-
-`NotConnected` and `ConnectionLost` are ConnectionErrors too.
+The tree of them is in `flowshare.errors`, with all others.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from flowshare.errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 
-RETRIABLE: Final = frozenset(
+NO_COORDINATOR: Final = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+)
+"""Codes of who does not coordinate a group or transaction, or not yet: nothing was done."""
+RETRIABLE: Final = NO_COORDINATOR | frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -32,10 +23,9 @@ RETRIABLE: Final = frozenset(
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.REQUEST_TIMED_OUT,
         ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
         ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         ErrorCode.KAFKA_STORAGE_ERROR,
         ErrorCode.SHARE_SESSION_NOT_FOUND,
         ErrorCode.INVALID_SHARE_SESSION_EPOCH,
@@ -52,13 +42,14 @@ SESSION_GONE: Final = frozenset(
         ErrorCode.SHARE_SESSION_LIMIT_REACHED,
     }
 )
-"""Codes after which the share session is opened anew with epoch 0 (KIP-932)."""
+"""Codes after which the share session is opened anew with epoch 0 (SG-17.2)."""
 
 ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name (flowshare topics ls)",
     ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted, perhaps made anew; subscribe again",
     ErrorCode.MESSAGE_TOO_LARGE: "send less in one record, or raise the topic's max.message.bytes",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask for the right to use the topic",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "ask for the right to write to a topic, or IDEMPOTENT_WRITE on the cluster",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for the right to use the group",
     ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or delete it first",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "topic names have 1 to 249 of the characters a-z A-Z 0-9 . _ -",
@@ -75,7 +66,7 @@ ADVICE: Final[dict[ErrorCode, str]] = {
 }
 
 
-class ClientError(Exception):
+class ClientError(FlowshareError):
     """Base of all that the client raises."""
 
 
@@ -153,7 +144,7 @@ class RecordTooLarge(ClientError):
 
 
 class BufferFull(ClientError):
-    """The producer's buffer has no room now; await `send` instead of `send_nowait`, or raise `buffer_bytes`."""
+    """The producer's buffer has no room now; await `send` instead of `send_nowait`, or raise `buffer_memory`."""
 
 
 class DeliveryTimeout(ClientError):

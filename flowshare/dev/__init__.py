@@ -1,1 +1,28 @@
-"""Demonstrations and throw-away brokers: what helps to try flowshare out, and no worker needs."""
+"""Throw-away Kafka brokers and the demonstration: what helps to try flowshare out, and no worker needs.
+
+`broker` starts and ends a Kafka, in a container (`by_docker`) or from its `jars` (`by_jars`, with `java`), and has the
+one of `flowshare dev up`. `flights*` is `flowshare demo`. An app's tests need neither: `flowshare.testing` has a log in
+memory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class DevFailure(Exception):
+    """A broker cannot be had, started or ended. The text says what to do, and shows the end of its log."""
+
+
+def cache_dir() -> Path:
+    """flowshare's directory under XDG_CACHE_HOME (default ~/.cache); made when it is not there. Raises: DevFailure."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "flowshare"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DevFailure(
+            f"{folder} cannot be made ({error.strerror}): set XDG_CACHE_HOME to a place to write to"
+        ) from error
+    return folder

@@ -7,17 +7,18 @@ that ends; the others (`flowshare dev up`) stay until they are ended.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from flowshare.dev.failure import DevFailure
-from flowshare.dev.jars import VERSION
+from flowshare.dev import DevFailure, cache_dir
+from flowshare.dev.jars import FETCH_LIMIT_S, VERSION, locked
 from flowshare.dev.probe import nodes_seen
 from flowshare.dev.processes import Process
 
@@ -47,7 +48,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broker:
+class DevBroker:
     """A Kafka that runs. addresses: host:port of each node. data: None in a container."""
 
     version: str
@@ -110,7 +111,7 @@ class Broker:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Broker:
+    def from_json(cls, found: Mapping[str, Any]) -> DevBroker:
         """The broker that another process started. Raises: KeyError, TypeError, ValueError."""
         return cls(
             version=found["version"],
@@ -122,7 +123,7 @@ class Broker:
         )
 
 
-def start(wanted: Wanted, *, tied: bool, how: How | None = None) -> Broker:
+def start(wanted: Wanted, *, tied: bool, how: How | None = None) -> DevBroker:
     """Start it and wait until it is ready.
 
     how: None takes Docker for what its image can do (one node, no directory of one's own, Kafka 3.7 or newer) if an
@@ -138,7 +139,7 @@ def start(wanted: Wanted, *, tied: bool, how: How | None = None) -> Broker:
 
 
 @contextmanager
-def running(wanted: Wanted) -> Iterator[Broker]:
+def running(wanted: Wanted) -> Iterator[DevBroker]:
     """A tied broker for the time of a `with`."""
     broker = start(wanted, tied=True)
     try:
@@ -147,7 +148,7 @@ def running(wanted: Wanted) -> Iterator[Broker]:
         broker.end()
 
 
-def await_ready(broker: Broker, log: Callable[[], str]) -> None:
+def await_ready(broker: DevBroker, log: Callable[[], str]) -> None:
     """Wait until every node answers. log: the end of the broker's log. Raises: DevFailure."""
     deadline = time.monotonic() + READY_LIMIT_S
     while not broker.answers:
@@ -163,3 +164,93 @@ def await_ready(broker: Broker, log: Callable[[], str]) -> None:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)
+
+
+# --- the one of `flowshare dev up`: started once a user, remembered in a file, ended from any other process -----------
+
+PORT: Final = 9092
+"""Where it listens when no port is named: Kafka's own."""
+
+STATE_FILE: Final = "dev-broker.json"
+
+
+def current() -> DevBroker | None:
+    """The broker that was started last and not ended; it may have died since (`DevBroker.runs`). Raises: DevFailure."""
+    file = _file()
+    try:
+        return DevBroker.from_json(json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DevFailure(
+            f"{file} cannot be read ({error}): remove it, and end its broker by hand if one runs"
+        ) from error
+
+
+def up(
+    *, version: str | None = None, port: int | None = None, data: Path | None = None, how: How | None = None
+) -> tuple[DevBroker, bool]:
+    """Start the broker unless it runs. Returns it, and whether it was started now.
+
+    None leaves the choice: version 4.3.1, port 9092, a temporary directory, `start`'s way; or what runs already.
+    Raises: DevFailure, also when a broker runs that is not the one that is wanted.
+    """
+    with _alone():
+        found = current()
+        if found is not None and found.runs:
+            _refuse_another(found, version, port, data)
+            return found, False
+        if found is not None:
+            found.end()  # what a broker that died left behind
+        wanted = Wanted(version=version or VERSION, port=PORT if port is None else port, data=data)
+        broker = start(wanted, tied=False, how=how)
+        _write(broker)
+        return broker, True
+
+
+def down() -> DevBroker | None:
+    """End the broker; None when there was none. Only processes that are the very ones that `up` started are ended.
+
+    Raises: DevFailure.
+    """
+    with _alone():
+        found = current()
+        if found is not None:
+            found.end()
+            _file().unlink(missing_ok=True)
+        return found
+
+
+def _refuse_another(found: DevBroker, version: str | None, port: int | None, data: Path | None) -> None:
+    """Raises: DevFailure."""
+    other = [
+        f"{name} {there}, not {asked}"
+        for name, there, asked in (
+            ("version", found.version, version),
+            ("port", int(found.addresses[0].rpartition(":")[2]), port or None),
+            ("data", found.data if found.keep else "temporary", data.absolute() if data is not None else None),
+        )
+        if asked is not None and there != asked
+    ]
+    if other:
+        raise DevFailure(
+            f"a broker runs at {found.url} with {'; '.join(other)}: end it first with `flowshare dev down`"
+        )
+
+
+def _write(broker: DevBroker) -> None:
+    draft = _file().with_suffix(".new")
+    try:
+        draft.write_text(json.dumps(broker.as_json()))
+        draft.replace(_file())
+    except OSError as error:
+        broker.end()
+        raise DevFailure(f"{draft} cannot be written ({error.strerror}); the broker was ended again") from error
+
+
+def _file() -> Path:
+    return cache_dir() / STATE_FILE
+
+
+def _alone() -> AbstractContextManager[None]:
+    return locked(cache_dir() / "dev-broker.lock", FETCH_LIMIT_S)

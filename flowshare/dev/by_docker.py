@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
+from flowshare.dev import DevFailure
 from flowshare.dev import kafka_settings as settings
-from flowshare.dev.broker import Broker, Wanted, await_ready
-from flowshare.dev.failure import DevFailure
+from flowshare.dev.broker import DevBroker, Wanted, await_ready
 from flowshare.dev.jars import numbers
 from flowshare.dev.probe import HOST, free_ports, is_free
+from flowshare.dev.processes import said
 
 IMAGE: Final = "apache/kafka"
 _ASK_LIMIT_S: Final = 10
@@ -49,7 +50,7 @@ def image_settings(wanted: Wanted, port: int) -> dict[str, str]:
     }
 
 
-def start(wanted: Wanted) -> Broker:
+def start(wanted: Wanted) -> DevBroker:
     """Start it and wait until it is ready; the first time the engine fetches the image. Raises: DevFailure."""
     if not can(wanted):
         raise DevFailure(
@@ -78,7 +79,7 @@ def start(wanted: Wanted) -> Broker:
         raise
 
 
-def _run(wanted: Wanted, port: int, name: str) -> Broker:
+def _run(wanted: Wanted, port: int, name: str) -> DevBroker:
     command = ["run", "--detach", "--name", name, "--publish", f"{HOST}:{port}:{port}"]
     for variable, value in image_settings(wanted, port).items():
         command += ["--env", f"{variable}={value}"]
@@ -88,7 +89,7 @@ def _run(wanted: Wanted, port: int, name: str) -> Broker:
             f"docker could not start {IMAGE}:{wanted.version} (or take jars: --by jars); it says: {done.stderr.strip()}"
         )
     container = done.stdout.split()[-1]
-    broker = Broker(version=wanted.version, addresses=(f"{HOST}:{port}",), container=container)
+    broker = DevBroker(version=wanted.version, addresses=(f"{HOST}:{port}",), container=container)
     await_ready(broker, lambda: _log(container))
     return broker
 
@@ -134,8 +135,6 @@ def _elsewhere() -> str | None:
 
 def _docker(*args: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            ["docker", *args], capture_output=True, text=True, check=False, timeout=limit_s, stdin=subprocess.DEVNULL
-        )
+        return said(["docker", *args], limit_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DevFailure(f"docker {args[0]} did not answer within {limit_s:.0f} s: is its engine well?") from error

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from flowshare.dev import DevFailure
 from flowshare.dev import kafka_settings as settings
-from flowshare.dev.broker import Broker, Wanted, await_ready
-from flowshare.dev.failure import DevFailure
+from flowshare.dev.broker import DevBroker, Wanted, await_ready
 from flowshare.dev.jars import class_path, jars
 from flowshare.dev.java import java
 from flowshare.dev.probe import HOST, free_ports, is_free
-from flowshare.dev.processes import Process, process, tail, tied_to_parent
+from flowshare.dev.processes import Process, process, said, tail, tied_to_parent
 
 _FORMAT_LIMIT_S: Final = 60
 _TRIES: Final = 3
 
 
-def start(wanted: Wanted, *, tied: bool) -> Broker:
+def start(wanted: Wanted, *, tied: bool) -> DevBroker:
     """Start it and wait until it is ready. Raises: DevFailure."""
     if wanted.port and not is_free(wanted.port):
         raise DevFailure(f"port {wanted.port} is in use: name another one, or 0 for any that is free")
@@ -39,18 +39,18 @@ def start(wanted: Wanted, *, tied: bool) -> Broker:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _start(wanted: Wanted, machine: _Machine) -> Broker:
+def _start(wanted: Wanted, machine: _Machine) -> DevBroker:
     data = wanted.data.absolute() if wanted.data is not None else Path(tempfile.mkdtemp(prefix="flowshare-kafka-"))
     started: list[_Node] = []
     try:
         data.mkdir(parents=True, exist_ok=True)
-        plan = _kraft(wanted, data) if settings.kraft(wanted.version) else _zookeeper(wanted, data)
+        plan = _plan(wanted, data)
         if settings.kraft(wanted.version):
             _format(machine, plan)
         for node in plan:
             node.run(machine)
             started.append(node)
-        broker = Broker(
+        broker = DevBroker(
             version=wanted.version,
             addresses=tuple(node.address for node in plan if node.address),
             processes=tuple(node.process for node in started),
@@ -61,21 +61,16 @@ def _start(wanted: Wanted, machine: _Machine) -> Broker:
         await_ready(
             broker, lambda: "\n".join(tail(node.log) for node in plan if not node.process.runs) or tail(plan[-1].log)
         )
-    except OSError as error:
-        _give_up(started, data, wanted)
-        raise DevFailure(f"{error.filename or data}: {error.strerror}; name a directory to write to") from error
-    except BaseException:
-        _give_up(started, data, wanted)
+    except BaseException as error:
+        for node in started:
+            node.process.end(0)
+            node.child.poll()
+        if wanted.data is None:
+            shutil.rmtree(data, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise DevFailure(f"{error.filename or data}: {error.strerror}; name a directory to write to") from error
         raise
     return broker
-
-
-def _give_up(started: list[_Node], data: Path, wanted: Wanted) -> None:
-    for node in started:
-        node.process.end(0)
-        node.child.poll()
-    if wanted.data is None:
-        shutil.rmtree(data, ignore_errors=True)
 
 
 # --- what is started ----------------------------------------------------------------------------------------------
@@ -131,52 +126,27 @@ class _Node:
         self.process = process(self.child.pid) or Process(self.child.pid, "ended at once")
 
 
-def _kraft(wanted: Wanted, data: Path) -> list[_Node]:
+def _plan(wanted: Wanted, data: Path) -> list[_Node]:
+    """The processes in the order of their start: nodes, and before them ZooKeeper where the version needs it."""
     first, *ports = free_ports(wanted.nodes + 1)
     ports[0] = wanted.port or ports[0]
+    keeper = f"{HOST}:{first}"
     common = settings.common(wanted.version, wanted.settings)
-    return [
-        _Node(
-            f"node-{number}",
-            "kafka.Kafka",
-            data,
-            f"{HOST}:{port}",
-            {
-                **settings.kraft_node(
-                    number, f"{HOST}:{port}", f"{HOST}:{port}", (f"{HOST}:{first}",) * 2, str(data / f"node-{number}")
-                ),
-                **common,
-            },
+    plan: list[_Node] = []
+    kraft = settings.kraft(wanted.version)
+    if not kraft:
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        plan.append(_Node("zookeeper", main, data, "", settings.zookeeper(first, HOST, str(data / "zookeeper"))))
+    for number, port in enumerate(ports, 1):
+        name, address = f"node-{number}", f"{HOST}:{port}"
+        place = str(data / name)
+        own = (
+            settings.kraft_node(number, address, address, (keeper, keeper), place)
+            if kraft
+            else settings.zookeeper_node(number, address, keeper, place)
         )
-        for number, port in enumerate(ports, 1)
-    ]
-
-
-def _zookeeper(wanted: Wanted, data: Path) -> list[_Node]:
-    first, *ports = free_ports(wanted.nodes + 1)
-    ports[0] = wanted.port or ports[0]
-    common = settings.common(wanted.version, wanted.settings)
-    keeper = _Node(
-        "zookeeper",
-        "org.apache.zookeeper.server.quorum.QuorumPeerMain",
-        data,
-        "",
-        settings.zookeeper(first, HOST, str(data / "zookeeper")),
-    )
-    nodes = [
-        _Node(
-            f"node-{number}",
-            "kafka.Kafka",
-            data,
-            f"{HOST}:{port}",
-            {
-                **settings.zookeeper_node(number, f"{HOST}:{port}", f"{HOST}:{first}", str(data / f"node-{number}")),
-                **common,
-            },
-        )
-        for number, port in enumerate(ports, 1)
-    ]
-    return [keeper, *nodes]
+        plan.append(_Node(name, "kafka.Kafka", data, address, {**own, **common}))
+    return plan
 
 
 def _format(machine: _Machine, plan: list[_Node]) -> None:
@@ -190,15 +160,7 @@ def _format(machine: _Machine, plan: list[_Node]) -> None:
             "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(node.config)
         )
         try:
-            done = subprocess.run(
-                command,
-                cwd=node.data,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_FORMAT_LIMIT_S,
-            )
+            done = said(command, _FORMAT_LIMIT_S, node.data)
         except subprocess.TimeoutExpired as error:
             raise DevFailure(f"Kafka did not format {node.data} within {_FORMAT_LIMIT_S} s; try again") from error
         if done.returncode != 0:

@@ -20,9 +20,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from flowshare.dev.cache import cache_dir
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure, cache_dir
 from flowshare.dev.java import maven
+from flowshare.dev.processes import said
 
 VERSION: Final = "4.3.1"
 """The Kafka that is started when none is named: the newest whose jars are complete, with share groups on."""
@@ -99,22 +99,14 @@ def _fetch(pom: bytes, options: Sequence[str], target: Path) -> None:
     command += ["-DoutputDirectory=libs", "-DincludeScope=runtime"]
     try:
         (draft / "pom.xml").write_bytes(pom)
-        done = subprocess.run(
-            command,
-            cwd=draft,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=FETCH_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        done = said(command, FETCH_LIMIT_S, draft)
         if done.returncode != 0:
             # After the first empty line Maven explains how to run itself.
             lines = (done.stdout + done.stderr).replace("[ERROR] \n", "\n").partition("\n\n")[0].splitlines()
-            said = "\n".join(f"  {line}" for line in lines[:12])
+            why = "\n".join(f"  {line}" for line in lines[:12])
             raise FetchFailed(
                 "Maven could not fetch: check the way to its repository (~/.m2/settings.xml names a mirror or a "
-                f"proxy). Maven says:\n{said}"
+                f"proxy). Maven says:\n{why}"
             )
         (draft / "libs").rename(target)
     except subprocess.TimeoutExpired as error:

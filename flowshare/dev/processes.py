@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,9 +64,7 @@ def process(pid: int) -> Process | None:
 def birth(pid: int) -> str | None:
     """When and in which boot the process was born; None when it is not there, or has ended and was not collected."""
     if sys.platform != "linux":
-        asked = subprocess.run(
-            ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=10
-        )
+        asked = said(["ps", "-o", "stat=,lstart=", "-p", str(pid)], 10)
         state, _, since = asked.stdout.strip().partition(" ")
         return None if not since or state.startswith("Z") else since.strip()
     try:
@@ -94,6 +92,13 @@ def tied_to_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return tie
+
+
+def said(command: Sequence[str], limit_s: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a tool to its end, and what it wrote. Raises: OSError, TimeoutExpired."""
+    return subprocess.run(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=limit_s
+    )
 
 
 def tail(log: Path, lines: int = 40) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.slots.places import group_slot, share_slot
+from flowshare.protocol.kafka import ApiKey
+from flowshare.slots.placement import group_slot, share_slot
 
 if TYPE_CHECKING:
     import uuid
@@ -21,9 +22,26 @@ if TYPE_CHECKING:
     from flowshare.slots.membership import SlotMap
 
 NOBODY: Final = -1
+OF_WORKERS: Final = frozenset(
+    {
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_GROUPS,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.SHARE_FETCH,
+        ApiKey.SHARE_GROUP_DESCRIBE,
+        ApiKey.SHARE_GROUP_HEARTBEAT,
+    }
+)
+"""What clients ask a fleet's workers, beside flowshare's own API; all else is the brokers'."""
 
 
-class Place(NamedTuple):
+class WorkerAddress(NamedTuple):
     """Where a worker is."""
 
     node_id: int
@@ -35,19 +53,20 @@ class Claimed(NamedTuple):
     """A claim: its epoch and who made it."""
 
     epoch: int
-    place: Place
+    place: WorkerAddress
 
 
 class Directory:
     """One worker's view of its fleet. `place`: this worker; None for one that leads nothing."""
 
-    def __init__(self, slots: int, place: Place | None = None) -> None:
+    def __init__(self, slots: int, place: WorkerAddress | None = None) -> None:
         self.slots = slots
         self.place = place
         self.map: SlotMap | None = None
         """What the slot group agreed on last."""
         self._claims: dict[int, Claimed] = {}
-        self._nodes: Mapping[int, Place] = {}
+        self.nodes: Mapping[int, WorkerAddress] = {}
+        """All workers that lead, by node id, as the slot group has them."""
         self._heard: list[Callable[[], object]] = []
         self._heard_left: list[Callable[[frozenset[int]], object]] = []
 
@@ -64,23 +83,22 @@ class Directory:
     def agreed(self, slot_map: SlotMap) -> None:
         """The slot group chose anew."""
         self.map = slot_map
-        before = self._nodes
-        self._nodes = {node_id: Place(node_id, *address) for node_id, address in slot_map.nodes.items()}
+        before = self.nodes
+        self.nodes = {node_id: WorkerAddress(node_id, *address) for node_id, address in slot_map.nodes.items()}
         if self.place is not None and slot_map.node_id != NOBODY:
             self.place = self.place._replace(node_id=slot_map.node_id)  # another worker had drawn the same
-        for slot, epoch, place in claims_of(slot_map):
-            self._learn(slot, Claimed(epoch, place))
+        for slot, (node_id, epoch) in slot_map.claims.items():  # told by the members when they joined
+            if node_id in self.nodes:
+                self._learn(slot, Claimed(epoch, self.nodes[node_id]))
         self._tell()
-        left = frozenset(before).difference(self._nodes)
+        left = frozenset(before).difference(self.nodes)
         for listener in self._heard_left if left else ():
             listener(left)
 
-    def claimed(self, slot: int, claim: Claimed) -> bool:
-        """Somebody claims a slot; whether that is news."""
-        news = self._learn(slot, claim)
-        if news:
+    def claimed(self, slot: int, claim: Claimed) -> None:
+        """Somebody claims a slot."""
+        if self._learn(slot, claim):
             self._tell()
-        return news
 
     def _learn(self, slot: int, claim: Claimed) -> bool:
         known = self._claims.get(slot)
@@ -96,12 +114,7 @@ class Directory:
     # --- what is asked ------------------------------------------------------------------------------------------
 
     @property
-    def nodes(self) -> Mapping[int, Place]:
-        """All workers that lead, by node id, as the slot group has them."""
-        return self._nodes
-
-    @property
-    def others(self) -> tuple[int, ...]:
+    def other_nodes(self) -> tuple[int, ...]:
         """Node ids of the other workers."""
         me = None if self.place is None else self.place.node_id
         return tuple(node_id for node_id in self.nodes if node_id != me)
@@ -114,9 +127,14 @@ class Directory:
         chosen = () if self.map is None else self.map.owners.values()
         return frozenset(holders.union(chosen).intersection(self.nodes) - {me})
 
-    def claim(self, slot: int) -> Claimed | None:
-        """The last claim that is known of a slot."""
-        return self._claims.get(slot)
+    def is_me(self, node_id: int) -> bool:
+        """Whether it is this worker's."""
+        return self.place is not None and node_id == self.place.node_id
+
+    def group_epoch(self, group_id: str) -> int:
+        """Of the last claim that is known of a group's slot; 0: none is."""
+        claim = self._claims.get(group_slot(group_id, self.slots))
+        return 0 if claim is None else claim.epoch
 
     def leader(self, slot: int) -> tuple[int, int]:
         """Node (NOBODY: none) and epoch (−1: not known) of a slot."""
@@ -132,23 +150,17 @@ class Directory:
         """As `leader`, of a share-partition."""
         return self.leader(share_slot(topic_id, partition, self.slots))
 
-    def coordinator(self, group_id: str) -> Place | None:
-        """Who coordinates a group; None: nobody at the moment."""
-        return self.nodes.get(self.leader(group_slot(group_id, self.slots))[0])
+    def group_leader(self, group_id: str) -> int:
+        """Node id of who coordinates a group; NOBODY: nobody at the moment."""
+        return self.leader(group_slot(group_id, self.slots))[0]
 
-    def address(self, node_id: int) -> Place | None:
+    def coordinator(self, group_id: str) -> WorkerAddress | None:
+        """Who coordinates a group; None: nobody at the moment."""
+        return self.nodes.get(self.group_leader(group_id))
+
+    def address(self, node_id: int) -> WorkerAddress | None:
         """Where a worker is, also one that left the group but holds a claim still."""
         known = self.nodes.get(node_id)
         if known is not None:
             return known
         return next((claim.place for claim in self._claims.values() if claim.place.node_id == node_id), None)
-
-
-def claims_of(slot_map: SlotMap) -> list[tuple[int, int, Place]]:
-    """(slot, epoch, who) of the claims that the members told when they joined."""
-    found: list[tuple[int, int, Place]] = []
-    for slot, (node_id, epoch) in slot_map.claims.items():
-        address = slot_map.nodes.get(node_id)
-        if address is not None:
-            found.append((slot, epoch, Place(node_id, *address)))
-    return found

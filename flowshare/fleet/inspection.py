@@ -1,24 +1,29 @@
-"""Which groups a fleet has, read from its state topic: no worker is asked, and none has to run."""
+"""What a fleet is, seen from outside: for commands, and for workers that lead nothing.
+
+`describe_fleet` asks the brokers who leads its slots, `known_groups` reads its groups from the state topic: no worker
+is asked, and none has to run.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ServerError
-from flowshare.fleet.names import PREFIX, state_topic
-from flowshare.fleet.slot_reading import SlotReading
-from flowshare.fleet.slot_replay import SlotReplay
-from flowshare.fleet.slot_settings import SlotSettings
+from flowshare.fleet.state.reading import SlotReading, SlotReplay, SlotSettings
+from flowshare.fleet.state.topic import PREFIX, slot_group, state_topic
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import MetadataRequest
-from flowshare.server.coordinator import PREFIX as GROUP_PREFIX
-from flowshare.slots.places import group_slot
+from flowshare.protocol.messages import DescribeGroupRequest, MetadataRequest
+from flowshare.server.share.coordinator import PREFIX as GROUP_PREFIX
+from flowshare.slots.membership import SlotGroupMember
+from flowshare.slots.placement import group_slot
+from flowshare.slots.planning import assembled
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from flowshare.client.routing import ClusterConnection
+    from flowshare.client.net.routing import ClusterConnection
     from flowshare.clock import Clock
+    from flowshare.slots.membership import SlotMap
 
 THERE: Final = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
 SETTINGS: Final = SlotSettings(deadline_s=10.0)
@@ -57,3 +62,21 @@ async def known_groups(
         await replay.load()
         found |= {key.removeprefix(GROUP_PREFIX).decode() for key, _ in replay.reader.table.scan(GROUP_PREFIX)}
     return frozenset(found if groups is None else found & set(groups))
+
+
+async def describe_fleet(kafka: ClusterConnection, fleet: str) -> SlotMap | None:
+    """The fleet's present map; None: it has no workers, or they are just sharing the slots out: ask again.
+
+    Raises: ServerError (DESCRIBE on the group is needed), NotConnected, ConnectionLost, ClientError (no such name).
+    """
+    return await described(kafka, slot_group(fleet))
+
+
+async def described(kafka: ClusterConnection, group_id: str) -> SlotMap | None:
+    """As `describe_fleet`, by the id of the slot group."""
+    answer = await kafka.send(DescribeGroupRequest(group_id=group_id))
+    if answer.error is ErrorCode.GROUP_ID_NOT_FOUND:
+        return None  # brokers before 4.0 say that it is dead (KIP-1043)
+    if answer.error is not ErrorCode.NONE:
+        raise ServerError(answer.error, answer.message, about=f"slot group {group_id}")
+    return assembled(SlotGroupMember(one.member_id, one.metadata, one.assignment) for one in answer.members)

@@ -32,12 +32,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.failures import Refused
+from flowshare.server.runtime.failures import Refused
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
-    from flowshare.server.edge.base import Call
+    from flowshare.server.edge.base import SocketCall
     from flowshare.slots.membership import SlotMap
 
 GREET: Final = "fleet_greet"
@@ -65,8 +66,8 @@ Body = dict[str, Any]
 Random = Callable[[int], bytes]
 
 
-class Line(Protocol):
-    """A connection to one worker (`client.tcp.TcpConnection`, `ProvenLine`)."""
+class PeerLine(Protocol):
+    """A connection to one worker (`client.net.tcp.TcpConnection`, `ProvenLine`)."""
 
     async def call(self, name: str, **fields: Any) -> dict[str, Any]:
         """One private call. Raises: ServerError, NotConnected, ConnectionLost."""
@@ -116,7 +117,7 @@ class Greeting(NamedTuple):
 # --- whom this worker knows -----------------------------------------------------------------------------------------
 
 
-class Known:
+class KnownKeys:
     """Marks of the fleet's workers, as the slot group has them or had them shortly ago.
 
     describe: the slot group's map as Kafka tells it to anybody; None: not now.
@@ -132,7 +133,7 @@ class Known:
         self._nodes: dict[int, str] = {}
         self._news = asyncio.Event()
         self._waiting = 0
-        self._asking: asyncio.Task[None] | None = None
+        self._lookups: asyncio.Task[None] | None = None
         directory.on_change(self._look)
 
     def has(self, mark: str) -> bool:
@@ -150,8 +151,8 @@ class Known:
             return self.has(mark)
         self._waiting += 1
         try:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask(), name="look at the slot group")
+            if self._lookups is None or self._lookups.done():
+                self._lookups = asyncio.create_task(self._ask(), name="look at the slot group")
             with suppress(TimeoutError):
                 await self._clock.wait_for(self._heard_of(mark, generation), GREET_S)
         finally:
@@ -164,9 +165,7 @@ class Known:
 
     async def close(self) -> None:
         """Ask Kafka no more."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await cancelled(self._lookups)
 
     def _behind(self, generation: int) -> bool:
         now = self._directory.map
@@ -205,7 +204,7 @@ class Known:
 # --- the caller's end -----------------------------------------------------------------------------------------------
 
 
-async def greet(line: Line, pair: KeyPair, callee: str, *, generation: int, about: str) -> ProvenLine:
+async def greet(line: PeerLine, pair: KeyPair, callee: str, *, generation: int, about: str) -> ProvenLine:
     """Begin a line to the worker whose mark is `callee`. about: names that worker in errors.
 
     Raises: ServerError, OSError.
@@ -225,7 +224,7 @@ async def greet(line: Line, pair: KeyPair, callee: str, *, generation: int, abou
 class ProvenLine:
     """A line between two workers that know each other; made by `greet`."""
 
-    def __init__(self, line: Line, key: bytes, about: str) -> None:
+    def __init__(self, line: PeerLine, key: bytes, about: str) -> None:
         self._line = line
         self._key = key
         self._about = about
@@ -252,7 +251,7 @@ class ProvenLine:
 # --- the callee's end -----------------------------------------------------------------------------------------------
 
 
-class _Session:
+class _CallSession:
     """A line at the one that is called. Each number is taken once."""
 
     def __init__(self, caller: str, key: bytes) -> None:
@@ -275,7 +274,7 @@ class _Session:
         return True
 
 
-class Opened(NamedTuple):
+class OpenedCall(NamedTuple):
     """A call that was proven: what it says, and how its answer is."""
 
     body: Body
@@ -289,15 +288,15 @@ class Opened(NamedTuple):
         return {"text": text, "mac": _mac(self.key, _ANSWERED, self.number, self.name, text)}
 
 
-class Door:
+class PeerDoor:
     """Lets the calls of other workers in."""
 
-    def __init__(self, pair: KeyPair, known: Known, directory: Directory) -> None:
+    def __init__(self, pair: KeyPair, known: KnownKeys, directory: Directory) -> None:
         self._pair = pair
         self._known = known
         self._directory = directory
 
-    async def greet(self, call: Call) -> Body:
+    async def greet(self, call: SocketCall) -> Body:
         """Begin a line. Raises: Refused."""
         caller, callee, generation, nonce = (call.request.get(name) for name in ("from", "to", "generation", "nonce"))
         words = all(isinstance(one, str) for one in (caller, callee, nonce))
@@ -318,12 +317,12 @@ class Door:
             key = self._pair.line_key(caller, Greeting(caller, self._pair.public, nonce, answered))
         except ValueError:
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER) from None
-        call.peer.extra[_LINE] = _Session(mark_of(caller), key)
+        call.peer.extra[_LINE] = _CallSession(mark_of(caller), key)
         return {"key": self._pair.public, "nonce": answered}
 
-    def open(self, call: Call) -> Opened:
+    def open(self, call: SocketCall) -> OpenedCall:
         """What a call says, if a worker of this fleet says it to this one, now. Raises: Refused."""
-        session: _Session | None = call.peer.extra.get(_LINE)
+        session: _CallSession | None = call.peer.extra.get(_LINE)
         name, number, text = str(call.request["call"]), call.request.get("number"), call.request.get("text")
         if (
             session is None
@@ -335,7 +334,7 @@ class Door:
             or not session.takes(number)
         ):
             raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, STRANGER)
-        return Opened(orjson.loads(text), name, number, session.key)
+        return OpenedCall(orjson.loads(text), name, number, session.key)
 
 
 def _mac(key: bytes, direction: bytes, number: int, name: str, text: str) -> str:

@@ -1,7 +1,7 @@
 """Calls between the workers of a fleet: flowshare's private API, over one connection to each worker.
 
-Both ends of a line prove who they are (`fleet.proof`). What is told to all others is repeated until it was answered,
-for a bounded time: the receivers take it twice without harm.
+Both ends of a line prove who they are (`fleet.peer_login`). What is told to all others is repeated until it was
+answered, for a bounded time: the receivers take it twice without harm.
 """
 
 from __future__ import annotations
@@ -10,18 +10,29 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.client.errors import ClientError, NotConnected, ServerError
-from flowshare.fleet.proof import STRANGER, Line, ProvenLine, greet
+from flowshare.fleet.directory import NOBODY
+from flowshare.fleet.peer_login import STRANGER, PeerLine, ProvenLine, greet
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.runtime.failures import Refused
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.fleet.directory import Directory, Place
-    from flowshare.fleet.proof import KeyPair, Known
+    from flowshare.fleet.directory import Directory, WorkerAddress
+    from flowshare.fleet.peer_login import KeyPair, KnownKeys
+
+T = TypeVar("T")
 
 CALL_S: Final = 5.0
 """How long an answer is waited for."""
+FIND_S: Final = 10.0
+FIND_PAUSE_S: Final = 0.1
+"""How long a group's coordinator is looked for, and how often."""
+MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
+"""What a worker says that does not coordinate a group, or not yet."""
 TELL_S: Final = 30.0
 """How long a telling is repeated; by then what it is about has lapsed by itself."""
 PAUSE_S: Final = 0.2
@@ -31,14 +42,14 @@ TELLINGS_MAX: Final = 10_000
 logger = logging.getLogger(__name__)
 
 
-Dial = Callable[["Place"], Awaitable[Line]]
+Dial = Callable[["WorkerAddress"], Awaitable[PeerLine]]
 """Opens a connection to a worker. Raises: OSError, ClientError."""
 
 
 class Peers:
     """The other workers. pair: this one's keys. known: those of the others."""
 
-    def __init__(self, directory: Directory, dial: Dial, clock: Clock, *, pair: KeyPair, known: Known) -> None:
+    def __init__(self, directory: Directory, dial: Dial, clock: Clock, *, pair: KeyPair, known: KnownKeys) -> None:
         self._directory = directory
         self._dial = dial
         self._pair = pair
@@ -60,9 +71,35 @@ class Peers:
                 await self._drop(node_id)  # else it is alive and busy, and others wait for their answers
             raise NotConnected(f"worker {node_id} did not answer {name} within {limit_s:g} s") from None
 
+    async def ask_coordinator(
+        self, group_id: str, name: str, here: Callable[[], Awaitable[T]], /, **fields: Any
+    ) -> T | dict[str, Any]:
+        """Ask who coordinates a group, `here` where this worker does; one that is not found or moves is looked for.
+
+        Raises: Refused (it is not reached in time, or `here` refuses), ServerError (it refuses), ClientError.
+        """
+        end_s = self._clock.monotonic() + FIND_S
+        while True:
+            node = self._directory.group_leader(group_id)
+            try:
+                if self._directory.is_me(node):
+                    return await here()
+                if node != NOBODY:
+                    return await self.call(node, name, **fields)
+                problem: object = "nobody does at the moment"
+            except (OSError, ServerError, Refused) as error:
+                if not isinstance(error, OSError) and error.code not in MOVED:
+                    raise
+                problem = error
+            if self._clock.monotonic() + FIND_PAUSE_S >= end_s:
+                kept = f"group {group_id}" if group_id else "the fleet's settings"
+                text = f"who keeps {kept} is not reached: {problem}"
+                raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
+            await self._clock.sleep(FIND_PAUSE_S)
+
     def tell_all(self, name: str, **fields: Any) -> None:
         """Tell all other workers of now."""
-        for node_id in self._directory.others:
+        for node_id in self._directory.other_nodes:
             self.tell(node_id, name, **fields)
 
     def tell_leaders(self, name: str, **fields: Any) -> None:
@@ -81,10 +118,7 @@ class Peers:
     async def close(self) -> None:
         """End all connections; what is not told by now stays untold."""
         self._closed = True
-        tellings = list(self._tellings)
-        for task in tellings:
-            task.cancel()
-        await asyncio.gather(*tellings, return_exceptions=True)
+        await cancelled(*self._tellings)
         lines, self._lines = self._lines, {}
         for line in lines.values():
             await line.close()
@@ -132,7 +166,7 @@ class Peers:
                 line = self._lines[node_id] = await self._greet(place, key)
             return line
 
-    async def _greet(self, place: Place, key: str) -> ProvenLine:
+    async def _greet(self, place: WorkerAddress, key: str) -> ProvenLine:
         """A new line to the worker at this place. Raises: OSError, ClientError."""
         known = self._directory.map
         generation = -1 if known is None else known.generation

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ServerError
-from flowshare.fleet.names import slot_group, state_topic
+from flowshare.fleet.state.topic import slot_group, state_topic
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import CreateTopicRequest, FindCoordinatorRequest, HeartbeatRequest, MetadataRequest
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from flowshare.client.routing import ClusterConnection
+    from flowshare.client.net.routing import ClusterConnection
 
 READ, WRITE, CREATE, DELETE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE
 OPTIONS: Final = {
@@ -39,7 +39,7 @@ NO_MEMBER: Final = "flowshare-check"
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class Permission:
     """Operations on one thing, or with `prefixed` on all whose names begin so. why: what for, in words."""
 
     resource: ResourceType
@@ -64,7 +64,7 @@ class Right:
         return shlex.join(words)
 
 
-def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: Iterable[str]) -> list[Right]:
+def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: Iterable[str]) -> list[Permission]:
     """What a fleet needs that reads and writes these topics and makes some of them. Raises: ClientError (no such name).
 
     The right to alter the state topic's settings is used once, when a topic with three replicas or more was made.
@@ -72,9 +72,9 @@ def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: It
     topic, made = state_topic(fleet), set(makes)
     own = (READ, WRITE, CREATE, DELETE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS)
     rights = [
-        Right(ResourceType.TOPIC, topic, own, "the fleet's state"),
-        Right(ResourceType.GROUP, slot_group(fleet), (READ,), "its workers share the slots out"),
-        Right(ResourceType.TRANSACTIONAL_ID, f"{topic}.", (WRITE,), "each slot has one writer", prefixed=True),
+        Permission(ResourceType.TOPIC, topic, own, "the fleet's state"),
+        Permission(ResourceType.GROUP, slot_group(fleet), (READ,), "its workers share the slots out"),
+        Permission(ResourceType.TRANSACTIONAL_ID, f"{topic}.", (WRITE,), "each slot has one writer", prefixed=True),
     ]
     read, written = set(reads), set(writes)
     for name in sorted(read | written):
@@ -84,7 +84,7 @@ def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: It
             if wanted
         )
         words = [word for word, wanted in (("read by agents", name in read), ("written", name in written)) if wanted]
-        rights.append(Right(ResourceType.TOPIC, name, operations, " and ".join(words)))
+        rights.append(Permission(ResourceType.TOPIC, name, operations, " and ".join(words)))
     return rights
 
 
@@ -94,7 +94,7 @@ async def absent(kafka: ClusterConnection, names: Iterable[str]) -> list[str]:
     return [topic.name for topic in answer.topics if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-async def missing(kafka: ClusterConnection, right: Right) -> Sequence[Operation]:
+async def missing(kafka: ClusterConnection, right: Permission) -> Sequence[Operation]:
     """What of a right the brokers refuse whoever is logged in on this connection; what cannot be found out counts as
     allowed.
 
@@ -119,7 +119,7 @@ async def missing(kafka: ClusterConnection, right: Right) -> Sequence[Operation]
     return right.operations if error in REFUSED else ()
 
 
-async def _missing_on_topic(kafka: ClusterConnection, right: Right) -> Sequence[Operation]:
+async def _missing_on_topic(kafka: ClusterConnection, right: Permission) -> Sequence[Operation]:
     (topic,) = (await kafka.send(MetadataRequest(topics=(right.name,), authorized=True))).topics
     if topic.error in REFUSED:
         return right.operations

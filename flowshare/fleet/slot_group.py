@@ -23,18 +23,18 @@ to notice so soon that a broker does not answer.
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
-from flowshare.fleet.describing import described
-from flowshare.fleet.errors import SlotGroupRefused
-from flowshare.fleet.lease import Lease
-from flowshare.fleet.verdicts import Verdict, verdict
+from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
+from flowshare.clock import backoff_s
+from flowshare.fleet.inspection import described
 from flowshare.groups.types import Supported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -46,13 +46,14 @@ from flowshare.protocol.messages import (
     SyncGroupRequest,
 )
 from flowshare.slots.errors import MembershipError
-from flowshare.slots.membership import PROTOCOL, Member, SlotMap, Told, decode_map, encode_told
+from flowshare.slots.membership import PROTOCOL, SlotGroupMember, SlotMap, Told, decode_map, encode_told
 from flowshare.slots.planning import plan
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.client.cluster import Cluster
-    from flowshare.client.routing import ClusterConnection
-    from flowshare.clock import Clock
+    from flowshare.client.net.cluster import Cluster
+    from flowshare.client.net.routing import ClusterConnection
+    from flowshare.clock import Clock, TimerHandle
 
 PROTOCOL_TYPE: Final = "consumer"
 """Kafka's tools show the assignments of groups of this type."""
@@ -65,6 +66,10 @@ INSTANCE_MAX: Final = 200
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 logger = logging.getLogger(__name__)
+
+
+class SlotGroupRefused(ClientError):
+    """This worker cannot be a member of the fleet's slot group, and trying again does not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,49 +85,36 @@ class SlotGroupSettings:
     margin_s: float = 1.0
 
 
+@dataclass(eq=False)
 class SlotGroup:
-    """One worker's membership. All callbacks are called on the loop, and must not raise."""
+    """One worker's membership. All callbacks are called on the loop, and must not raise.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        topic: str,
-        slots: int,
-        instance: str,
-        node_id: int,
-        claims: Callable[[], Mapping[int, int]],
-        on_map: Callable[[SlotMap], object],
-        clock: Clock,
-        on_doubt: Callable[[bool], object] | None = None,
-        cached: Sequence[int] = (),
-        may_lead: bool = True,
-        key: str = "",
-        settings: SlotGroupSettings | None = None,
-    ) -> None:
-        """topic: the state topic, whose name the group has too. instance: the worker's static id.
+    topic: the state topic, whose name the group has too. instance: the worker's static id. node_id: drawn at random;
+    the map may give another one (`SlotMap.node_id`). claims: slot -> epoch of what this worker has claimed, as it is
+    now. on_map: gets the whole map after each round. on_doubt: whether `sure` is False, at each change. cached: slots
+    that it could take up quickest, as it starts. key: the mark of the worker's keys (`fleet.peer_login`).
+    """
 
-        node_id: drawn at random; the map may give another one (`SlotMap.node_id`). claims: slot -> epoch of what this
-        worker has claimed, as it is now. cached: slots that it could take up quickest, as it starts.
-        key: the mark of the worker's keys (`fleet.proof`).
-        on_map: gets the whole map after each round. on_doubt: whether `sure` is False, at each change.
-        """
-        self._brokers = cluster
-        self._topic = topic
-        self._slots = slots
-        self._instance = instance
-        self._node_id = node_id
-        self._claims = claims
-        self._on_map = on_map
-        self._clock = clock
-        self._cached = tuple(cached)
-        self._may_lead = may_lead
-        self._key = key
-        self._settings = settings or SlotGroupSettings()
-        self._lease = Lease(clock, self._settings.session_s - self._settings.margin_s, on_doubt or _ignore)
+    brokers: Cluster
+    _: KW_ONLY
+    topic: str
+    slots: int
+    instance: str
+    node_id: int
+    claims: Callable[[], Mapping[int, int]]
+    on_map: Callable[[SlotMap], object]
+    on_doubt: Callable[[bool], object]
+    clock: Clock
+    cached: Sequence[int] = ()
+    may_lead: bool = True
+    key: str = ""
+    settings: SlotGroupSettings = SlotGroupSettings()
+
+    def __post_init__(self) -> None:
+        self._lease = SlotLease(self.clock, self.settings.session_s - self.settings.margin_s, self.on_doubt)
         self._turn = 0
         self._cluster = self._apart()
-        self._kafka = self._cluster.connect(instance)
+        self._kafka = self._cluster.connect(self.instance)
         self._old: list[ClusterConnection | Cluster] = []
         """Connections that were given up, until they are closed: whoever cancels that closes them."""
         self._address = "", 0
@@ -150,14 +142,14 @@ class SlotGroup:
         assert self._task is None, "a membership starts once"
         self._address = host, port
         self._first = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._run(), name=f"slot group {self._topic}")
+        self._task = asyncio.create_task(self._run(), name=f"slot group {self.topic}")
         try:
-            return await self._clock.wait_for(asyncio.shield(self._first), limit_s)
+            return await self.clock.wait_for(asyncio.shield(self._first), limit_s)
         except TimeoutError:
             self._first.cancel()
             await self.close()
             raise NotConnected(
-                f"the slot group {self._topic} could not be joined within {limit_s:g} s; look at the brokers' logs"
+                f"the slot group {self.topic} could not be joined within {limit_s:g} s; look at the brokers' logs"
             ) from None
 
     def look(self) -> None:
@@ -169,11 +161,11 @@ class SlotGroup:
         await self._stop()
         member_id, self._member_id = self._member_id, ""
         if member_id:
-            me = LeavingMember(member_id, self._instance)
+            me = LeavingMember(member_id, self.instance)
             try:
-                await self._ask(LeaveGroupRequest(group_id=self._topic, members=(me,)), LEAVE_S)
+                await self._ask(LeaveGroupRequest(group_id=self.topic, members=(me,)), LEAVE_S)
             except (OSError, ClientError) as error:
-                logger.info("the slot group was not told that this worker leaves: %s group=%s", error, self._topic)
+                logger.info("the slot group was not told that this worker leaves: %s group=%s", error, self.topic)
 
     async def close(self) -> None:
         """Leave, unless that was done, and end."""
@@ -184,9 +176,7 @@ class SlotGroup:
 
     async def _stop(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task)
 
     # --- the life of a member -----------------------------------------------------------------------------------
 
@@ -199,25 +189,25 @@ class SlotGroup:
                     await self._beat()
                     continue
             except OSError as error:
-                logger.info("the slot group's coordinator is not reached: %s group=%s", error, self._topic)
+                logger.info("the slot group's coordinator is not reached: %s group=%s", error, self.topic)
                 await self._reconnect()
             except Exception as error:  # noqa: BLE001 - refusals, and faults of ours: told, and tried again
                 if not self._tries_again(error):
                     return
-                await self._clock.sleep(REFUSED_S)
+                await self.clock.sleep(REFUSED_S)
             failures += 1
-            await self._clock.sleep(_pause_s(failures))
+            await self.clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
 
     async def _round(self) -> bool:
         """Join and sync; False: it has to be done again. Raises: OSError, SlotGroupRefused, ClientError."""
-        settings = self._settings
+        settings = self.settings
         told = self._told()
         join = JoinGroupRequest(
-            group_id=self._topic,
+            group_id=self.topic,
             member_id=self._member_id,
-            instance_id=self._instance,
+            instance_id=self.instance,
             protocol_type=PROTOCOL_TYPE,
-            protocols=(Supported(PROTOCOL, encode_told(self._topic, told)),),
+            protocols=(Supported(PROTOCOL, encode_told(self.topic, told)),),
             session_timeout_ms=round(settings.session_s * 1000),
             rebalance_timeout_ms=round(settings.rebalance_s * 1000),
         )
@@ -226,11 +216,11 @@ class SlotGroup:
             return False
         self._member_id, self._generation = joined.member_id, joined.generation
         given, planned = self._given(joined)
-        sent_s = self._clock.monotonic()
+        sent_s = self.clock.monotonic()
         sync = SyncGroupRequest(
-            group_id=self._topic,
+            group_id=self.topic,
             member_id=self._member_id,
-            instance_id=self._instance,
+            instance_id=self.instance,
             generation=self._generation,
             protocol_type=PROTOCOL_TYPE,
             protocol_name=joined.protocol_name,
@@ -248,25 +238,25 @@ class SlotGroup:
     def _told(self) -> Told:
         last, (host, port) = self.map, self._address
         return Told(
-            node_id=self._node_id if last is None else last.node_id,
+            node_id=self.node_id if last is None else last.node_id,
             host=host,
             port=port,
-            may_lead=self._may_lead,
-            claims=dict(self._claims()),
-            assigned=self._cached if last is None else last.mine(last.node_id),
+            may_lead=self.may_lead,
+            claims=dict(self.claims()),
+            assigned=tuple(self.cached) if last is None else last.mine(last.node_id),
             generation=-1 if last is None else last.generation,
-            stamp=f"{self._node_id} {host}:{port} {self._tellings}",
-            key=self._key,
+            stamp=f"{self.node_id} {host}:{port} {self._tellings}",
+            key=self.key,
         )
 
     def _given(self, joined: JoinGroupResponse) -> tuple[tuple[tuple[str, bytes], ...], SlotMap | None]:
         """What this worker gives to all if it is the group's leader: assignments, and the map that they are of."""
         if joined.leader != joined.member_id or joined.skip_assignment:
             return (), None
-        members = [Member(one.member_id, one.metadata) for one in joined.members]
-        made = plan(members, topic=self._topic, slots=self._slots, generation=joined.generation)
+        members = [SlotGroupMember(one.member_id, one.metadata) for one in joined.members]
+        made = plan(members, topic=self.topic, slots=self.slots, generation=joined.generation)
         for warning in made.warnings:
-            logger.warning("%s group=%s", warning, self._topic)
+            logger.warning("%s group=%s", warning, self.topic)
         return made.assignments, made.map
 
     async def _taken(self, assignment: bytes, told: Told, planned: SlotMap | None) -> SlotMap | None:
@@ -275,20 +265,20 @@ class SlotGroup:
             found = decode_map(assignment)
         except MembershipError as error:
             logger.warning("the slot group's leader gives what this worker cannot read: %s; upgrade the workers "
-                           "that are older group=%s", error, self._topic)  # fmt: skip
+                           "that are older group=%s", error, self.topic)  # fmt: skip
             self._tellings += 1
             return None
         if found.stamp != told.stamp:
             self._tellings += 1  # news, so that a new round begins
             return None
-        if (found.topic, found.slots) != (self._topic, self._slots):
+        if (found.topic, found.slots) != (self.topic, self.slots):
             raise SlotGroupRefused(
-                f"the slot group {self._topic} shares out {found.slots} slots of {found.topic}, this worker knows "
-                f"{self._slots} of {self._topic}: restart the worker that is wrong"
+                f"the slot group {self.topic} shares out {found.slots} slots of {found.topic}, this worker knows "
+                f"{self.slots} of {self.topic}: restart the worker that is wrong"
             )
         if found.whole:
             return found
-        whole = planned or await described(self._kafka, self._topic)
+        whole = planned or await described(self._kafka, self.topic)
         if whole is None or whole.generation != found.generation:
             return None
         return replace(whole, node_id=found.node_id, stamp=found.stamp)
@@ -296,7 +286,7 @@ class SlotGroup:
     def _take(self, found: SlotMap, sent_s: float) -> None:
         """The worker is in."""
         self.map = found
-        self._on_map(found)
+        self.on_map(found)
         self._lease.proved(sent_s)
         if self._first is not None and not self._first.done():
             self._first.set_result(found)
@@ -305,13 +295,13 @@ class SlotGroup:
         """Heartbeats until there has to be a new round. Raises: SlotGroupRefused, ClientError."""
         failures = 0
         while True:
-            await self._rest(_pause_s(failures) if failures else self._settings.heartbeat_s)
+            await self._rest(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S) or self.settings.heartbeat_s)
             try:
                 if not await self._beat_once():
                     return
             except OSError as error:
                 failures += 1
-                logger.info("a heartbeat was not answered: %s group=%s", error, self._topic)
+                logger.info("a heartbeat was not answered: %s group=%s", error, self.topic)
                 await self._reconnect()
             else:
                 failures = 0
@@ -320,18 +310,18 @@ class SlotGroup:
         """Wait, or until `look`."""
         self._now.clear()
         with suppress(TimeoutError):
-            await self._clock.wait_for(self._now.wait(), pause_s)
+            await self.clock.wait_for(self._now.wait(), pause_s)
 
     async def _beat_once(self) -> bool:
         """Whether the group is as it was. Raises: OSError, SlotGroupRefused, ClientError."""
-        sent_s = self._clock.monotonic()
+        sent_s = self.clock.monotonic()
         beat = HeartbeatRequest(
-            group_id=self._topic,
+            group_id=self.topic,
             member_id=self._member_id,
-            instance_id=self._instance,
+            instance_id=self.instance,
             generation=self._generation,
         )
-        answer = await self._ask(beat, self._settings.session_s / 3)
+        answer = await self._ask(beat, self.settings.session_s / 3)
         if answer.error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._lease.proved(sent_s)
         return self._goes_on(answer.error, "a heartbeat")
@@ -339,8 +329,8 @@ class SlotGroup:
     def _tries_again(self, error: Exception) -> bool:
         """Whether a refusal may be mended while this worker runs; one that never was a member ends with it."""
         if not isinstance(error, ClientError):
-            logger.error("a fault of ours in the slot group group=%s", self._topic, exc_info=error)
-            error = ClientError(f"the slot group {self._topic} was left by a fault of flowshare's: {error!r}")
+            logger.error("a fault of ours in the slot group group=%s", self.topic, exc_info=error)
+            error = ClientError(f"the slot group {self.topic} was left by a fault of flowshare's: {error!r}")
         self._lease.end()
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
@@ -353,7 +343,7 @@ class SlotGroup:
     async def _ask(self, request: Any, limit_s: float) -> Any:
         """Raises: OSError, ClientError (trying again does not help)."""
         try:
-            return await self._clock.wait_for(self._kafka.send(request), limit_s)
+            return await self.clock.wait_for(self._kafka.send(request), limit_s)
         except TimeoutError:
             raise ConnectionLost(f"no answer to {type(request).__name__} within {limit_s:g} s") from None
 
@@ -364,37 +354,118 @@ class SlotGroup:
         """
         old, self._turn = (self._kafka, self._cluster), self._turn + 1
         self._cluster = self._apart()
-        self._kafka = self._cluster.connect(self._instance)
+        self._kafka = self._cluster.connect(self.instance)
         self._old += old
         while self._old:
             await self._old[-1].close()
             self._old.pop()
 
     def _apart(self) -> Cluster:
-        limit_s = self._settings.session_s / 3
-        settings = replace(self._brokers.settings, connect_timeout_s=limit_s, request_timeout_s=limit_s)
-        return self._brokers.apart(settings, turn=self._turn)
+        limit_s = self.settings.session_s / 3
+        settings = replace(self.brokers.settings, connect_timeout=limit_s, request_timeout=limit_s)
+        return self.brokers.apart(settings, turn=self._turn)
 
     def _goes_on(self, error: ErrorCode, what: str) -> bool:
         """Whether the answer is good; False: a new round has to begin. Raises: OSError, SlotGroupRefused."""
-        found = verdict(error, f"slot group {self._topic}, {what}")
-        if found is Verdict.GONE:
-            logger.warning("the slot group gave this worker up; it joins again group=%s", self._topic)
+        found = reaction(error, f"slot group {self.topic}, {what}")
+        if found is Reaction.GONE:
+            logger.warning("the slot group gave this worker up; it joins again group=%s", self.topic)
             self._member_id = ""
             self._lease.end()
-        if found is Verdict.FENCED:
-            name = f"{self._instance[:INSTANCE_MAX]}-{secrets.token_hex(4)}"
+        if found is Reaction.FENCED:
+            name = f"{self.instance[:INSTANCE_MAX]}-{secrets.token_hex(4)}"
             logger.error("another process joined the fleet as %s: give each worker a state directory of its own; this "
-                         "one goes on as %s group=%s", self._instance, name, self._topic)  # fmt: skip
-            self._instance, self._member_id = name, ""
+                         "one goes on as %s group=%s", self.instance, name, self.topic)  # fmt: skip
+            self.instance, self._member_id = name, ""
             self._lease.end()
-        return found is Verdict.GOOD
+        return found is Reaction.GOOD
 
 
-def _ignore(_: object) -> None:
-    """For callbacks that nobody asked for."""
+class Reaction(enum.Enum):
+    """What to do after an answer."""
+
+    GOOD = "go on"
+    AGAIN = "the group has moved on: join again"
+    GONE = "the group has no such member any more: join as a new one"
+    FENCED = "another process has joined under this static id: join under another one"
 
 
-def _pause_s(failures: int) -> float:
-    """Before the next try: doubled each time, up to a bound."""
-    return min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(failures - 1, 30))
+REFUSALS: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the workers need READ and DESCRIBE on this group",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group has members that are no workers of this fleet, or of another "
+    "release; end them, or give the fleet another name",
+    ErrorCode.INVALID_SESSION_TIMEOUT: "the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms do "
+    "not allow the fleet's session; change them",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the brokers' group.max.size does not allow more workers",
+    ErrorCode.INVALID_GROUP_ID: "give the fleet another name",
+}
+"""What trying again does not mend, and what does."""
+
+
+def reaction(error: ErrorCode, about: str) -> Reaction:
+    """Raises: SlotGroupRefused (trying again does not help), ConnectionLost (it does, after a pause)."""
+    match error:
+        case ErrorCode.NONE:
+            return Reaction.GOOD
+        case ErrorCode.REBALANCE_IN_PROGRESS | ErrorCode.ILLEGAL_GENERATION:
+            return Reaction.AGAIN
+        case ErrorCode.UNKNOWN_MEMBER_ID:
+            return Reaction.GONE
+        case ErrorCode.FENCED_INSTANCE_ID:
+            return Reaction.FENCED
+        case _:
+            refused = ServerError(error, about=about)
+            if error in REFUSALS:
+                raise SlotGroupRefused(f"{refused}: {REFUSALS[error]}")
+            raise ConnectionLost(str(refused))
+
+
+class SlotLease:
+    """Whether a worker may still act for its slots, by what its slot group's coordinator answered.
+
+    Invariant: `sure` is True only while the coordinator cannot have given the worker up by itself: a proof is an answer
+    that the coordinator gives to its members only, and it counts from when the question was sent. The lease is a brake,
+    no fence: who owns a slot is decided in its log. It is checked against the clock itself, so a process that was
+    frozen notices.
+
+        off ──proved──▶ on, until the question was sent + session − margin ──proved──▶ on, until later
+         ▲                │
+         └── time is up, or `end` ──┘
+
+    length_s: session less margin. on_doubt: called with whether it is off, at each change.
+    """
+
+    def __init__(self, clock: Clock, length_s: float, on_doubt: Callable[[bool], object]) -> None:
+        self._clock = clock
+        self._length_s = length_s
+        self._on_doubt = on_doubt
+        self._until_s = -math.inf
+        self._timer: TimerHandle | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is on; asked before each answer, so it costs next to nothing."""
+        return self._clock.monotonic() < self._until_s
+
+    def proved(self, sent_s: float) -> None:
+        """The coordinator had this worker for a member at `sent_s` or later."""
+        until_s = sent_s + self._length_s
+        left_s = until_s - self._clock.monotonic()
+        if left_s <= 0:
+            return  # the answer came too late to prove anything
+        if self._timer is not None and not self.sure:
+            self.end()  # it ran out, and its timer is late
+        timer, self._timer = self._timer, self._clock.call_later(left_s, self.end)
+        self._until_s = until_s
+        if timer is None:
+            self._on_doubt(False)
+        else:
+            timer.cancel()
+
+    def end(self) -> None:
+        """It is off until the next proof."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._until_s = -math.inf
+            self._on_doubt(True)

@@ -1,4 +1,4 @@
-"""`SlotKeeper`: the slots of one worker, from being chosen for one to giving it away.
+"""`SlotManager`: the slots of one worker, from being chosen for one to giving it away.
 
     (nothing)  ─chosen→ FOLLOWING ─asked the holder, claimed→ LED ─taken up→ SERVED
     FOLLOWING  ─no more chosen, or in doubt→ (nothing)
@@ -19,29 +19,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.fleet.directory import Claimed, Place
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.slot import Owner
-from flowshare.log.base import LogError
+from flowshare.fleet.directory import Claimed, WorkerAddress
+from flowshare.fleet.state.slot import SlotOwner
+from flowshare.log.base import LogError, NotLed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
     from flowshare.fleet.peers import Peers
-    from flowshare.slots.records import Claim
+    from flowshare.fleet.state.slot import Slot
 
 HAND_OVER_S: Final = 3.0
 """How long the present holder of a slot is given to let go of it."""
 LEFT_S: Final = 1.0
 """The same when it left the slot group, or was given up there."""
 SILENT_S: Final = 1.0
-"""For how long slots of a worker that says nothing are gathered before they are logged."""
+"""For how long slots that come to the same are gathered before they are logged."""
 SILENT_NAMED: Final = 20
 PAUSE_S: Final = 0.2
 PAUSE_MAX_S: Final = 5.0
@@ -53,107 +53,46 @@ CLAIMED: Final = "fleet_claimed"
 logger = logging.getLogger(__name__)
 
 
-class KeptSlot(Protocol):
-    """One slot's log at this worker (`fleet.slot.Slot`)."""
-
-    @property
-    def epoch(self) -> int:
-        """Of the present claim."""
-        ...
-
-    @property
-    def claim(self) -> Claim | None:
-        """The present claim."""
-        ...
-
-    @property
-    def handed_over_to(self) -> str | None:
-        """Whom its owner gave the slot to; None: it did not."""
-        ...
-
-    async def standby(self) -> None:
-        """Read the log to its end. Raises: LogError, OSError."""
-
-    async def lead(self, owner: Owner) -> None:
-        """Claim. Raises: NotLed (somebody else claims), LogError, OSError."""
-
-    async def write(self, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Raises: NotLed, StorageError."""
-
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix."""
-        ...
-
-    async def hand_over(self, to: str) -> None:
-        """Write what is queued, then that the slot is given away. Raises: NotLed, LogError."""
-
-    def recheck(self) -> None:
-        """The session is not in doubt any more: answers that waited are given."""
-
-    async def close(self) -> None:
-        """Stop."""
-
-
-class Tenant(Protocol):
-    """What lives in the slots: groups and share-partitions."""
-
-    async def take_up(self, slot: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Serve what is stored in a slot."""
-
-    async def lay_down(self, slot: int) -> None:
-        """Serve it no more; what is queued is written, if it still can be."""
-
-
-class SlotKeeper:
+@dataclass(eq=False, kw_only=True)
+class SlotManager:
     """All slots of this worker.
 
-    make_slot: (number, what to call when it is lost) -> a slot that nothing is known of yet. sure: whether the session
-    in the slot group is not in doubt. instance: names this life of this process.
+    make_slot: (number, what to call when it is lost) -> a slot that nothing is known of yet. take_up: serve what is
+    stored in a slot. lay_down: serve it no more; what is queued is written, if it can be. sure: whether the session in
+    the slot group is not in doubt. instance: names this life of this process. led: the slots claimed here.
     """
 
-    def __init__(
-        self,
-        *,
-        directory: Directory,
-        peers: Peers,
-        make_slot: Callable[[int, Callable[[], object]], KeptSlot],
-        tenant: Tenant,
-        sure: Callable[[], bool],
-        instance: str,
-        clock: Clock,
-        led: dict[int, KeptSlot] | None = None,
-    ) -> None:
-        """led: where the slots claimed here are kept."""
-        self._directory = directory
-        self._peers = peers
-        self._make_slot = make_slot
-        self._tenant = tenant
-        self._sure = sure
-        self._instance = instance
-        self._clock = clock
+    directory: Directory
+    peers: Peers
+    make_slot: Callable[[int, Callable[[], object]], Slot]
+    take_up: Callable[[int, Sequence[tuple[bytes, bytes]]], Awaitable[None]]
+    lay_down: Callable[[int], Awaitable[None]]
+    sure: Callable[[], bool]
+    instance: str
+    clock: Clock
+    led: dict[int, Slot] = field(default_factory=dict[int, "Slot"])
+
+    def __post_init__(self) -> None:
         self._following: dict[int, asyncio.Task[None]] = {}
         self._leaving: set[int] = set()
         """Of those, what is not to be claimed any more."""
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._served: set[int] = set()
-        self._silent: dict[int, list[int]] = {}
-        self._unclaimed: dict[type[Exception], list[int]] = {}
-        """Slots that could not be claimed within the last moment, by the kind of trouble: told in one line."""
+        self._untold: dict[object, list[int]] = {}
+        """Slots of the last moment by what befell them, a silent holder or a kind of trouble: told in one line."""
         self._emptied = asyncio.Event()
         self._closing = False
         self.claimed = 0
         """Claims that counted, since the start."""
         self.lost = 0
         """Slots that ended without being given away."""
-        self.led: dict[int, KeptSlot] = {} if led is None else led
-        """Slots claimed here."""
-        directory.on_change(self.choose)
+        self.directory.on_change(self.choose)
 
     # --- what is served -----------------------------------------------------------------------------------------
 
     def serves(self, slot: int) -> bool:
         """Whether requests for what lies in a slot may be answered here."""
-        return slot in self._served and self._sure()
+        return slot in self._served and self.sure()
 
     @property
     def served(self) -> frozenset[int]:
@@ -163,7 +102,7 @@ class SlotKeeper:
     @property
     def settled(self) -> bool:
         """Whether it serves all slots that it was chosen for."""
-        return self._sure() and self._mine() <= self.served
+        return self.sure() and self._mine() <= self.served
 
     def claims(self) -> Mapping[int, int]:
         """Epochs of the slots claimed here, for the slot group."""
@@ -192,8 +131,8 @@ class SlotKeeper:
 
     def _mine(self) -> set[int]:
         """Slots that this worker was chosen for, by the group as it is now."""
-        slot_map, place = self._directory.map, self._directory.place
-        if slot_map is None or place is None or self._closing or not self._sure():
+        slot_map, place = self.directory.map, self.directory.place
+        if slot_map is None or place is None or self._closing or not self.sure():
             return set()
         return set(slot_map.mine(place.node_id))
 
@@ -208,7 +147,7 @@ class SlotKeeper:
         self._leaving.discard(number)
         if not task.cancelled() and task.exception() is not None:
             logger.error("following slot %d failed", number, exc_info=task.exception())
-            self._clock.call_later(PAUSE_MAX_S, self.choose)
+            self.clock.call_later(PAUSE_MAX_S, self.choose)
         else:
             self.choose()  # it may have been lost before it was served, or be ours again
 
@@ -218,7 +157,7 @@ class SlotKeeper:
         while True:
             while number in self._ending:
                 await asyncio.wait([self._ending[number]])
-            slot, claimed = self._make_slot(number, lambda: self._lost(number)), False
+            slot, claimed = self.make_slot(number, lambda: self._lost(number)), False
             try:
                 claimed = await self._claim(number, slot)
                 if claimed:
@@ -226,7 +165,8 @@ class SlotKeeper:
             except NotLed as error:
                 logger.info("slot %d: %s", number, error)
             except (LogError, OSError, ClientError) as error:
-                self._not_claimed(number, error)
+                text = "%s cannot be claimed now, tried again within %g s: %s"
+                self._tell_soon(type(error), number, logger.warning, text, PAUSE_MAX_S, error)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
             except Exception:
                 logger.exception("claiming slot %d failed, tried again in %g s", number, pause_s)
@@ -234,62 +174,46 @@ class SlotKeeper:
             finally:
                 if not claimed and number not in self._ending:
                     self._begin_end(number, slot, None)
-            await self._clock.sleep(pause_s)
+            await self.clock.sleep(pause_s)
 
-    async def _claim(self, number: int, slot: KeptSlot) -> bool:
-        place = self._directory.place
+    async def _claim(self, number: int, slot: Slot) -> bool:
+        place = self.directory.place
         assert place is not None
         await slot.standby()
         claim = slot.claim
         if claim is not None and slot.handed_over_to is None:
-            holder = Place(claim.node_id, claim.host, claim.port)
-            self._directory.claimed(number, Claimed(slot.epoch, holder))
-            if holder.node_id != place.node_id and self._sure():
+            holder = WorkerAddress(claim.node_id, claim.host, claim.port)
+            self.directory.claimed(number, Claimed(slot.epoch, holder))
+            if holder.node_id != place.node_id and self.sure():
                 await self._ask(number, holder, place)
-        if not self._sure():  # a process that stood still comes here before it hears of it
+        if not self.sure():  # a process that stood still comes here before it hears of it
             return False
-        await slot.lead(Owner(node_id=place.node_id, instance=self._instance, host=place.host, port=place.port))
+        await slot.lead(SlotOwner(node_id=place.node_id, instance=self.instance, host=place.host, port=place.port))
         self.led[number] = slot
         self.claimed += 1
-        self._directory.claimed(number, Claimed(slot.epoch, place))  # what taking it up tells is of this claim
-        await self._tenant.take_up(number, slot.scan(b""))
+        self.directory.claimed(number, Claimed(slot.epoch, place))  # what taking it up tells is of this claim
+        await self.take_up(number, slot.scan(b""))
         if number in self._ending:
             return False
         self._served.add(number)
-        self._peers.tell_all(CLAIMED, slot=number, epoch=slot.epoch, node=list(place))
+        self.peers.tell_all(CLAIMED, slot=number, epoch=slot.epoch, node=list(place))
         return True
 
-    async def _ask(self, number: int, holder: Place, place: Place) -> None:
+    async def _ask(self, number: int, holder: WorkerAddress, place: WorkerAddress) -> None:
         """Have the holder let go, if it lives."""
-        limit_s = HAND_OVER_S if holder.node_id in self._directory.nodes else LEFT_S
+        limit_s = HAND_OVER_S if holder.node_id in self.directory.nodes else LEFT_S
         try:
-            await self._peers.call(holder.node_id, HAND_OVER, limit_s=limit_s, slot=number, to=str(place.node_id))
+            await self.peers.call(holder.node_id, HAND_OVER, limit_s=limit_s, slot=number, to=str(place.node_id))
         except (OSError, ClientError) as error:
-            self._unasked(holder.node_id, number, error)
+            text = "%s are claimed from worker %d without its word: %s"
+            self._tell_soon(holder.node_id, number, logger.info, text, holder.node_id, error)
 
-    def _unasked(self, node_id: int, number: int, error: Exception) -> None:
-        """Tell of slots that are claimed without their holder's word, in one line for each holder."""
-        slots = self._silent.get(node_id)
-        if slots is None:
-            slots = self._silent[node_id] = []
-            self._clock.call_later(SILENT_S, lambda: self._tell_unasked(node_id, error))
-        slots.append(number)
-
-    def _tell_unasked(self, node_id: int, error: Exception) -> None:
-        slots = self._silent.pop(node_id)
-        logger.info("%s are claimed from worker %d without its word: %s", _named(slots), node_id, error)
-
-    def _not_claimed(self, number: int, error: Exception) -> None:
-        """Tell of slots that cannot be claimed, in one line for each kind of trouble."""
-        slots = self._unclaimed.get(type(error))
-        if slots is None:
-            slots = self._unclaimed[type(error)] = []
-            self._clock.call_later(SILENT_S, lambda: self._tell_not_claimed(error))
-        slots.append(number)
-
-    def _tell_not_claimed(self, error: Exception) -> None:
-        slots = self._unclaimed.pop(type(error))
-        logger.warning("%s cannot be claimed now, tried again within %g s: %s", _named(slots), PAUSE_MAX_S, error)
+    def _tell_soon(self, key: object, number: int, log: Callable[..., None], text: str, *about: object) -> None:
+        """Tell of all slots that come to the same within a moment in one line; `text` begins with which they are."""
+        if key not in self._untold:
+            self._untold[key] = []
+            self.clock.call_later(SILENT_S, lambda: log(text, _named(self._untold.pop(key)), *about))
+        self._untold[key].append(number)
 
     # --- letting go ---------------------------------------------------------------------------------------------
 
@@ -302,29 +226,31 @@ class SlotKeeper:
             await asyncio.shield(self._ending[number])
 
     def _lost(self, number: int) -> None:
+        """Another owner claimed the slot, or a write's outcome is not known: lay it down. Nobody is told from here; the
+        next owner tells all (`CLAIMED`)."""
         slot = self.led.get(number)
         if slot is not None and number not in self._ending:
             self.lost += 1
             self._leave(number)
             self._begin_end(number, slot, None)
 
-    async def _end(self, number: int, slot: KeptSlot, to: str | None) -> None:
+    async def _end(self, number: int, slot: Slot, to: str | None) -> None:
         if number not in self._ending:
             self._leave(number)
             self._begin_end(number, slot, to)
         await asyncio.shield(self._ending[number])
 
-    def _begin_end(self, number: int, slot: KeptSlot, to: str | None) -> None:
+    def _begin_end(self, number: int, slot: Slot, to: str | None) -> None:
         """Let go of a slot, in a task of its own that nobody cuts off; nothing of it is begun again before its end."""
         self._served.discard(number)
-        self._ending[number] = asyncio.create_task(self._lay_down(number, slot, to), name=f"end of slot {number}")
+        self._ending[number] = asyncio.create_task(self._finish(number, slot, to), name=f"end of slot {number}")
 
-    async def _lay_down(self, number: int, slot: KeptSlot, to: str | None) -> None:
+    async def _finish(self, number: int, slot: Slot, to: str | None) -> None:
         try:
             if number in self._leaving:  # it is being taken up
                 await asyncio.wait([self._following[number]])
             if self.led.get(number) is slot:
-                await self._tenant.lay_down(number)
+                await self.lay_down(number)
                 if to is not None:
                     await slot.hand_over(to)
         except (LogError, OSError) as error:
@@ -353,12 +279,12 @@ class SlotKeeper:
         if self.led and wait_s > 0:
             self._emptied.clear()
             try:
-                await self._clock.wait_for(self._emptied.wait(), wait_s)
+                await self.clock.wait_for(self._emptied.wait(), wait_s)
             except TimeoutError:
                 logger.info("%d slots were not asked for by others", len(self.led))
         giving = asyncio.gather(*(self.hand_over(number, "") for number in tuple(self.led)))
         try:
-            await self._clock.wait_for(giving, HAND_OVER_S)
+            await self.clock.wait_for(giving, HAND_OVER_S)
         except TimeoutError:
             logger.warning("%s could not be given away in time", _named([*self.led]))
             closing = [slot.close() for slot in self.led.values()]

@@ -1,56 +1,39 @@
 """`Storage` of a worker: records in Kafka's topics, state in the slots that this worker leads.
 
 A state key belongs to one slot. What is written together for one slot is written in one piece; writes that concern
-several slots are not atomic together, and nobody relies on it (`fleet.leaders`).
+several slots are not atomic together, and nobody relies on it (`fleet.groups.leaders`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from flowshare.fleet.errors import NotLed
-from flowshare.slots.places import is_whole, slot_of_key
+from flowshare.log.base import NotLed
+from flowshare.slots.placement import is_whole, slot_of_key
 
 if TYPE_CHECKING:
     from flowshare.fleet.log.kafka_log import KafkaLog
+    from flowshare.fleet.state.slot import Slot
 
 Entry = tuple[bytes, bytes | None]
-
-
-class LedSlot(Protocol):
-    """A slot that this worker has claimed (`fleet.slot.Slot`)."""
-
-    async def write(self, entries: Sequence[Entry]) -> None:
-        """All or none, in order of calls; returns when confirmed. Raises: NotLed, StorageError."""
-
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix, in key order, confirmed writes included."""
-        ...
 
 
 class FleetStorage:
     """Records and state. `led`: the slots claimed here by number, as they are at the moment."""
 
-    def __init__(self, log: KafkaLog, led: Mapping[int, LedSlot], slots: int) -> None:
+    def __init__(self, log: KafkaLog, led: Mapping[int, Slot], slots: int) -> None:
         self._led = led
         self._slots = slots
-        self.producer_expiry_ms = log.producer_expiry_ms
         self.topics = log.topics
         self.create_topic = log.create_topic
-        self.delete_topic = log.delete_topic
-        self.create_partitions = log.create_partitions
-        self.alter_topic = log.alter_topic
         self.append = log.append
-        self.append_control = log.append_control
-        self.producers = log.producers
         self.read = log.read
         self.offsets = log.offsets
         self.dense = log.dense
         self.bounds = log.bounds
         self.offset_for_timestamp = log.offset_for_timestamp
-        self.delete_records = log.delete_records
         self.on_append = log.on_append
 
     async def write(self, writes: Sequence[Entry]) -> None:
@@ -73,10 +56,7 @@ class FleetStorage:
         found = [entry for slot in tuple(self._led.values()) for entry in slot.scan(prefix)]
         return sorted(found) if len(self._led) > 1 else found
 
-    async def close(self) -> None:
-        """Nothing: log and slots have lives of their own."""
-
-    def _slot(self, number: int) -> LedSlot:
+    def _slot(self, number: int) -> Slot:
         slot = self._led.get(number)
         if slot is None:
             raise NotLed(f"slot {number} is not led here")

@@ -6,62 +6,55 @@ Stop: leave the slot group → the others ask for the slots, one by one → what
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.fleet.calls import LEAVING, FleetCalls
-from flowshare.fleet.configs import FleetConfigs
-from flowshare.fleet.describing import described
-from flowshare.fleet.directory import Directory, Place
-from flowshare.fleet.duties import FleetDuties
-from flowshare.fleet.formats import check_formats
-from flowshare.fleet.groups import FleetGroups
-from flowshare.fleet.keeper import SlotKeeper
-from flowshare.fleet.leaders import FleetLeaders
-from flowshare.fleet.limits import FleetLimits
+from flowshare.fleet.directory import Directory, WorkerAddress
+from flowshare.fleet.groups.calls import LEAVING, FleetCalls
+from flowshare.fleet.groups.configs import FleetConfigs
+from flowshare.fleet.groups.duties import FleetDuties, FleetSlotContents
+from flowshare.fleet.groups.facts import FleetGroups, KnownGroups
+from flowshare.fleet.groups.leaders import FleetLeaders
+from flowshare.fleet.groups.limits import FleetLimits
+from flowshare.fleet.groups.metadata import FleetMetadata
+from flowshare.fleet.groups.other_fleets import OtherFleets
+from flowshare.fleet.groups.settings import FleetConfig, FleetSettings
+from flowshare.fleet.inspection import described
 from flowshare.fleet.log.kafka_log import KafkaLog
-from flowshare.fleet.others import OtherFleets
+from flowshare.fleet.peer_login import KeyPair, KnownKeys, PeerDoor
 from flowshare.fleet.peers import Peers
-from flowshare.fleet.places import FleetPlaces
-from flowshare.fleet.proof import Door, KeyPair, Known
 from flowshare.fleet.server import FleetServer
-from flowshare.fleet.settings import FleetConfig, FleetSettings
-from flowshare.fleet.slot import Slot
 from flowshare.fleet.slot_group import SlotGroup
-from flowshare.fleet.slot_settings import SlotSettings
-from flowshare.fleet.slot_tails import SlotTails
-from flowshare.fleet.state_topic import StateTopic
+from flowshare.fleet.slot_manager import SlotManager
+from flowshare.fleet.state.reading import SlotSettings, SlotTails
+from flowshare.fleet.state.slot import Slot
+from flowshare.fleet.state.topic import StateTopic, check_formats
 from flowshare.fleet.storage import FleetStorage
-from flowshare.fleet.tenant import FleetTenant
-from flowshare.fleet.views import Views
 from flowshare.log.base import StorageError, StorageHeld
-from flowshare.server.configs import ConfigApis
-from flowshare.server.limits import ListenerLimits
-from flowshare.server.share_service import ShareService
+from flowshare.server.net.limits import ListenerLimits
+from flowshare.server.records.configs import ConfigApis
+from flowshare.server.share.service import ShareService
 from flowshare.share.config import ServerConfig
-from flowshare.slots.places import SLOTS_DEFAULT
+from flowshare.slots.placement import SLOTS_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from flowshare.client.cluster import Cluster
+    from flowshare.client.net.cluster import Cluster
     from flowshare.clock import Clock
     from flowshare.fleet.peers import Dial
-    from flowshare.fleet.slot_cache import SlotCache
-    from flowshare.server.connection import InProcess
-    from flowshare.server.state import ShareKey
+    from flowshare.fleet.state.cache import SlotCache
+    from flowshare.server.runtime.connection import InProcess
+    from flowshare.server.runtime.state import ShareKey
 
 PROCESSES_MAX: Final = 256
 """Of one machine that keep state in one directory."""
 LEAVE_S: Final = 3.0
 """How long a worker that stops takes to say so and for the others to ask for its slots, both in all."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +121,10 @@ class FleetWorker:
         self._closing.push_async_callback(self._log.close)
         await self._log.start()
         self.directory = Directory(slots)
-        self._known = Known(self.directory, self._clock, lambda: described(self._kafka, self._topic.name))
+        self._known = KnownKeys(self.directory, self._clock, lambda: described(self._kafka, self._topic.name))
         self._peers = Peers(self.directory, self._dial, self._clock, pair=self._pair, known=self._known)
-        self._views = Views(self._options.config, self._clock)
-        self._groups = FleetGroups(directory=self.directory, peers=self._peers, views=self._views)
+        self._known_groups = KnownGroups(self._options.config, self._clock)
+        self._groups = FleetGroups(directory=self.directory, peers=self._peers, known_groups=self._known_groups)
         self._build(slots, cached)
         for close in (
             self._tails.close,
@@ -139,7 +132,7 @@ class FleetWorker:
             self._peers.close,
             self._limits.close,
             self.settings.close,
-            self._tenant.close,
+            self._contents.close,
             self._service.close_partitions,
             self._service.close_groups,
             self._slot_group.close,
@@ -154,7 +147,7 @@ class FleetWorker:
 
         Raises: ClientError, OSError
         """
-        self.directory.place = Place(self._options.node_id, host, port)
+        self.directory.place = WorkerAddress(self._options.node_id, host, port)
         await self._slot_group.start(host, port)
         self._started = True
 
@@ -167,7 +160,7 @@ class FleetWorker:
         await self._slot_group.leave()
         self._peers.tell_all(LEAVING)
         left_s = max(until - self._clock.monotonic(), 0.0)  # the slot group may not have answered
-        await self._keeper.close(wait_s=left_s if self.directory.others else 0.0)
+        await self._slot_manager.close(wait_s=left_s if self.directory.other_nodes else 0.0)
 
     async def close(self) -> None:
         """End; call `leave` first."""
@@ -182,7 +175,7 @@ class FleetWorker:
         state_dir, topic_id = self._options.state_dir, self._topic.topic_id
         if state_dir is None or topic_id is None:
             return ()
-        from flowshare.fleet.slot_cache import SlotCache
+        from flowshare.fleet.state.cache import SlotCache
 
         for number in range(PROCESSES_MAX):
             cache = SlotCache(state_dir / str(number), clock=self._clock, topic_id=topic_id)
@@ -215,21 +208,21 @@ class FleetWorker:
     @property
     def served(self) -> frozenset[int]:
         """Slots that this worker leads and serves."""
-        return self._keeper.served
+        return self._slot_manager.served
 
     @property
     def settled(self) -> bool:
         """Whether it serves all slots that it was chosen for: before that, lists of groups lack some."""
-        return self._keeper.settled
+        return self._slot_manager.settled
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of what is led here."""
-        keeper = self._keeper
+        slot_manager = self._slot_manager
         return {
             **self.server.stats(),
-            "slots": len(keeper.served),
-            "slots_claimed": keeper.claimed,
-            "slots_lost": keeper.lost,
+            "slots": len(slot_manager.served),
+            "slots_claimed": slot_manager.claimed,
+            "slots_lost": slot_manager.lost,
         }
 
     # --- the parts ----------------------------------------------------------------------------------------------
@@ -237,10 +230,10 @@ class FleetWorker:
     def _build(self, slots: int, cached: tuple[int, ...]) -> None:
         """Put the parts together: who serves, who holds the slots, who answers."""
         self._tails = SlotTails(self._tail_kafka, topic=self._topic.name, clock=self._clock)
-        led: dict[int, Any] = {}
+        led: dict[int, Slot] = {}
         storage = FleetStorage(self._log, led, slots)
         duties = self._build_service(storage)
-        self._tenant = FleetTenant(
+        self._contents = FleetSlotContents(
             service=self._service, settings=self.settings, groups=self._groups, log=self._log, slots=slots
         )
         self._build_slots(slots, cached, led)
@@ -251,19 +244,19 @@ class FleetWorker:
         limits = self._limits = FleetLimits(
             directory=directory,
             peers=self._peers,
-            views=self._views,
+            known_groups=self._known_groups,
             check=lambda group_id: duties.check_coordinator(group_id),
             clock=clock,
         )
         duties = FleetDuties(
             directory=directory,
-            serves=lambda slot: self._keeper.serves(slot),
-            views=self._views,
+            serves=lambda slot: self._slot_manager.serves(slot),
+            known_groups=self._known_groups,
             ask=self._groups.ask,
             limits=limits,
             log=self._log,
             topic_name=self._topic_name,
-            others=OtherFleets(self._kafka, self._options.fleet, dial=self._dial, clock=clock),
+            other_fleets=OtherFleets(self._kafka, self._options.fleet, dial=self._dial, clock=clock),
             clock=clock,
         )
         config = replace(self._options.config, return_grace_ms=self._options.config.return_grace_ms or 3_000)
@@ -284,7 +277,7 @@ class FleetWorker:
             kafka=self._log,
             members_resume=True,
             leaders=lambda local: FleetLeaders(
-                local,
+                local=local,
                 store=storage,
                 directory=directory,
                 peers=self._peers,
@@ -298,15 +291,16 @@ class FleetWorker:
         return duties
 
     def _configure(self, config: FleetConfig) -> None:
-        self._views.configure(config.server)
+        self._known_groups.configure(config.server)
         self._service.configure(config.server)
 
-    def _build_slots(self, slots: int, cached: tuple[int, ...], led: dict[int, Any]) -> None:
-        self._keeper = SlotKeeper(
+    def _build_slots(self, slots: int, cached: tuple[int, ...], led: dict[int, Slot]) -> None:
+        self._slot_manager = SlotManager(
             directory=self.directory,
             peers=self._peers,
             make_slot=self._slot,
-            tenant=self._tenant,
+            take_up=self._contents.take_up,
+            lay_down=self._contents.lay_down,
             sure=lambda: self.sure,
             instance=self._instance,
             clock=self._clock,
@@ -318,9 +312,9 @@ class FleetWorker:
             slots=slots,
             instance=self._instance,
             node_id=self._options.node_id,
-            claims=self._keeper.claims,
+            claims=self._slot_manager.claims,
             on_map=self.directory.agreed,
-            on_doubt=self._keeper.doubted,
+            on_doubt=self._slot_manager.doubted,
             cached=cached,
             key=self._pair.mark,
             clock=self._clock,
@@ -330,12 +324,11 @@ class FleetWorker:
         service, directory = self._service, self.directory
         directory.on_left(service.coordinator.workers_left)
         configs = FleetConfigs(
-            ConfigApis(log=storage, server=service.config, configs=service.configs, coordinator=service.coordinator),
+            local=ConfigApis(service, storage),
             settings=self.settings,
             directory=directory,
             peers=self._peers,
             check=duties.check_coordinator,
-            clock=self._clock,
         )
         self.calls = FleetCalls(
             service=service,
@@ -345,9 +338,9 @@ class FleetWorker:
             configs=configs,
             limits=self._limits,
             settings=self.settings,
-            keeper=self._keeper,
-            door=Door(self._pair, self._known, directory),
-            know=self._tenant.know,
+            slot_manager=self._slot_manager,
+            door=PeerDoor(self._pair, self._known, directory),
+            know=self._contents.know,
             look=self._slot_group.look,
             node_id=self._options.node_id,
         )
@@ -355,16 +348,13 @@ class FleetWorker:
             service,
             storage=storage,
             directory=directory,
-            places=FleetPlaces(log=self._log, topics=service.topics, directory=directory, kafka=self._kafka),
+            metadata=FleetMetadata(log=self._log, topics=service.topics, directory=directory, kafka=self._kafka),
             configs=configs,
             calls=self.calls,
             look=self._log.refresh,
         )
 
     def _slot(self, number: int, lost: Callable[[], object]) -> Slot:
-        def on_lost(_: Slot, __: str) -> None:
-            lost()
-
         return Slot(
             self._kafka,
             topic=self._topic.name,
@@ -374,7 +364,7 @@ class FleetWorker:
             cache=self._cache,
             settings=self._options.slot_settings,
             lease=lambda: self.sure,
-            on_lost=on_lost,
+            on_lost=lambda _: lost(),
         )
 
     def _topic_name(self, key: ShareKey) -> str | None:

@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import Committed, Offsets, Partition
-from flowshare.groups.states import State
+from flowshare.groups.offsets import Committed, OffsetPartition, Offsets
+from flowshare.groups.states import ClassicState
 
 
 def expired(
     group: ClassicGroup,
     offsets: Offsets,
-    partitions: Iterable[Partition],
+    partitions: Iterable[OffsetPartition],
     *,
     now_ms: int,
     retention_ms: int,
     ahead_ms: int = 0,
-) -> tuple[Partition, ...]:
+) -> tuple[OffsetPartition, ...]:
     """Those of `partitions` whose offsets are to be removed now.
 
     now_ms: by the clock by which offsets are stamped. ahead_ms: how much later that is than by the group's.
@@ -47,18 +47,18 @@ def expired(
 
 def group_expires(group: ClassicGroup, offsets: Offsets) -> bool:
     """Whether the group goes too, its expired offsets being removed."""
-    return group.state is State.EMPTY and not offsets and not group.awaits_member
+    return group.state is ClassicState.EMPTY and not offsets and not group.awaits_member
 
 
 def _looked_at(group: ClassicGroup, topic: str) -> bool:
-    if group.state is State.EMPTY:
+    if group.state is ClassicState.EMPTY:
         return True
-    return group.state is State.STABLE and group.subscribed is not None and topic not in group.subscribed
+    return group.state is ClassicState.STABLE and group.subscribed is not None and topic not in group.subscribed
 
 
 def _base_ms(group: ClassicGroup, value: Committed, ahead_ms: int) -> int:
     had_members = group.protocol_type is not None
-    if group.state is State.EMPTY and had_members and group.state_since_ms is not None:
+    if group.state is ClassicState.EMPTY and had_members and group.state_since_ms is not None:
         return group.state_since_ms + ahead_ms
     return value.commit_ms
 

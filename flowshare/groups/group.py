@@ -1,8 +1,8 @@
 """One classic consumer group: what members ask for, checked and answered (Kafka protocol, KIP-62, KIP-345, KIP-394).
 
-Calls are applied at once. What they lead to comes back as a `Step`: answers, also to requests that waited, and what
-is to be stored before those answers go out. A request that is refused raises a `GroupError` and changes nothing; what
-ends a waiting request comes as the `error` of its answer. Requests that may wait bring a ticket, a number of the
+Calls are applied at once. What they lead to comes back as a `GroupStep`: answers, also to requests that waited, and
+what is to be stored before those answers go out. A request that is refused raises a `CoreError` and changes nothing;
+what ends a waiting request comes as the `error` of its answer. Requests that may wait bring a ticket, a number of the
 caller's. Deadlines are data: `next_deadline_ms`, `expire`.
 """
 
@@ -12,33 +12,36 @@ from collections.abc import Mapping
 from dataclasses import replace
 from sys import getsizeof
 
-from flowshare.groups.admission import check_join, has_room
-from flowshare.groups.errors import (
+from flowshare.core_errors import (
     CoordinatorNotAvailable,
     GroupMaxSizeReached,
     IllegalGeneration,
     InconsistentGroupProtocol,
+    InvalidSessionTimeout,
     MemberIdRequired,
     NonEmptyGroup,
     RebalanceInProgress,
     UnknownMemberId,
 )
-from flowshare.groups.members import MEMBER_BYTES, Member, protocols_size
+from flowshare.groups.members import MEMBER_BYTES, ClassicMember, protocols_size
 from flowshare.groups.phases import Phases
-from flowshare.groups.states import State, Trigger, step
-from flowshare.groups.stored import GroupState, encode_group
-from flowshare.groups.types import ClassicConfig, ClassicView, Join, MemberView, Step
+from flowshare.groups.states import ClassicState, Trigger, step
+from flowshare.groups.stored import ClassicGroupState, encode_group
+from flowshare.groups.types import ClassicConfig, ClassicView, GroupStep, Join, MemberView
 
 
 class ClassicGroup:
-    """A classic group. `state` is what was stored of it: its members have a whole session timeout again."""
+    """A classic group as its coordinator keeps it: takes joins, syncs, heartbeats and commits.
+
+    state: what was stored of it; its members have a whole session timeout again.
+    """
 
     def __init__(
         self,
         group_id: str,
         *,
         config: ClassicConfig,
-        state: GroupState | None = None,
+        state: ClassicGroupState | None = None,
         now_ms: int = 0,
         ahead_ms: int = 0,
     ) -> None:
@@ -53,18 +56,18 @@ class ClassicGroup:
             self._phases.load(state, now_ms)
 
     @property
-    def state(self) -> State:
+    def state(self) -> ClassicState:
         """The state it is in."""
         return self._phases.state
 
     @property
     def state_since_ms(self) -> int | None:
-        """Since when; None: not known."""
+        """Since when it is in that state; None: not known."""
         return self._phases.state_since_ms
 
     @property
     def generation(self) -> int:
-        """Rises with each completed join phase."""
+        """The number that rises with each completed join phase."""
         return self._phases.generation
 
     @property
@@ -123,24 +126,24 @@ class ClassicGroup:
 
     def sync_growth(self, member_id: str, assignments: Mapping[str, bytes]) -> int:
         """About how many bytes more it takes after a sync."""
-        if self.state is not State.COMPLETING or self.leader != member_id:
+        if self.state is not ClassicState.COMPLETING or self.leader != member_id:
             return 0
         members = self._phases.members
         return sum(len(assignments.get(one.member_id, b"")) - len(one.assignment) for one in members)
 
     # --- joining ------------------------------------------------------------------------------------------------
 
-    def join(self, request: Join, *, ticket: int, new_id: str, now_ms: int) -> Step:
+    def join(self, request: Join, *, ticket: int, new_id: str, now_ms: int) -> GroupStep:
         """Take a JoinGroup; it is answered when the join phase is over. `new_id` makes a new member's id unique.
 
         Raises: InvalidSessionTimeout, InconsistentGroupProtocol, GroupMaxSizeReached, MemberIdRequired,
         UnknownMemberId, FencedInstanceId, CoordinatorNotAvailable
         """
         phases = self._phases
-        if self.state is State.DEAD:
+        if self.state is ClassicState.DEAD:
             raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
-        check_join(self.group_id, phases, request)
-        if not has_room(phases, request.member_id):
+        _check_join(self.group_id, phases, request)
+        if not _has_room(phases, request.member_id):
             return self._turn_away(request.member_id, now_ms)
         known = None if request.instance_id is None else phases.members.of_instance(request.instance_id)
         if not request.member_id and known is not None:
@@ -152,7 +155,7 @@ class ClassicGroup:
             self._rejoin(member, request, ticket, now_ms)
         return self._step()
 
-    def _turn_away(self, member_id: str, now_ms: int) -> Step:
+    def _turn_away(self, member_id: str, now_ms: int) -> GroupStep:
         """Refuse a member for which there is no room, and let it go if it was one."""
         full = f"group {self.group_id} has {self._config.size_max} members already (group.max.size)"
         member = self._phases.members.get(member_id)
@@ -171,20 +174,21 @@ class ClassicGroup:
             phases.pending[member_id] = now_ms + request.session_timeout_ms
             raise MemberIdRequired(member_id)
         phases.pending.pop(member_id, None)
-        if self.state is State.PREPARING:
+        if self.state is ClassicState.PREPARING:
             phases.joined_in_delay()
-        member = Member(member_id=member_id, instance_id=request.instance_id, new=True)
+        member = ClassicMember(member_id=member_id, instance_id=request.instance_id, new=True)
         self._take_over(member, request)
         phases.protocol_type = request.protocol_type
         phases.members.add(member)
         phases.wait_join(member, ticket, now_ms)
         phases.rebalance(now_ms)
 
-    def _rejoin(self, member: Member, request: Join, ticket: int, now_ms: int) -> None:
+    def _rejoin(self, member: ClassicMember, request: Join, ticket: int, now_ms: int) -> None:
         phases = self._phases
         same = member.protocols == request.protocols
         settled = same and (
-            self.state is State.COMPLETING or (self.state is State.STABLE and self.leader != member.member_id)
+            self.state is ClassicState.COMPLETING
+            or (self.state is ClassicState.STABLE and self.leader != member.member_id)
         )
         if settled:  # It has not got the answer that it was sent: once more.
             self._take_over(member, request)
@@ -195,7 +199,7 @@ class ClassicGroup:
         phases.wait_join(member, ticket, now_ms)
         phases.rebalance(now_ms)
 
-    def _replace(self, former: Member, request: Join, ticket: int, new_id: str, now_ms: int) -> None:
+    def _replace(self, former: ClassicMember, request: Join, ticket: int, new_id: str, now_ms: int) -> None:
         """A static member came back, with a new id; the group goes on as it was if it can."""
         phases = self._phases
         led = self.leader
@@ -203,7 +207,7 @@ class ClassicGroup:
         member = phases.members.rename(former, f"{request.instance_id}-{new_id}")
         self._take_over(member, request)
         phases.touch(member, now_ms)
-        if self.state is not State.STABLE or phases.members.vote() != phases.protocol_name:
+        if self.state is not ClassicState.STABLE or phases.members.vote() != phases.protocol_name:
             phases.wait_join(member, ticket, now_ms)
             phases.rebalance(now_ms)
             return
@@ -216,7 +220,7 @@ class ClassicGroup:
         phases.answer(ticket, answer)
         phases.write()
 
-    def _take_over(self, member: Member, request: Join) -> None:
+    def _take_over(self, member: ClassicMember, request: Join) -> None:
         member.client_id, member.client_host = request.client_id, request.client_host
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
@@ -237,7 +241,7 @@ class ClassicGroup:
         assignments: Mapping[str, bytes],
         ticket: int,
         now_ms: int,
-    ) -> Step:
+    ) -> GroupStep:
         """Take a SyncGroup; it is answered when the leader's assignments are durable.
 
         Raises: UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol, RebalanceInProgress
@@ -252,9 +256,9 @@ class ClassicGroup:
                 f"group {self.group_id} uses {phases.protocol_type} {phases.protocol_name}, "
                 f"not {protocol_type} {protocol_name}"
             )
-        if self.state is State.PREPARING:
+        if self.state is ClassicState.PREPARING:
             raise RebalanceInProgress(f"group {self.group_id} rebalances; join again")
-        if self.state is State.STABLE:
+        if self.state is ClassicState.STABLE:
             phases.synced(member)
             phases.touch(member, now_ms)
             phases.answer(ticket, phases.sync_answer(member))
@@ -264,13 +268,13 @@ class ClassicGroup:
             phases.assign(assignments)
         return self._step()
 
-    def assigned(self, generation: int, now_ms: int) -> Step:
-        """What `Step.assign` asked for is durable."""
+    def assigned(self, generation: int, now_ms: int) -> GroupStep:
+        """Note that what `GroupStep.assign` asked for is durable: the members get their assignments."""
         self._phases.assigned(generation, now_ms)
         return self._step()
 
-    def not_assigned(self, generation: int, now_ms: int) -> Step:
-        """What `Step.assign` asked for could not be written: the members are told to join again."""
+    def not_assigned(self, generation: int, now_ms: int) -> GroupStep:
+        """Note that what `GroupStep.assign` asked for could not be written: the members are told to join again."""
         self._phases.not_assigned(generation, now_ms)
         return self._step()
 
@@ -281,10 +285,10 @@ class ClassicGroup:
         """
         member = self._find(member_id, instance_id, generation)
         self._phases.touch(member, now_ms)
-        if self.state is State.PREPARING:
+        if self.state is ClassicState.PREPARING:
             raise RebalanceInProgress(f"group {self.group_id} rebalances; join again")
 
-    def leave(self, *, member_id: str, instance_id: str | None, now_ms: int) -> Step:
+    def leave(self, *, member_id: str, instance_id: str | None, now_ms: int) -> GroupStep:
         """Let a member go; one with a group.instance.id may be named by that alone.
 
         Raises: UnknownMemberId, FencedInstanceId
@@ -315,19 +319,19 @@ class ClassicGroup:
 
         Raises: UnknownMemberId, FencedInstanceId, IllegalGeneration, RebalanceInProgress, CoordinatorNotAvailable
         """
-        if self.state is State.DEAD:
+        if self.state is ClassicState.DEAD:
             raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
         if generation < 0 and not member_id and instance_id is None:
-            if not transactional and self.state is not State.EMPTY:
+            if not transactional and self.state is not ClassicState.EMPTY:
                 raise UnknownMemberId(
                     f"group {self.group_id} has members; offsets are set from outside only while it has none"
                 )
             return
-        if generation < 0 and self.state is State.EMPTY:
+        if generation < 0 and self.state is ClassicState.EMPTY:
             return
         member = self._find(member_id, instance_id, generation)
         self._phases.touch(member, now_ms)
-        if not transactional and self.state is State.COMPLETING:
+        if not transactional and self.state is ClassicState.COMPLETING:
             raise RebalanceInProgress(f"group {self.group_id} rebalances; commit when the assignment has come")
 
     # --- time and administration --------------------------------------------------------------------------------
@@ -339,7 +343,7 @@ class ClassicGroup:
         dues += [member.deadline_ms for member in phases.members]
         return min((due for due in dues if due is not None), default=None)
 
-    def expire(self, now_ms: int) -> Step:
+    def expire(self, now_ms: int) -> GroupStep:
         """Do what is due: members that were silent for too long go, phases that took too long end."""
         phases = self._phases
         for member_id in [one for one, due_ms in phases.pending.items() if due_ms <= now_ms]:
@@ -355,8 +359,8 @@ class ClassicGroup:
         return self._step()
 
     def require_empty(self) -> None:
-        """Raises NonEmptyGroup while there are members."""
-        if self.state is not State.EMPTY:
+        """Check that the group may be deleted. Raises NonEmptyGroup while there are members."""
+        if self.state is not ClassicState.EMPTY:
             raise NonEmptyGroup(
                 f"group {self.group_id} is {self.state.value} with {len(self._phases.members)} members; "
                 "stop them first, then try again"
@@ -367,7 +371,7 @@ class ClassicGroup:
         self.require_empty()
         self._phases.state = step(self.state, Trigger.DELETE)
 
-    def durable(self) -> GroupState:
+    def durable(self) -> ClassicGroupState:
         """What is to be stored of the group as it is now."""
         state = self._phases.stored()
         if state.state_since_ms is None:
@@ -377,7 +381,7 @@ class ClassicGroup:
     def describe(self) -> ClassicView:
         """The group as DescribeGroups shows it: protocol, metadata and assignments in Stable only."""
         phases = self._phases
-        protocol = (phases.protocol_name or "") if self.state is State.STABLE else ""
+        protocol = (phases.protocol_name or "") if self.state is ClassicState.STABLE else ""
         return ClassicView(
             self.group_id,
             self.state.value,
@@ -398,8 +402,8 @@ class ClassicGroup:
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
-    def _find(self, member_id: str, instance_id: str | None, generation: int) -> Member:
-        if self.state is State.DEAD:
+    def _find(self, member_id: str, instance_id: str | None, generation: int) -> ClassicMember:
+        if self.state is ClassicState.DEAD:
             raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
         member = self._phases.members.find(self.group_id, member_id, instance_id)
         if generation != self.generation:
@@ -408,8 +412,51 @@ class ClassicGroup:
 
     def _forget_pending(self, member_id: str, now_ms: int) -> None:
         del self._phases.pending[member_id]
-        if self.state is State.PREPARING:
+        if self.state is ClassicState.PREPARING:
             self._phases.rebalance(now_ms)
 
-    def _step(self) -> Step:
+    def _step(self) -> GroupStep:
         return self._phases.take(lambda: encode_group(self.durable()))
+
+
+def _check_join(group_id: str, phases: Phases, request: Join) -> None:
+    """Check a join against the server's bounds and the other members.
+
+    Raises InvalidSessionTimeout, InconsistentGroupProtocol.
+    """
+    low, high = phases.config.session_timeout_min_ms, phases.config.session_timeout_max_ms
+    if not low <= request.session_timeout_ms <= high:
+        raise InvalidSessionTimeout(
+            f"session.timeout.ms is {request.session_timeout_ms}; the server takes {low} to {high} "
+            "(group.min.session.timeout.ms, group.max.session.timeout.ms)"
+        )
+    if not request.protocol_type or not request.protocols:
+        raise InconsistentGroupProtocol("a join needs a protocol type and at least one protocol")
+    members = phases.members
+    rejoining = members.get(request.member_id)
+    if rejoining is None and request.instance_id is not None:
+        rejoining = members.of_instance(request.instance_id)
+    if not len(members):
+        return
+    if request.protocol_type != phases.protocol_type:
+        raise InconsistentGroupProtocol(
+            f"the members of group {group_id} are of type {phases.protocol_type}, not {request.protocol_type}"
+        )
+    others = members.candidates(without=rejoining)
+    if len(members) > (rejoining is not None) and not others & {one.name for one in request.protocols}:
+        raise InconsistentGroupProtocol(
+            f"group {group_id} uses {', '.join(sorted(others))}; the joining member supports none of these "
+            "(partition.assignment.strategy)"
+        )
+
+
+def _has_room(phases: Phases, member_id: str) -> bool:
+    """Whether a member may come in, or stay, under group.max.size; members that are awaited are bounded alike."""
+    size_max = phases.config.size_max
+    member = phases.members.get(member_id)
+    if member is None and member_id not in phases.pending and len(phases.pending) >= size_max:
+        return False
+    if phases.state is ClassicState.PREPARING:
+        joined = sum(one.joining is not None for one in phases.members)
+        return (member is not None and member.joining is not None) or joined < size_max
+    return member is not None or len(phases.members) < size_max

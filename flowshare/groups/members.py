@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sys import getsizeof
 from typing import Final
 
-from flowshare.groups.errors import FencedInstanceId, UnknownMemberId
+from flowshare.core_errors import FencedInstanceId, UnknownMemberId
 from flowshare.groups.types import Supported
 
 MEMBER_BYTES: Final = 1_000
@@ -25,7 +25,7 @@ def protocols_size(protocols: Iterable[Supported]) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class ClassicMember:
     """One member; `joining` and `syncing` are tickets of requests that wait for their answer."""
 
     member_id: str
@@ -57,29 +57,35 @@ class Member:
             + len(self.assignment)
         )
 
+    def durable(self, assignment: bytes) -> ClassicMember:
+        """What is stored of it, with this assignment: nothing that it waits for."""
+        return replace(
+            self, assignment=assignment, deadline_ms=None, joining=None, syncing=None, sync_missing=False, new=False
+        )
+
     def metadata(self, protocol: str) -> bytes:
         """What the member gave with a protocol; empty if it does not know it."""
         return next((one.metadata for one in self.protocols if one.name == protocol), b"")
 
 
 class Members:
-    """Members by id, in order of joining; the first is the leader until it goes."""
+    """The members of one group by id, in order of joining; the first is the leader until it goes."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ClassicMember] = {}
         self._instances: dict[str, str] = {}
         self.leader: str | None = None
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ClassicMember]:
         return iter(tuple(self._members.values()))
 
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._members
 
-    def __getitem__(self, member_id: str) -> Member:
+    def __getitem__(self, member_id: str) -> ClassicMember:
         return self._members[member_id]
 
     @property
@@ -87,16 +93,16 @@ class Members:
         """About how many bytes all members take in memory."""
         return sum([member.size for member in self._members.values()])
 
-    def get(self, member_id: str) -> Member | None:
+    def get(self, member_id: str) -> ClassicMember | None:
         """The member, if there is one of this id."""
         return self._members.get(member_id)
 
-    def of_instance(self, instance_id: str) -> Member | None:
+    def of_instance(self, instance_id: str) -> ClassicMember | None:
         """The member that has this group.instance.id now."""
         member_id = self._instances.get(instance_id)
         return None if member_id is None else self._members[member_id]
 
-    def find(self, group_id: str, member_id: str, instance_id: str | None) -> Member:
+    def find(self, group_id: str, member_id: str, instance_id: str | None) -> ClassicMember:
         """The member that a request names. Raises UnknownMemberId, FencedInstanceId."""
         if instance_id is not None:
             owner = self._instances.get(instance_id)
@@ -112,7 +118,7 @@ class Members:
             raise UnknownMemberId(f"group {group_id} has no member {member_id!r}; join again")
         return member
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ClassicMember) -> None:
         """Take in a member."""
         assert member.member_id not in self._members
         assert member.instance_id is None or member.instance_id not in self._instances
@@ -122,7 +128,7 @@ class Members:
         if self.leader is None:
             self.leader = member.member_id
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: ClassicMember) -> None:
         """Let a member go; the next in order leads if it was the leader."""
         del self._members[member.member_id]
         if member.instance_id is not None:
@@ -130,7 +136,7 @@ class Members:
         if self.leader == member.member_id:
             self.leader = next(iter(self._members), None)
 
-    def rename(self, member: Member, member_id: str) -> Member:
+    def rename(self, member: ClassicMember, member_id: str) -> ClassicMember:
         """Put a static member that came back in the place of its former self."""
         renamed = replace(member, member_id=member_id)
         self._members = {
@@ -153,7 +159,7 @@ class Members:
         self.leader = joined
         return True
 
-    def candidates(self, without: Member | None = None) -> frozenset[str]:
+    def candidates(self, without: ClassicMember | None = None) -> frozenset[str]:
         """The protocols that all members (but `without`) support."""
         others = [member for member in self if member is not without]
         known = Counter(name for member in others for name in {one.name for one in member.protocols})

@@ -1,8 +1,8 @@
 """Offsets committed for a group: decided, written, then applied; those of a transaction wait for its end.
 
-A decision is `Change`s, which the caller writes and then hands to `apply`. They may be many and are made as they are
-gone through, by a caller that gives way now and then: what speaks against a decision is raised at once, and nothing is
-applied before it was gone through. Decisions of one group are made, written and applied one after another.
+A decision is `OffsetChange`s, which the caller writes and then hands to `apply`. They may be many and are made as they
+are gone through, by a caller that gives way now and then: what speaks against a decision is raised at once, and nothing
+is applied before it was gone through. Decisions of one group are made, written and applied one after another.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sys import getsizeof
 from typing import Final, NamedTuple, cast
 from uuid import UUID
 
-from flowshare.groups.errors import GroupStateCorrupt, InvalidProducerEpoch
+from flowshare.core_errors import InvalidProducerEpoch, StateCorrupt
 from flowshare.groups.stored import seal, unseal
 
 OFFSET_BYTES: Final = 300
 """About what an offset takes in memory beside its metadata."""
 
 
-class Partition(NamedTuple):
+class OffsetPartition(NamedTuple):
     """A partition of a topic."""
 
     topic: str
@@ -44,19 +44,19 @@ class Committed:
     """Rises with each commit of the group: a transaction's offset does not replace one that was committed later."""
 
 
-class Producer(NamedTuple):
+class TransactionalProducer(NamedTuple):
     """A transactional producer."""
 
     producer_id: int
     epoch: int
 
 
-class Change(NamedTuple):
+class OffsetChange(NamedTuple):
     """One entry that is put (`value`) or removed (None), among the committed ones or a transaction's."""
 
-    partition: Partition
+    partition: OffsetPartition
     value: Committed | None
-    producer: Producer | None = None
+    producer: TransactionalProducer | None = None
 
 
 Found = tuple[tuple[str, int], Committed | None, bool]
@@ -64,27 +64,27 @@ Found = tuple[tuple[str, int], Committed | None, bool]
 
 
 @dataclass(slots=True)
-class Pending:
+class TransactionOffsets:
     """What a transaction has committed so far."""
 
     epoch: int
-    offsets: dict[Partition, Committed] = field(default_factory=dict[Partition, Committed])
+    offsets: dict[OffsetPartition, Committed] = field(default_factory=dict[OffsetPartition, Committed])
 
 
 class Offsets:
     """The committed offsets of one group."""
 
     def __init__(self) -> None:
-        self._committed: dict[Partition, Committed] = {}
-        self._pending: dict[int, Pending] = {}
-        self._open: dict[Partition, int] = {}  # transactions with an offset for a partition
+        self._committed: dict[OffsetPartition, Committed] = {}
+        self._pending: dict[int, TransactionOffsets] = {}
+        self._open: dict[OffsetPartition, int] = {}  # transactions with an offset for a partition
         self._order = 0
 
     def __bool__(self) -> bool:
         return bool(self._committed or self._pending)
 
     @property
-    def committed(self) -> Mapping[Partition, Committed]:
+    def committed(self) -> Mapping[OffsetPartition, Committed]:
         """Offsets by partition, without those of open transactions."""
         return self._committed
 
@@ -96,9 +96,11 @@ class Offsets:
             size += _size(pending.offsets)
         return size
 
-    def growth(self, partition: Partition, value: Committed, producer: Producer | None = None) -> int:
+    def growth(
+        self, partition: OffsetPartition, value: Committed, producer: TransactionalProducer | None = None
+    ) -> int:
         """About how many bytes more they take after this commit."""
-        there: Mapping[Partition, Committed] = self._committed
+        there: Mapping[OffsetPartition, Committed] = self._committed
         if producer is not None:
             pending = self._pending.get(producer.producer_id)
             there = {} if pending is None else pending.offsets
@@ -124,7 +126,9 @@ class Offsets:
         self._order += 1
         return self._order
 
-    def commit(self, values: Mapping[Partition, Committed], producer: Producer | None = None) -> Iterable[Change]:
+    def commit(
+        self, values: Mapping[OffsetPartition, Committed], producer: TransactionalProducer | None = None
+    ) -> Iterable[OffsetChange]:
         """Decide a commit, of a transaction if `producer` is given. Raises InvalidProducerEpoch."""
         if producer is not None:
             pending = self._pending.get(producer.producer_id)
@@ -133,42 +137,44 @@ class Offsets:
                     f"producer {producer.producer_id} is at epoch {pending.epoch}, not {producer.epoch}: "
                     "another process took over its transactional.id"
                 )
-        return (Change(partition, value, producer) for partition, value in values.items())
+        return (OffsetChange(partition, value, producer) for partition, value in values.items())
 
-    def complete(self, producer: Producer, *, committed: bool) -> Iterable[Change]:
+    def complete(self, producer: TransactionalProducer, *, committed: bool) -> Iterable[OffsetChange]:
         """Decide the end of a transaction: its offsets count from now on, or never did."""
         pending = self._pending.get(producer.producer_id)
         if pending is None or pending.epoch > producer.epoch:
             return ()
-        return self._ended(Producer(producer.producer_id, pending.epoch), pending.offsets, committed=committed)
+        return self._ended(
+            TransactionalProducer(producer.producer_id, pending.epoch), pending.offsets, committed=committed
+        )
 
     def _ended(
-        self, producer: Producer, offsets: Mapping[Partition, Committed], *, committed: bool
-    ) -> Iterator[Change]:
+        self, producer: TransactionalProducer, offsets: Mapping[OffsetPartition, Committed], *, committed: bool
+    ) -> Iterator[OffsetChange]:
         for partition, value in offsets.items():
             before = self._committed.get(partition)
             if committed and (before is None or before.order < value.order):
-                yield Change(partition, value)
-            yield Change(partition, None, producer)
+                yield OffsetChange(partition, value)
+            yield OffsetChange(partition, None, producer)
 
-    def delete(self, partitions: Iterable[Partition]) -> Iterable[Change]:
+    def delete(self, partitions: Iterable[OffsetPartition]) -> Iterable[OffsetChange]:
         """Decide to remove committed offsets; an open transaction's for these partitions go with them."""
         gone = set(partitions)
         return self._removal(lambda partition, _: partition in gone)
 
-    def forget_topics(self, exists: Callable[[UUID], bool]) -> Iterable[Change]:
+    def forget_topics(self, exists: Callable[[UUID], bool]) -> Iterable[OffsetChange]:
         """Decide to remove what belongs to topics that do not exist any more."""
         return self._removal(lambda _, value: not exists(value.topic_id))
 
-    def clear(self) -> Iterable[Change]:
+    def clear(self) -> Iterable[OffsetChange]:
         """Decide to remove everything."""
         return self._removal(lambda _partition, _value: True)
 
-    def expire(self, partitions: Iterable[Partition]) -> Iterable[Change]:
+    def expire(self, partitions: Iterable[OffsetPartition]) -> Iterable[OffsetChange]:
         """Decide to remove offsets that expired; open transactions are left alone."""
-        return (Change(partition, None) for partition in partitions)
+        return (OffsetChange(partition, None) for partition in partitions)
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[OffsetChange]) -> None:
         """Do what was decided and written, or read from the store."""
         committed, order = self._committed, self._order
         for partition, value, producer in tuple(changes):
@@ -182,10 +188,12 @@ class Offsets:
                 order = value.order
         self._order = order
 
-    def _apply_pending(self, partition: Partition, value: Committed | None, producer: Producer) -> None:
+    def _apply_pending(
+        self, partition: OffsetPartition, value: Committed | None, producer: TransactionalProducer
+    ) -> None:
         pending = self._pending.get(producer.producer_id)
         if pending is None:
-            pending = self._pending[producer.producer_id] = Pending(producer.epoch)
+            pending = self._pending[producer.producer_id] = TransactionOffsets(producer.epoch)
         pending.epoch = max(pending.epoch, producer.epoch)
         offsets = pending.offsets
         if value is None:
@@ -198,25 +206,25 @@ class Offsets:
         if not offsets:
             del self._pending[producer.producer_id]
 
-    def _close(self, partition: Partition) -> None:
+    def _close(self, partition: OffsetPartition) -> None:
         left = self._open[partition] - 1
         if left:
             self._open[partition] = left
         else:
             del self._open[partition]
 
-    def _removal(self, goes: Callable[[Partition, Committed], bool]) -> Iterator[Change]:
+    def _removal(self, goes: Callable[[OffsetPartition, Committed], bool]) -> Iterator[OffsetChange]:
         for partition, value in self._committed.items():
             if goes(partition, value):
-                yield Change(partition, None)
+                yield OffsetChange(partition, None)
         for producer_id, pending in self._pending.items():
-            producer = Producer(producer_id, pending.epoch)
+            producer = TransactionalProducer(producer_id, pending.epoch)
             for partition, value in pending.offsets.items():
                 if goes(partition, value):
-                    yield Change(partition, None, producer)
+                    yield OffsetChange(partition, None, producer)
 
 
-def _size(offsets: Mapping[Partition, Committed]) -> int:
+def _size(offsets: Mapping[OffsetPartition, Committed]) -> int:
     return OFFSET_BYTES * len(offsets) + sum([getsizeof(value.metadata) for value in offsets.values()])
 
 
@@ -235,7 +243,7 @@ def encode_offset(value: Committed) -> bytes:
 
 
 def decode_offset(data: bytes) -> Committed:
-    """What `encode_offset` wrote. Raises GroupStateCorrupt."""
+    """What `encode_offset` wrote. Raises StateCorrupt."""
     body = unseal(data)
     try:
         offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, order = json.loads(body)
@@ -249,4 +257,4 @@ def decode_offset(data: bytes) -> Committed:
             order=order,
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise GroupStateCorrupt(f"a stored offset cannot be read: {error!r}") from error
+        raise StateCorrupt(f"a stored offset cannot be read: {error!r}") from error

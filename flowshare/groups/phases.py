@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from flowshare.groups.errors import (
+from flowshare.core_errors import (
     CoordinatorNotAvailable,
+    CoreError,
     FencedInstanceId,
-    GroupError,
-    GroupStateCorrupt,
     RebalanceInProgress,
+    StateCorrupt,
     UnknownMemberId,
 )
-from flowshare.groups.members import Member, Members
-from flowshare.groups.states import State, Trigger, step
-from flowshare.groups.stored import GroupState, StoredMember
+from flowshare.groups.members import ClassicMember, Members
+from flowshare.groups.states import ClassicState, Trigger, step
+from flowshare.groups.stored import ClassicGroupState
 from flowshare.groups.subscription import CONSUMER, all_subscribed_topics
-from flowshare.groups.types import Answered, ClassicConfig, JoinAnswer, JoinedMember, Step, SyncAnswer
+from flowshare.groups.types import ClassicConfig, GroupStep, JoinAnswer, JoinedMember, SyncAnswer, TicketAnswer
 
 AWAY_MS_MIN: Final = 1_000
 """How long it is waited at least for static members that are all away, before it is looked again."""
@@ -31,7 +31,7 @@ class Phases:
 
     def __init__(self, config: ClassicConfig) -> None:
         self.config = config
-        self.state = State.EMPTY
+        self.state = ClassicState.EMPTY
         self.state_since_ms: int | None = None
         """Since when the group is in its state; None: not known (stored by an old release, or never written)."""
         self.generation = 0
@@ -49,13 +49,13 @@ class Phases:
         self._came_in_delay = False
         self._assigning: Mapping[str, bytes] | None = None
         """Assignments that are being written."""
-        self._answers: list[Answered] = []
+        self._answers: list[TicketAnswer] = []
         self._write = False
         self._assign: int | None = None
 
-    def take(self, encode: Callable[[], bytes]) -> Step:
+    def take(self, encode: Callable[[], bytes]) -> GroupStep:
         """What has become due since the last call."""
-        made = Step(tuple(self._answers), encode() if self._write else None, self._assign)
+        made = GroupStep(tuple(self._answers), encode() if self._write else None, self._assign)
         self._answers, self._write, self._assign = [], False, None
         return made
 
@@ -66,23 +66,23 @@ class Phases:
 
     # --- answers ------------------------------------------------------------------------------------------------
 
-    def answer_join(self, member: Member, answer: JoinAnswer) -> None:
+    def answer_join(self, member: ClassicMember, answer: JoinAnswer) -> None:
         """Answer the join that a member waits with, if it does."""
         if member.joining is not None:
-            self._answers.append(Answered(member.joining, answer))
+            self._answers.append(TicketAnswer(member.joining, answer))
             member.joining = None
 
-    def answer_sync(self, member: Member, *, error: GroupError | None = None) -> None:
+    def answer_sync(self, member: ClassicMember, *, error: CoreError | None = None) -> None:
         """Answer the sync that a member waits with, if it does."""
         if member.syncing is not None:
-            self._answers.append(Answered(member.syncing, self.sync_answer(member, error)))
+            self._answers.append(TicketAnswer(member.syncing, self.sync_answer(member, error)))
             member.syncing = None
 
     def answer(self, ticket: int, answer: JoinAnswer | SyncAnswer) -> None:
         """Answer a request at once."""
-        self._answers.append(Answered(ticket, answer))
+        self._answers.append(TicketAnswer(ticket, answer))
 
-    def sync_answer(self, member: Member, error: GroupError | None = None) -> SyncAnswer:
+    def sync_answer(self, member: ClassicMember, error: CoreError | None = None) -> SyncAnswer:
         """The member's assignment."""
         if error is not None:
             return SyncAnswer(error=error)
@@ -90,7 +90,7 @@ class Phases:
             protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment
         )
 
-    def join_answer(self, member: Member) -> JoinAnswer:
+    def join_answer(self, member: ClassicMember) -> JoinAnswer:
         """The current generation, with all members for the leader."""
         assert self.members.leader is not None
         leads = self.members.leader == member.member_id
@@ -108,8 +108,8 @@ class Phases:
         name = self.protocol_name or ""
         return tuple(JoinedMember(one.member_id, one.instance_id, one.metadata(name)) for one in self.members)
 
-    def fence(self, member: Member) -> None:
-        """Another process took over a static member: end what the former waits for."""
+    def fence(self, member: ClassicMember) -> None:
+        """End what a static member waits for that another process took over."""
         error = FencedInstanceId(f"another process joined with the group.instance.id {member.instance_id}")
         self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
         self.answer_sync(member, error=error)
@@ -117,35 +117,26 @@ class Phases:
     # --- the store ----------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """The group as it is now is to be stored."""
+        """Ask for the group to be stored as it is now."""
         self._write = True
 
-    def stored(self) -> GroupState:
+    def stored(self) -> ClassicGroupState:
         """The group as it is to be stored now, with the assignments that are being written."""
         assignments = self._assigning
-        return GroupState(
+        return ClassicGroupState(
             generation=self.generation,
             protocol_type=self.protocol_type,
             protocol_name=self.protocol_name,
             leader=self.members.leader,
             state_since_ms=self.state_since_ms,
             members=tuple(
-                StoredMember(
-                    one.member_id,
-                    one.instance_id,
-                    one.client_id,
-                    one.client_host,
-                    one.session_timeout_ms,
-                    one.rebalance_timeout_ms,
-                    one.protocols,
-                    one.assignment if assignments is None else assignments[one.member_id],
-                )
+                one.durable(one.assignment if assignments is None else assignments[one.member_id])
                 for one in self.members
             ),
         )
 
-    def load(self, state: GroupState, now_ms: int) -> None:
-        """Be as was stored. Raises GroupStateCorrupt."""
+    def load(self, state: ClassicGroupState, now_ms: int) -> None:
+        """Be as was stored. Raises StateCorrupt."""
         self.generation = state.generation
         self.protocol_type, self.protocol_name = state.protocol_type, state.protocol_name
         self.state_since_ms = state.state_since_ms
@@ -154,21 +145,12 @@ class Phases:
                 one.instance_id is not None and self.members.of_instance(one.instance_id) is not None
             )
             if twice or state.protocol_name not in {name for name, _ in one.protocols}:
-                raise GroupStateCorrupt(f"stored group has a member {one.member_id!r} twice or without its protocol")
-            member = Member(
-                member_id=one.member_id,
-                instance_id=one.instance_id,
-                client_id=one.client_id,
-                client_host=one.client_host,
-                session_timeout_ms=one.session_timeout_ms,
-                rebalance_timeout_ms=one.rebalance_timeout_ms,
-                protocols=one.protocols,
-                assignment=one.assignment,
-            )
+                raise StateCorrupt(f"stored group has a member {one.member_id!r} twice or without its protocol")
+            member = one.durable(one.assignment)
             self.members.add(member)
             self.touch(member, now_ms)
         if len(self.members):
-            self.state = State.STABLE
+            self.state = ClassicState.STABLE
             if state.leader is not None and state.leader in self.members:
                 self.members.leader = state.leader
         if state.protocol_type is not None:
@@ -176,12 +158,12 @@ class Phases:
 
     # --- join phase ---------------------------------------------------------------------------------------------
 
-    def touch(self, member: Member, now_ms: int) -> None:
-        """A member was heard of."""
+    def touch(self, member: ClassicMember, now_ms: int) -> None:
+        """Note that a member was heard of."""
         if member.joining is None and member.syncing is None:
             member.deadline_ms = now_ms + member.session_timeout_ms
 
-    def wait_join(self, member: Member, ticket: int, now_ms: int) -> None:
+    def wait_join(self, member: ClassicMember, ticket: int, now_ms: int) -> None:
         """Let a member's join wait; one that it waited with before is answered."""
         self.answer_join(member, JoinAnswer(error=RebalanceInProgress("a later join replaced this one")))
         member.joining = ticket
@@ -189,19 +171,19 @@ class Phases:
 
     def rebalance(self, now_ms: int) -> None:
         """Begin a join phase, or see whether the one under way is over."""
-        if self.state is not State.PREPARING:
+        if self.state is not ClassicState.PREPARING:
             self._prepare(now_ms)
         if self._initial_left_ms is None or not len(self.members):
             self._complete_if_joined(now_ms)
         elif self.join_due_ms == now_ms:
             self.join_phase_due(now_ms)
 
-    def remove(self, member: Member, now_ms: int) -> None:
+    def remove(self, member: ClassicMember, now_ms: int) -> None:
         """Let a member go and see to what follows from it."""
         self.drop(member)
         self.rebalance(now_ms)
 
-    def drop(self, member: Member) -> None:
+    def drop(self, member: ClassicMember) -> None:
         """Let a member go; `rebalance` is to follow."""
         error = UnknownMemberId(f"member {member.member_id} was removed from the group")
         self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
@@ -209,13 +191,13 @@ class Phases:
         self.members.remove(member)
 
     def joined_in_delay(self) -> None:
-        """A new member came while the first rebalance waits for such."""
+        """Note that a new member came while the first rebalance waits for such."""
         self._came_in_delay = True
 
     def _prepare(self, now_ms: int) -> None:
         self._withdraw(RebalanceInProgress("the group rebalances again"), now_ms)
         self.sync_due_ms = None
-        first = self.state is State.EMPTY
+        first = self.state is ClassicState.EMPTY
         self.state = step(self.state, Trigger.REBALANCE)
         self.state_since_ms = now_ms
         limit_ms = self._join_limit_ms(now_ms)
@@ -236,7 +218,7 @@ class Phases:
             self._complete(now_ms)
 
     def join_phase_due(self, now_ms: int) -> None:
-        """The join phase's deadline has come: it ends, or goes on if it is a first one that members still come to."""
+        """End the join phase at its deadline, or go on if it is a first one that members still come to."""
         if self._initial_left_ms and self._came_in_delay:
             delay_ms = min(self.config.initial_rebalance_delay_ms, self._initial_left_ms)
             self._initial_left_ms -= delay_ms
@@ -285,29 +267,29 @@ class Phases:
 
     # --- sync phase ---------------------------------------------------------------------------------------------
 
-    def wait_sync(self, member: Member, ticket: int) -> None:
+    def wait_sync(self, member: ClassicMember, ticket: int) -> None:
         """Let a member's sync wait; one that it waited with before is answered."""
         self.answer_sync(member, error=RebalanceInProgress("a later sync replaced this one"))
         member.syncing = ticket
         member.deadline_ms = None
         self.synced(member)
 
-    def synced(self, member: Member) -> None:
-        """A member has asked for its assignment."""
+    def synced(self, member: ClassicMember) -> None:
+        """Note that a member has asked for its assignment."""
         member.sync_missing = False
         if not any(one.sync_missing for one in self.members):
             self.sync_due_ms = None
 
     def assign(self, assignments: Mapping[str, bytes]) -> None:
-        """The leader's assignments are to be written; those of a sync that it repeats meanwhile do not count."""
+        """Ask for the leader's assignments to be written; those of a sync that it repeats meanwhile do not count."""
         if self._assigning is None:
             self._assigning = {member.member_id: assignments.get(member.member_id, b"") for member in self.members}
             self._assign = self.generation
             self.write()
 
     def assigned(self, generation: int, now_ms: int) -> None:
-        """The assignments are durable; nothing happens if the group rebalances again already."""
-        if self.state is not State.COMPLETING or self.generation != generation or self._assigning is None:
+        """Give out the assignments, which are durable; nothing happens if the group rebalances again already."""
+        if self.state is not ClassicState.COMPLETING or self.generation != generation or self._assigning is None:
             return
         self.state = step(self.state, Trigger.ASSIGNED)
         self.state_since_ms = now_ms
@@ -319,20 +301,20 @@ class Phases:
         self._assigning = None
 
     def not_assigned(self, generation: int, now_ms: int) -> None:
-        """The assignments could not be written: the members are to join again."""
-        if self.state is State.COMPLETING and self.generation == generation:
+        """Have the members join again, because the assignments could not be written."""
+        if self.state is ClassicState.COMPLETING and self.generation == generation:
             self._withdraw(CoordinatorNotAvailable("the group's assignments could not be written"), now_ms)
             self.rebalance(now_ms)
 
     def sync_phase_due(self, now_ms: int) -> None:
-        """Members that never asked for their assignment are removed."""
+        """Remove the members that never asked for their assignment."""
         self.sync_due_ms = None
         for member in self.members:
             if member.sync_missing:
                 self.drop(member)
         self.rebalance(now_ms)
 
-    def _withdraw(self, error: GroupError, now_ms: int) -> None:
+    def _withdraw(self, error: CoreError, now_ms: int) -> None:
         """Forget the assignments of this generation and tell those who wait for them."""
         self._assigning = None
         for member in self.members:

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Final
 
 
-class State(enum.Enum):
+class ClassicState(enum.Enum):
     """State of a group; the value is its name on the wire."""
 
     EMPTY = "Empty"
@@ -51,16 +51,16 @@ class Trigger(enum.Enum):
     DELETE = "the group is deleted"
 
 
-TABLE: Final[Mapping[State, Mapping[Trigger, State]]] = {
-    State.EMPTY: {Trigger.REBALANCE: State.PREPARING, Trigger.DELETE: State.DEAD},
-    State.PREPARING: {Trigger.JOINED: State.COMPLETING, Trigger.GONE: State.EMPTY},
-    State.COMPLETING: {Trigger.ASSIGNED: State.STABLE, Trigger.REBALANCE: State.PREPARING},
-    State.STABLE: {Trigger.REBALANCE: State.PREPARING},
-    State.DEAD: {},
+TABLE: Final[Mapping[ClassicState, Mapping[Trigger, ClassicState]]] = {
+    ClassicState.EMPTY: {Trigger.REBALANCE: ClassicState.PREPARING, Trigger.DELETE: ClassicState.DEAD},
+    ClassicState.PREPARING: {Trigger.JOINED: ClassicState.COMPLETING, Trigger.GONE: ClassicState.EMPTY},
+    ClassicState.COMPLETING: {Trigger.ASSIGNED: ClassicState.STABLE, Trigger.REBALANCE: ClassicState.PREPARING},
+    ClassicState.STABLE: {Trigger.REBALANCE: ClassicState.PREPARING},
+    ClassicState.DEAD: {},
 }
 
 
-def step(state: State, trigger: Trigger) -> State:
+def step(state: ClassicState, trigger: Trigger) -> ClassicState:
     """The next state. A step that is not in the table is a fault of ours: AssertionError."""
     after = TABLE[state].get(trigger)
     assert after is not None, f"{trigger.name} in {state.value}"

@@ -12,9 +12,10 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from flowshare.groups.errors import GroupStateCorrupt
+from flowshare.core_errors import StateCorrupt
+from flowshare.groups.members import ClassicMember
 from flowshare.groups.types import Supported
 
 VERSION: Final = 1
@@ -22,21 +23,8 @@ HEADER: Final = struct.Struct(">BI")
 """Format version; CRC-32 of what follows."""
 
 
-class StoredMember(NamedTuple):
-    """A member as it is stored."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[Supported, ...]
-    assignment: bytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupState:
+class ClassicGroupState:
     """The durable part of a classic group: Stable if it has members, else Empty."""
 
     generation: int = 0
@@ -45,10 +33,11 @@ class GroupState:
     leader: str | None = None
     state_since_ms: int | None = None
     """None: stored by a release that did not know it."""
-    members: tuple[StoredMember, ...] = ()
+    members: tuple[ClassicMember, ...] = ()
+    """Without what they wait for."""
 
 
-def encode_group(state: GroupState) -> bytes:
+def encode_group(state: ClassicGroupState) -> bytes:
     """The state as bytes."""
     content = {
         "generation": state.generation,
@@ -57,20 +46,29 @@ def encode_group(state: GroupState) -> bytes:
         "leader": state.leader,
         "state_since_ms": state.state_since_ms,
         "members": [
-            [*one[:6], [[name, _text(metadata)] for name, metadata in one.protocols], _text(one.assignment)]
+            [
+                one.member_id,
+                one.instance_id,
+                one.client_id,
+                one.client_host,
+                one.session_timeout_ms,
+                one.rebalance_timeout_ms,
+                [[name, _text(metadata)] for name, metadata in one.protocols],
+                _text(one.assignment),
+            ]
             for one in state.members
         ],
     }
     return seal(json.dumps(content, separators=(",", ":")).encode())
 
 
-def decode_group(data: bytes) -> GroupState:
-    """The state that `encode_group` wrote. Raises GroupStateCorrupt."""
+def decode_group(data: bytes) -> ClassicGroupState:
+    """The state that `encode_group` wrote. Raises StateCorrupt."""
     body = unseal(data)
     try:
         return _state(json.loads(body))
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise GroupStateCorrupt(f"stored group cannot be read: {error!r}") from error
+        raise StateCorrupt(f"stored group cannot be read: {error!r}") from error
 
 
 def seal(body: bytes) -> bytes:
@@ -79,48 +77,40 @@ def seal(body: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> bytes:
-    """What `seal` was given. Raises GroupStateCorrupt."""
+    """What `seal` was given. Raises StateCorrupt."""
     if len(data) < HEADER.size:
-        raise GroupStateCorrupt("a stored entry is cut short")
+        raise StateCorrupt("a stored entry is cut short")
     version, checksum = HEADER.unpack_from(data)
     if version != VERSION:
-        raise GroupStateCorrupt(f"a stored entry has format {version}; this release reads {VERSION}")
+        raise StateCorrupt(f"a stored entry has format {version}; this release reads {VERSION}")
     body = data[HEADER.size :]
     if zlib.crc32(body) != checksum:
-        raise GroupStateCorrupt("a stored entry fails its checksum")
+        raise StateCorrupt("a stored entry fails its checksum")
     return body
 
 
-def _state(content: Any) -> GroupState:
-    return GroupState(
+def _state(content: Any) -> ClassicGroupState:
+    return ClassicGroupState(
         generation=content["generation"],
         protocol_type=content["protocol_type"],
         protocol_name=content["protocol_name"],
         leader=content["leader"],
         state_since_ms=content["state_since_ms"],
-        members=tuple(_member(*one) for one in content["members"]),
-    )
-
-
-def _member(
-    member_id: str,
-    instance_id: str | None,
-    client_id: str,
-    client_host: str,
-    session_timeout_ms: int,
-    rebalance_timeout_ms: int,
-    protocols: list[tuple[str, str]],
-    assignment: str,
-) -> StoredMember:
-    return StoredMember(
-        member_id,
-        instance_id,
-        client_id,
-        client_host,
-        session_timeout_ms,
-        rebalance_timeout_ms,
-        tuple(Supported(name, _bytes(metadata)) for name, metadata in protocols),
-        _bytes(assignment),
+        members=tuple(
+            ClassicMember(
+                member_id=member_id,
+                instance_id=instance_id,
+                client_id=client_id,
+                client_host=host,
+                session_timeout_ms=session_ms,
+                rebalance_timeout_ms=rebalance_ms,
+                protocols=tuple(Supported(name, _bytes(metadata)) for name, metadata in protocols),
+                assignment=_bytes(assignment),
+            )
+            for member_id, instance_id, client_id, host, session_ms, rebalance_ms, protocols, assignment in content[
+                "members"
+            ]
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flowshare.groups.errors import GroupError
+from flowshare.core_errors import CoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class JoinedMember(NamedTuple):
 class JoinAnswer:
     """What a join ends with; with an `error` nothing else counts but `member_id`."""
 
-    error: GroupError | None = None
+    error: CoreError | None = None
     member_id: str = ""
     generation: int = -1
     protocol_type: str | None = None
@@ -90,29 +90,29 @@ class JoinAnswer:
 class SyncAnswer:
     """What a sync ends with."""
 
-    error: GroupError | None = None
+    error: CoreError | None = None
     protocol_type: str | None = None
     protocol_name: str | None = None
     assignment: bytes = b""
 
 
-class Answered(NamedTuple):
+class TicketAnswer(NamedTuple):
     """An answer for the request that brought `ticket`."""
 
     ticket: int
     answer: JoinAnswer | SyncAnswer
 
 
-class Step(NamedTuple):
+class GroupStep(NamedTuple):
     """What a call to the group leads to."""
 
-    answers: tuple[Answered, ...] = ()
+    answers: tuple[TicketAnswer, ...] = ()
     """To be sent when `write` is durable."""
     write: bytes | None = None
     """What is to be stored of the group from now on; None: as before."""
     assign: int | None = None
     """`write` has the leader's assignments of this generation: `assigned` or `not_assigned` is to be called then."""
-    refusal: GroupError | None = None
+    refusal: CoreError | None = None
     """The request itself is refused, although it changed something."""
 
 

@@ -1,4 +1,7 @@
-"""What a place that keeps records and durable state offers; `embedded.py` and `memory.py` are such places.
+"""What a place that keeps records and durable state offers.
+
+`Log` and `StateStore` are what share groups need, on every backend; those of a fleet lie in a Kafka (`fleet.storage`).
+What a server needs beside that is the broker itself is `BrokerStorage` (`storage.py`).
 
 Records are Kafka record batches (v2) in bytes, as produced, base offset filled in. All methods are called on one
 event loop; no method blocks it. Errors: see the classes below. A confirmed write is never lost (what "confirmed"
@@ -10,16 +13,16 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from flowshare.core_errors import CoreError
+from flowshare.errors import FlowshareError
 from flowshare.share.types import LogBatch
-from flowshare.transactions.errors import TransactionError
-from flowshare.transactions.producers import Producer
 
 
-class LogError(Exception):
+class LogError(FlowshareError):
     """Base of the log's errors."""
 
 
@@ -43,7 +46,7 @@ class OffsetOutOfRange(LogError):
     """The offset is below the log start or above the log end."""
 
 
-class CorruptRecords(LogError):
+class CorruptBatches(LogError):
     """The bytes are not whole record batches with right checksums."""
 
 
@@ -62,7 +65,7 @@ class RecordsTooLarge(LogError):
 class ProducerRefused(LogError):
     """A batch's producer id, epoch or sequence is refused; `reason` says how."""
 
-    def __init__(self, reason: TransactionError) -> None:
+    def __init__(self, reason: CoreError) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
@@ -123,6 +126,12 @@ class LogOffsets:
     last_stable: int
 
 
+def check_offset(offset: int, offsets: LogOffsets) -> None:
+    """Whether reading can start at `offset`: the end is allowed. Raises: OffsetOutOfRange."""
+    if not offsets.log_start <= offset <= offsets.high_watermark:
+        raise OffsetOutOfRange(f"offset {offset} is not in {offsets.log_start}-{offsets.high_watermark}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
     """Where a confirmed append went.
@@ -168,16 +177,11 @@ class ReadResult:
 
 AppendListener = Callable[[str, int], None]
 Admission = Callable[[], None]
-"""Says no by raising TransactionError; asked at the moment in which a batch gets its offset."""
+"""Says no by raising CoreError; asked at the moment in which a batch gets its offset."""
 
 
 class Log(Protocol):
-    """Topics and their records.
-
-    producer_expiry_ms: idempotent producers are forgotten that were idle for so long (producer.id.expiration.ms).
-    """
-
-    producer_expiry_ms: int
+    """Topics and their records, wherever they lie: what share groups need of them."""
 
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name: a view to read, not to keep."""
@@ -192,50 +196,11 @@ class Log(Protocol):
         """
         ...
 
-    async def delete_topic(self, name: str) -> None:
-        """Remove a topic and its records. Raises: UnknownTopic, StorageError."""
-
-    async def create_partitions(self, name: str, total: int) -> Topic:
-        """Raise the number of partitions to `total`. Raises: UnknownTopic, InvalidTopic, StorageError."""
-        ...
-
-    async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
-        """Set (or with None unset) topic settings. Raises: UnknownTopic, InvalidTopic, StorageError."""
-        ...
-
-    async def append(
-        self,
-        topic: str,
-        partition: int,
-        records: bytes,
-        *,
-        admit: Admission | None = None,
-        source: Hashable | None = None,
-    ) -> Appended:
+    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
         """Check, place and confirm record batches.
 
-        source: who sent them over a socket, so that their headers are believed only once the records were read
-        (`log.inspection`); None: they were made in this process.
-
-        A batch with a producer id comes alone and is held to its epoch and sequence; one that is there already is
-        answered with the place it has. `admit` is asked once, when nothing else stands against the append.
-
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, InvalidTimestamp, ProducerRefused,
-            StorageError.
+        Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError.
         """
-        ...
-
-    async def append_control(
-        self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
-    ) -> Appended:
-        """End a producer's transaction on the partition by a marker (KIP-98), written even if it wrote nothing there.
-
-        Raises: UnknownTopic, ProducerRefused (a higher epoch is known), StorageError.
-        """
-        ...
-
-    def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
-        """Idempotent producers of the partition by id: a view to read, not to keep. Raises: UnknownTopic."""
         ...
 
     async def read(
@@ -243,7 +208,7 @@ class Log(Protocol):
     ) -> ReadResult:
         """Batches from `offset` on, at least one if there is one; `committed`: none past the last stable offset.
 
-        Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords.
+        Raises: UnknownTopic, OffsetOutOfRange, CorruptBatches.
         """
         ...
 
@@ -264,13 +229,6 @@ class Log(Protocol):
         """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic."""
         ...
 
-    async def delete_records(self, topic: str, partition: int, before: int) -> int:
-        """Move the log start up to `before`; returns the new log start.
-
-        Raises: UnknownTopic, OffsetOutOfRange, StorageError.
-        """
-        ...
-
     def on_append(self, listener: AppendListener) -> None:
         """Call `listener(topic, partition)` on the loop after each confirmed append and each log start move."""
 
@@ -287,7 +245,4 @@ class StateStore(Protocol):
 
 
 class Storage(Log, StateStore, Protocol):
-    """Log and state in one place, with one life."""
-
-    async def close(self) -> None:
-        """Write what is queued, confirm it, let go of the place."""
+    """Log and state, as one server of share groups has them."""

@@ -1,4 +1,4 @@
-"""Compacting a partition of the embedded log: what is read and what is to be written, in pieces of bounded size.
+"""Compacting the embedded log (Kafka's log cleaner): what is read and what is to be written, in pieces.
 
 A pass first reads what was never compacted and notes its keys, then goes over the whole log up to there and writes
 what `compaction.py` leaves of each batch. Every piece is one write of the store and right by itself: the records that
@@ -9,28 +9,38 @@ the log start, and an entry of the time index at the offset where the pass ends 
 written with the first piece, since the entries before it stop being right. Index entries of batches that went are
 thinned out; those that stay tell times that are too high at worst, which makes a search start earlier.
 
-All functions run in worker threads and raise CorruptRecords, StorageDamaged or StorageError.
+All functions run in worker threads and raise CorruptBatches, StorageDamaged or StorageError. `Compactor` makes one pass
+after the other: reading and thinning out run in a reader thread, the write goes through the writer like all others, and
+between two pieces everybody else gets a turn. Each piece is a change of its own in the storage's order of changes, so
+that neither the topic goes nor the log start moves under it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from flowshare.clock import Clock
 from flowshare.log import keys
-from flowshare.log.base import CorruptRecords
-from flowshare.log.compaction import PIECE_BATCHES, PIECE_BYTES, Pass, due, young
-from flowshare.log.partition import INDEX_BYTES, NO_TIMESTAMP, Partition, walk
-from flowshare.log.store import Range, Store, Write
+from flowshare.log.base import CorruptBatches, StorageDamaged, UnknownTopic
+from flowshare.log.commits import REQUEST_BYTES, CommitQueue
+from flowshare.log.compaction import KEYS_MAX, PIECE_BATCHES, PIECE_BYTES, NewestOffsets, Pass, due, young
+from flowshare.log.partition import INDEX_BYTES, NO_TIMESTAMP, StoredPartition, damage, walk
+from flowshare.log.recent import ReadAhead, TailBudget
+from flowshare.log.store import Range, Store, StoreStep, Write
 from flowshare.log.topics import CompactionSettings
-from flowshare.protocol.batches import BatchHeader, DecodeError
+
+if TYPE_CHECKING:
+    from flowshare.log.storage import BrokerStorage
 
 RANGE_KEYS_MIN: Final = 64
 """From so many batches in a row on, one range is deleted instead of each key: ranges slow readers down."""
 
 
-class Plan(NamedTuple):
+class DuePass(NamedTuple):
     """A pass that is due: from `first` on nothing was compacted, from `until` on nothing may be."""
 
     first: int
@@ -84,7 +94,7 @@ class _Thinned:
         self.run.clear()
 
 
-def dirty_from(log: Partition) -> tuple[int, int]:
+def dirty_from(log: StoredPartition) -> tuple[int, int]:
     """First offset that was never compacted, and its position."""
     if log.log_start > log.cleaned:
         return log.log_start, log.start_position
@@ -92,8 +102,8 @@ def dirty_from(log: Partition) -> tuple[int, int]:
 
 
 def plan_blocking(
-    store: Store, log: Partition, settings: CompactionSettings, *, end: int, stable: int, now_ms: int
-) -> Plan | None:
+    store: Store, log: StoredPartition, settings: CompactionSettings, *, end: int, stable: int, now_ms: int
+) -> DuePass | None:
     """The pass whose turn has come, if any; `end` is the log's, `stable` its last stable offset."""
     prefix = keys.batches(log.topic_id, log.number)
     final = store.last_before(prefix, keys.at(prefix, end))
@@ -114,10 +124,12 @@ def plan_blocking(
         first_dirty_ms=oldest[0].max_timestamp,
         now_ms=now_ms,
     )
-    return Plan(first, until) if turn else None
+    return DuePass(first, until) if turn else None
 
 
-def _old_until(store: Store, log: Partition, settings: CompactionSettings, first: int, until: int, now_ms: int) -> int:
+def _old_until(
+    store: Store, log: StoredPartition, settings: CompactionSettings, first: int, until: int, now_ms: int
+) -> int:
     """The first batch from `first` on that is too young, or `until`."""
     times, start = keys.times(log.topic_id, log.number), first
     for key, _ in store.scan(times, keys.after(times), reverse=True):
@@ -133,7 +145,7 @@ def _old_until(store: Store, log: Partition, settings: CompactionSettings, first
     return until
 
 
-def spot_blocking(store: Store, log: Partition, offset: int) -> Spot:
+def spot_blocking(store: Store, log: StoredPartition, offset: int) -> Spot:
     """Where the batch at `offset` lies, which was never compacted."""
     times = keys.times(log.topic_id, log.number)
     start, position = dirty_from(log)
@@ -153,7 +165,7 @@ def spot_blocking(store: Store, log: Partition, offset: int) -> Spot:
     return Spot(position, newest)
 
 
-def keys_blocking(store: Store, log: Partition, core: Pass, first: int, until: int) -> tuple[int, bool]:
+def keys_blocking(store: Store, log: StoredPartition, core: Pass, first: int, until: int) -> tuple[int, bool]:
     """Note the keys of a piece from `first` on; where it ends, and whether the pass must end there."""
     size = 0
     for count, (header, records) in enumerate(walk(store, log, first)):
@@ -161,20 +173,14 @@ def keys_blocking(store: Store, log: Partition, core: Pass, first: int, until: i
             break
         if count and (size + header.size > PIECE_BYTES or count == PIECE_BATCHES):
             return header.base_offset, False
-        if not _taken(core, header, records):
-            return header.base_offset, True
+        with damage():
+            if not core.take(header, records):
+                return header.base_offset, True
         size += header.size
     return until, False
 
 
-def _taken(core: Pass, header: BatchHeader, records: bytes) -> bool:
-    try:
-        return core.take(header, records)
-    except DecodeError as error:
-        raise CorruptRecords(str(error)) from error
-
-
-def piece_blocking(store: Store, log: Partition, work: Work, first: int) -> Piece:
+def piece_blocking(store: Store, log: StoredPartition, work: Work, first: int) -> Piece:
     """Thin out a piece from `first` on, the last one up to `work.until`."""
     prefix = keys.batches(log.topic_id, log.number)
     thinned, next_offset, size, removed = _Thinned(), work.until, 0, 0
@@ -185,7 +191,8 @@ def piece_blocking(store: Store, log: Partition, work: Work, first: int) -> Piec
             next_offset = header.base_offset
             break
         size += header.size
-        left = _thinned(work.core, header, records)
+        with damage():
+            left = work.core.thin(header, records)
         removed += header.size - len(left or b"")
         key = keys.at(prefix, header.base_offset)
         thinned.left.append((header.base_offset, len(left or b"")))
@@ -206,15 +213,8 @@ def piece_blocking(store: Store, log: Partition, work: Work, first: int) -> Piec
     return Piece(next_offset, thinned.writes, thinned.ranges, removed, written, alone)
 
 
-def _thinned(core: Pass, header: BatchHeader, records: bytes) -> bytes | None:
-    try:
-        return core.thin(header, records)
-    except DecodeError as error:
-        raise CorruptRecords(str(error)) from error
-
-
 def _thin_index(
-    store: Store, log: Partition, work: Work, left: Sequence[tuple[int, int]], next_offset: int
+    store: Store, log: StoredPartition, work: Work, left: Sequence[tuple[int, int]], next_offset: int
 ) -> list[Write]:
     """Delete index entries before `next_offset` that have too few bytes between them now."""
     times, gone, index = keys.times(log.topic_id, log.number), list[Write](), 0
@@ -234,16 +234,117 @@ def _thin_index(
     return gone
 
 
-def _progress(log: Partition, work: Work, next_offset: int, removed: int) -> list[Write]:
+def _progress(log: StoredPartition, work: Work, next_offset: int, removed: int) -> list[Write]:
     start_position = log.start_position + removed
     done = next_offset >= work.until
     cleaned, position = (work.until, work.spot.position) if done else (log.cleaned, log.cleaned_position)
     writes: list[Write] = [
-        (keys.bounds(log.topic_id, log.number), keys.pack_pair(log.log_start, start_position)),
-        (keys.compacted(log.topic_id, log.number), keys.pack_triple(cleaned, position, log.holes_to)),
+        (keys.bounds(log.topic_id, log.number), keys.pack(log.log_start, start_position)),
+        (keys.compacted(log.topic_id, log.number), keys.pack(cleaned, position, log.holes_to)),
     ]
     # When the log start has passed the goal meanwhile, the entry would count what was cut.
     if log.log_start < work.until:
         mark = keys.time_at(keys.times(log.topic_id, log.number), work.spot.max_timestamp, work.until)
         writes.append((mark, keys.pack(work.spot.position)))
     return writes
+
+
+PASSES_MAX: Final = 100
+"""Passes over one partition before the others' turn."""
+REST: Final = 1.0
+"""Rest after each piece, as a part of the time it took: compaction leaves half of the interpreter to everybody else."""
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class Compactor:
+    """Compacts partitions of one storage, one at a time: there is one map of keys. `find` raises UnknownTopic."""
+
+    store: Store
+    commits: CommitQueue
+    clock: Clock
+    storage: BrokerStorage
+    budget: TailBudget
+    ahead: ReadAhead
+    find: Callable[[str, int], StoredPartition]
+    keys_max: int = KEYS_MAX
+
+    def __post_init__(self) -> None:
+        self._damaged: set[tuple[uuid.UUID, int]] = set()
+
+    async def compact(self, topic: str, number: int, settings: CompactionSettings) -> None:
+        """Compact the partition for as long as its turn comes. Raises: UnknownTopic, StorageError.
+
+        A partition with damaged batches is left alone from then on, as Kafka does.
+        """
+        log = self.find(topic, number)
+        key = (log.topic_id, log.number)
+        if key in self._damaged:
+            return
+        try:
+            for _ in range(PASSES_MAX):
+                if not await self._pass((topic, number), settings, log):
+                    break
+        except (CorruptBatches, StorageDamaged) as error:
+            self._damaged.add(key)
+            logger.error("partition %d of topic %s is not compacted any more: %s", number, topic, error)  # noqa: TRY400
+
+    async def _pass(self, place: tuple[str, int], settings: CompactionSettings, log: StoredPartition) -> bool:
+        now_ms, offsets = self.clock.now_ms(), log.offsets()
+        end, stable = offsets.high_watermark, offsets.last_stable
+        plan = await self.storage.blocking(
+            lambda: plan_blocking(self.store, log, settings, end=end, stable=stable, now_ms=now_ms)
+        )
+        if plan is None:
+            return False
+        core = Pass(
+            NewestOffsets(self.keys_max),
+            log.producers.aborted.between(log.log_start, plan.until),
+            now_ms=now_ms,
+            delete_retention_ms=settings.delete_retention_ms,
+        )
+        until = await self._read_keys(log, core, plan)
+        spot = await self.storage.blocking(lambda: spot_blocking(self.store, log, until))
+        work = Work(core=core, until=until, spot=spot, index_from=keys.times(log.topic_id, log.number))
+        log.holes_to = max(log.holes_to, until)
+        self.budget.forget(log.tail, until)
+        size, removed, at = 0, 0, log.log_start
+        while at < until:
+            piece = await self._rested(lambda at=at: self.storage.alone(lambda: self._piece(place, log, work, at)))  # type: ignore[misc]
+            at, removed = piece.next_offset, removed + piece.removed_bytes
+            size = log.end_position - log.start_position
+        logger.info("topic %s partition %d is compacted up to %d: -%d bytes, %d left", *place, until, removed, size)
+        return True
+
+    async def _read_keys(self, log: StoredPartition, core: Pass, plan: DuePass) -> int:
+        """Note the keys of what was never compacted; where the pass ends."""
+        at, full = plan.first, False
+        while at < plan.until and not full:
+            at, full = await self._rested(
+                lambda at=at: self.storage.blocking(lambda: keys_blocking(self.store, log, core, at, plan.until))  # type: ignore[misc]
+            )
+        return at
+
+    async def _piece(self, place: tuple[str, int], log: StoredPartition, work: Work, at: int) -> Piece:
+        if self.find(*place) is not log:
+            raise UnknownTopic(f"topic {place[0]!r} was made anew")
+        first = max(at, log.log_start)
+        piece = await self.storage.blocking(lambda: piece_blocking(self.store, log, work, first))
+
+        def applied() -> None:
+            log.start_position += piece.removed_bytes
+            log.changes += 1
+            if piece.next_offset >= work.until:
+                log.cleaned, log.cleaned_position = work.until, work.spot.position
+            log.forgotten += log.producers.aborted.remove(piece.markers_alone)
+            self.ahead.forget((log.topic_id, log.number))
+
+        await self.commits.submit(StoreStep(piece.writes, piece.ranges, piece.size + REQUEST_BYTES, applied))
+        return piece
+
+    async def _rested(self, call: Callable[[], Awaitable[T]]) -> T:
+        started = self.clock.monotonic()
+        done = await call()
+        await self.clock.sleep(REST * (self.clock.monotonic() - started))
+        return done

@@ -1,87 +1,282 @@
-"""The loop's side of the writer: submitting, hearing of commits, and coming back after a write error."""
+"""Steps on their way into the store: `CommitQueue` as the loop sees it, and the thread that commits what is queued.
+
+The thread takes as much as there is at once (group commit); the loop is told about each commit by one call. After a
+write error everything queued fails too, since later steps were made in the belief that earlier ones would hold;
+nothing is taken until the loop has undone what it assumed and `resume` succeeded.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowshare.clock import Clock, TimerHandle
 from flowshare.log.base import StorageError
-from flowshare.log.store import Step, Store
-from flowshare.log.writer import Gate, Request, Writer
+from flowshare.log.store import RocksStore, StoreStep
 
 RESUME_FIRST_S: Final = 0.5
 RESUME_MAX_S: Final = 5.0
 REMIND_S: Final = 60.0
 """Between two lines in the log about a storage that cannot be written."""
+GROUP_REQUESTS_MAX: Final = 4096
+GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
+QUEUE_REQUESTS_MAX: Final = 16_384
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+REQUEST_BYTES: Final = 200
+"""What a step takes besides its own bytes."""
 logger = logging.getLogger(__name__)
 
 
-class Commits:
+class WriteRequest(NamedTuple):
+    """A queued step; `future` ends when it is durable and applied."""
+
+    step: StoreStep
+    future: asyncio.Future[None]
+
+
+class CommitQueue(ABC):
     """Takes steps, in order of the calls; each is applied to what the loop knows when it is durable.
 
     `changed` is called with a partition after commits that touched it, once a commit. `roll_back` is called after a
-    write error, when the store takes writes again: what was not applied by then is not in the store. A store that was
-    opened for reading only, because its disk is full, is as one after a write error.
+    write error, when the store takes writes again: what was not applied by then is not in the store.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        *,
-        changed: Callable[[str, int], None],
-        roll_back: Callable[[], None],
-    ) -> None:
-        self.gate = Gate()
+    changed: Callable[[str, int], None]
+    roll_back: Callable[[], None]
+
+    @abstractmethod
+    async def enter(self, size: int) -> None:
+        """Wait until a step of `size` bytes may be queued. Who then queues none must `leave`."""
+
+    @abstractmethod
+    def leave(self, size: int) -> None:
+        """Give back what `enter` took."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Whether steps are taken now. Raises: StorageError."""
+
+    @abstractmethod
+    def queue(self, step: StoreStep) -> asyncio.Future[None]:
+        """Queue a step that has entered; the future ends when it is durable and applied. Raises: StorageError."""
+
+    async def submit(self, step: StoreStep) -> None:
+        """Wait for room, queue the step, and return when it is durable and applied. Raises: StorageError."""
+        await self.enter(step.size)
+        try:
+            future = self.queue(step)
+        except BaseException:
+            self.leave(step.size)
+            raise
+        await future
+
+
+class WriteGate:
+    """Bounds what is queued, by number and bytes; who comes first is let in first."""
+
+    def __init__(self, requests_max: int = QUEUE_REQUESTS_MAX, bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._requests = 0
+        self._bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def enter(self, size: int) -> None:
+        """Wait until there is room for `size` bytes, and take it. A single request of any size fits."""
+        if not self._waiting and self._fits(size):
+            self._take(size)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(1, size)
+            raise
+
+    def leave(self, requests: int, size: int) -> None:
+        """Give room back and let waiting ones in."""
+        self._requests -= requests
+        self._bytes -= size
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()
+                continue
+            if not self._fits(size):
+                return
+            self._waiting.popleft()
+            self._take(size)
+            turn.set_result(None)
+
+    def _fits(self, size: int) -> bool:
+        return not self._requests or (self._requests < self._requests_max and self._bytes + size <= self._bytes_max)
+
+    def _take(self, size: int) -> None:
+        self._requests += 1
+        self._bytes += size
+
+
+Done = Callable[[list[WriteRequest], StorageError | None], None]
+
+
+class StoreWriter:
+    """The thread. `done(requests, error)` is called on the loop, in order of the commits."""
+
+    def __init__(self, store: RocksStore, loop: asyncio.AbstractEventLoop, done: Done) -> None:
+        self._store = store
+        self._loop = loop
+        self._done = done
+        self._turn = threading.Condition()
+        self._queue: deque[WriteRequest] = deque()
+        self._refusal: StorageError | None = store.full
+        self._doubtful: tuple[int, list[WriteRequest]] | None = None
+        self._survivors: list[WriteRequest] = []
+        self._resume: Done | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="flowshare-writer", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Whether requests are taken. Raises: StorageError after a write error, or an opening without room for
+        writing, until `accept`, and after `close`."""
+        if self._refusal is not None:
+            raise type(self._refusal)(str(self._refusal))
+
+    def submit(self, request: WriteRequest) -> None:
+        """Queue. Raises: StorageError, see `check`."""
+        with self._turn:
+            self.check()
+            self._queue.append(request)
+            # The thread waits for nothing but an empty queue.
+            if len(self._queue) == 1:
+                self._turn.notify()
+
+    def resume(self, done: Done) -> None:
+        """Open the store again, after a write error or without room; `done(survived, error)` is called on the loop.
+
+        `survived` are the requests of the failed commit if it is in the store all the same.
+        """
+        with self._turn:
+            self._resume = done
+            self._turn.notify()
+
+    def accept(self) -> None:
+        """Take requests again, after a resume."""
+        with self._turn:
+            self._refusal = StorageError("the storage is closed") if self._closing else None
+
+    def refuse(self, error: StorageError) -> None:
+        """Fail what is queued and take nothing more; what is being written is written to its end."""
+        with self._turn:
+            self._closing = True
+            self._refusal = error
+            left = list(self._queue)
+            self._queue.clear()
+            self._turn.notify()
+        if left:
+            self._tell(self._done, left, error)
+
+    def close(self) -> None:
+        """Write what is queued and end the thread; blocks until then."""
+        with self._turn:
+            self._closing = True
+            self._refusal = self._refusal or StorageError("the storage is closed")
+            self._turn.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._queue or self._resume or self._closing)
+                resume, self._resume = self._resume, None
+                group = self._group()
+            if resume is not None:
+                self._reopen(resume)
+            elif group:
+                self._commit(group)
+            else:
+                return
+
+    def _group(self) -> list[WriteRequest]:
+        group, size = list[WriteRequest](), 0
+        while self._queue and len(group) < GROUP_REQUESTS_MAX and size < GROUP_BYTES_MAX:
+            group.append(self._queue.popleft())
+            size += group[-1].step.size
+        return group
+
+    def _commit(self, group: list[WriteRequest]) -> None:
+        try:
+            self._store.commit(request.step for request in group)
+        except StorageError as error:
+            with self._turn:
+                self._refusal = error
+                self._doubtful = self._store.commits, list(group)
+                group.extend(self._queue)
+                self._queue.clear()
+            self._tell(self._done, group, error)
+        else:
+            self._tell(self._done, group, None)
+
+    def _reopen(self, done: Done) -> None:
+        try:
+            self._store.reopen()
+            if self._doubtful is not None:
+                confirmed, group = self._doubtful
+                self._survivors, self._doubtful = group if self._store.commits > confirmed else [], None
+            self._store.commit(())
+        except StorageError as error:
+            self._tell(done, [], error)
+            return
+        survivors, self._survivors = self._survivors, []
+        self._tell(done, survivors, None)
+
+    def _tell(self, callback: Done, requests: list[WriteRequest], error: StorageError | None) -> None:
+        # A loop that was closed without closing the storage has nobody left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, requests, error)
+
+
+class WriterQueue(CommitQueue):
+    """What the writer's thread commits. A store that was opened for reading only, because its disk is full, is as one
+    after a write error."""
+
+    def __init__(self, store: RocksStore, clock: Clock) -> None:
+        self.gate = WriteGate()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._changed = changed
-        self._roll_back = roll_back
         self._timer: TimerHandle | None = None
         self._delay_s = RESUME_FIRST_S
         self._closed = False
-        self._writer = Writer(store, self._loop, self._committed)
+        self._writer = StoreWriter(store, self._loop, self._committed)
         self._reminded_s = clock.monotonic()
         if store.full is not None:
             logger.error("nothing can be written, the storage is read only: %s", store.full)
             self._resume_later()
 
+    async def enter(self, size: int) -> None:
+        """Wait for room."""
+        await self.gate.enter(size)
+
+    def leave(self, size: int) -> None:
+        """Give the room back."""
+        self.gate.leave(1, size)
+
     def check(self) -> None:
         """Whether steps are taken now. Raises: StorageError."""
         self._writer.check()
 
-    async def submit(
-        self,
-        step: Step,
-        size: int,
-        applied: Callable[[], None] | None = None,
-        changed: tuple[str, int] | None = None,
-    ) -> None:
-        """Wait for room, queue the step, and return when it is durable and applied. Raises: StorageError."""
-        await self.gate.enter(size)
-        try:
-            future = self.queue(step, size, applied, changed)
-        except BaseException:
-            self.gate.leave(1, size)
-            raise
-        await future
-
-    def queue(
-        self,
-        step: Step,
-        size: int,
-        applied: Callable[[], None] | None = None,
-        changed: tuple[str, int] | None = None,
-    ) -> asyncio.Future[None]:
-        """Queue a step that has entered the gate with `size`; the future ends when it is durable and applied.
-
-        Raises: StorageError
-        """
+    def queue(self, step: StoreStep) -> asyncio.Future[None]:
+        """Give the step to the thread. Raises: StorageError."""
         future: asyncio.Future[None] = self._loop.create_future()
-        self._writer.submit(Request(step, size=size, future=future, applied=applied, changed=changed))
+        self._writer.submit(WriteRequest(step, future))
         return future
 
     def stop(self) -> None:
@@ -99,9 +294,9 @@ class Commits:
         """Write what is queued and end the writer. Call in a worker thread, after `stop`."""
         self._writer.close()
 
-    def _committed(self, requests: list[Request], error: StorageError | None) -> None:
+    def _committed(self, requests: list[WriteRequest], error: StorageError | None) -> None:
         """On the loop, after each commit in turn: let everybody know."""
-        self.gate.leave(len(requests), sum(request.size for request in requests))
+        self.gate.leave(len(requests), sum(request.step.size for request in requests))
         if error is None:
             self._apply(requests)
         for request in requests:
@@ -116,15 +311,15 @@ class Commits:
             self._reminded_s = self._clock.monotonic()
             self._resume_later()
 
-    def _apply(self, requests: list[Request]) -> None:
+    def _apply(self, requests: list[WriteRequest]) -> None:
         changed = dict[tuple[str, int], None]()
-        for request in requests:
-            if request.applied is not None:
-                request.applied()
-            if request.changed is not None:
-                changed[request.changed] = None
+        for step, _ in requests:
+            if step.applied is not None:
+                step.applied()
+            if step.changed is not None:
+                changed[step.changed] = None
         for topic, partition in changed:
-            self._changed(topic, partition)
+            self.changed(topic, partition)
 
     def _resume_later(self) -> None:
         def resume() -> None:
@@ -134,7 +329,7 @@ class Commits:
             self._timer = self._clock.call_later(self._delay_s, resume)
             self._delay_s = min(RESUME_MAX_S, self._delay_s * 2)
 
-    def _resumed(self, survivors: list[Request], error: StorageError | None) -> None:
+    def _resumed(self, survivors: list[WriteRequest], error: StorageError | None) -> None:
         """On the loop: the store takes writes again, or not yet. `survivors` failed, but are stored."""
         if error is not None:
             if self._clock.monotonic() - self._reminded_s >= REMIND_S:
@@ -144,6 +339,6 @@ class Commits:
             return
         self._delay_s = RESUME_FIRST_S
         self._apply(survivors)
-        self._roll_back()
+        self.roll_back()
         self._writer.accept()
         logger.warning("the storage takes writes again")

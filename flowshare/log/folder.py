@@ -194,6 +194,13 @@ class OwnFolder:
             os.close(descriptor)
         return draft
 
+    def in_place(self) -> bool:
+        """Whether its path still leads to it: nobody has removed it, or put another one there. Raises: OSError."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
     def _owner(self) -> int:
         return os.fstat(self._descriptor).st_uid
 

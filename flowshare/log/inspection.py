@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from operator import attrgetter, eq
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from flowshare.log.base import CorruptRecords, InvalidRecord, InvalidTimestamp, StorageError
-from flowshare.log.rules import check_produced
+from flowshare.log.base import CorruptBatches, InvalidRecord, InvalidTimestamp, RecordsTooLarge, StorageError
+from flowshare.protocol.batches import check
 from flowshare.protocol.decoding import PADDING, SIZE_MAX, RawReader, RawRecord, unpacked
 from flowshare.protocol.headers import APPEND_TIME_MASK, CODEC_MASK, HORIZON_MASK, BatchHeader, DecodeError, check_crc
 
@@ -68,7 +68,7 @@ _timestamp: Callable[[RawRecord], int] = attrgetter("timestamp")
 
 
 class Rules(NamedTuple):
-    """What a topic asks of its records. keyed: each has a key. earliest_ms, latest_ms: of their timestamps."""
+    """What records have to keep to in a topic. keyed: each has a key. earliest_ms, latest_ms: of timestamps."""
 
     keyed: bool
     earliest_ms: int
@@ -99,6 +99,21 @@ OPEN_MAX: Final = {_Kind.PLAIN: 8, _Kind.SMALL: 1, _Kind.LARGE: 1}
 """How many batches of a kind are open at a time."""
 
 
+def check_produced(records: bytes, settings: TopicSettings, *, checksums: bool) -> tuple[BatchHeader, ...]:
+    """Headers of the batches that a producer sent; `checksums`: look at those, too.
+
+    Raises: CorruptBatches, RecordsTooLarge.
+    """
+    try:
+        headers = check(records, checksums=checksums)
+    except DecodeError as error:
+        raise CorruptBatches(str(error)) from error
+    size = max(header.size for header in headers)
+    if size > settings.max_message_bytes:
+        raise RecordsTooLarge(f"a batch of {size} bytes; the topic takes {settings.max_message_bytes}")
+    return headers
+
+
 def check_claims(header: BatchHeader, rules: Rules) -> None:
     """What can be told from the header alone. Raises: InvalidRecord, InvalidTimestamp."""
     if header.attributes & HORIZON_MASK:
@@ -114,7 +129,7 @@ def examine(
 ) -> Generator[None, None, BatchHeader]:
     """Read a batch, a step for each `next`; returns its header with what is true in it. Nothing is held of its records.
 
-    Raises: CorruptRecords (its checksum), InvalidRecord, InvalidTimestamp, MemoryError, _Grown (`kind` SMALL).
+    Raises: CorruptBatches (its checksum), InvalidRecord, InvalidTimestamp, MemoryError, _Grown (`kind` SMALL).
     """
     check_claims(header, rules)
     reader = RawReader(_opened(records, header, kind))
@@ -141,7 +156,7 @@ def _opened(records: bytes, header: BatchHeader, kind: _Kind) -> memoryview:
     try:
         check_crc(records, header)
     except DecodeError as error:
-        raise CorruptRecords(str(error)) from error
+        raise CorruptBatches(str(error)) from error
     one = records[header.position : header.position + header.size] + PADDING
     small_max = max(SMALL_BYTES, GROWTH_USUAL * header.size)
     try:
@@ -214,7 +229,7 @@ class Inspector:
 
         What this process made is right, but its application may have chosen the times, and the keys.
 
-        Raises: CorruptRecords, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError.
+        Raises: CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError.
         """
         own = source is None and settings.compaction is None
         headers = check_produced(records, settings, checksums=own)
@@ -233,7 +248,7 @@ class Inspector:
         source: whoever sent them, among whom the work is divided. What one source sent for one place comes back in
         the order in which it came.
 
-        Raises: CorruptRecords, InvalidRecord, InvalidTimestamp, StorageError.
+        Raises: CorruptBatches, InvalidRecord, InvalidTimestamp, StorageError.
         """
         before, left = self._last.get((source, place)), asyncio.get_running_loop().create_future()
         self._last[source, place] = left

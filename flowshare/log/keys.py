@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from functools import partial
 from typing import Final
 
 COMMIT: Final = b"m"
@@ -29,39 +30,26 @@ END: Final = b"\xff"
 _partition = struct.Struct(">c16sI")
 _number = struct.Struct(">Q")
 _pair = struct.Struct(">QQ")
-_triple = struct.Struct(">QQQ")
 _BIAS: Final = 1 << 63
 """Added to timestamps, which may be negative."""
 
 
-def batches(topic_id: uuid.UUID, partition: int) -> bytes:
-    """Prefix of a partition's batches."""
-    return _partition.pack(b"b", topic_id.bytes, partition)
+def _partition_key(kind: bytes, topic_id: uuid.UUID, partition: int) -> bytes:
+    return _partition.pack(kind, topic_id.bytes, partition)
 
 
-def times(topic_id: uuid.UUID, partition: int) -> bytes:
-    """Prefix of a partition's time index."""
-    return _partition.pack(b"i", topic_id.bytes, partition)
-
-
-def bounds(topic_id: uuid.UUID, partition: int) -> bytes:
-    """Key of a partition's log start."""
-    return _partition.pack(b"p", topic_id.bytes, partition)
-
-
-def producers(topic_id: uuid.UUID, partition: int) -> bytes:
-    """Prefix of a partition's idempotent producers; `at` with a producer id makes the key of one."""
-    return _partition.pack(b"n", topic_id.bytes, partition)
-
-
-def aborted(topic_id: uuid.UUID, partition: int) -> bytes:
-    """Prefix of a partition's aborted transactions; `at` with the offset of its marker makes the key of one."""
-    return _partition.pack(b"a", topic_id.bytes, partition)
-
-
-def compacted(topic_id: uuid.UUID, partition: int) -> bytes:
-    """Key of how far a partition was compacted."""
-    return _partition.pack(b"c", topic_id.bytes, partition)
+batches: Final = partial(_partition_key, BATCHES)
+"""Prefix of a partition's batches; `at` with a base offset makes the key of one."""
+times: Final = partial(_partition_key, b"i")
+"""Prefix of a partition's time index."""
+bounds: Final = partial(_partition_key, b"p")
+"""Key of a partition's log start."""
+producers: Final = partial(_partition_key, b"n")
+"""Prefix of a partition's idempotent producers; `at` with a producer id makes the key of one."""
+aborted: Final = partial(_partition_key, b"a")
+"""Prefix of a partition's aborted transactions; `at` with the offset of its marker makes the key of one."""
+compacted: Final = partial(_partition_key, b"c")
+"""Key of how far a partition was compacted."""
 
 
 def topic_ranges(topic_id: uuid.UUID) -> tuple[tuple[bytes, bytes], ...]:
@@ -77,6 +65,11 @@ def at(prefix: bytes, offset: int) -> bytes:
 def prefix_of(key: bytes) -> bytes:
     """The partition's prefix in the key of a batch."""
     return key[: _partition.size]
+
+
+def part_of(key: bytes) -> bytes:
+    """What a key has in common with those of its kind, and of its partition, if it is of one."""
+    return key[:1] if key[:1] in (STATE, TOPIC) else key[: _partition.size]
 
 
 def offset_of(key: bytes) -> int:
@@ -95,9 +88,9 @@ def time_of(key: bytes) -> tuple[int, int]:
     return timestamp - _BIAS, offset
 
 
-def pack(number: int) -> bytes:
-    """A number as a value."""
-    return _number.pack(number)
+def pack(*numbers: int) -> bytes:
+    """Numbers as a value."""
+    return b"".join(map(_number.pack, numbers))
 
 
 def unpack(value: bytes) -> int:
@@ -105,26 +98,9 @@ def unpack(value: bytes) -> int:
     return int.from_bytes(value, "big")
 
 
-def pack_pair(first: int, second: int) -> bytes:
-    """Two numbers as a value."""
-    return _pair.pack(first, second)
-
-
-def unpack_pair(value: bytes) -> tuple[int, int]:
-    """A value as two numbers."""
-    first, second = _pair.unpack(value)
-    return first, second
-
-
-def pack_triple(first: int, second: int, third: int) -> bytes:
-    """Three numbers as a value."""
-    return _triple.pack(first, second, third)
-
-
-def unpack_triple(value: bytes) -> tuple[int, int, int]:
-    """A value as three numbers."""
-    first, second, third = _triple.unpack(value)
-    return first, second, third
+def unpack_all(value: bytes) -> tuple[int, ...]:
+    """A value as numbers."""
+    return tuple(number for (number,) in _number.iter_unpack(value))
 
 
 def after(prefix: bytes) -> bytes:

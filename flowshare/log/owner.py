@@ -12,6 +12,7 @@ store. So each holder tries its lock with a second descriptor, and touches `owne
       is not touched for `DOUBT_S`
     the same, and it is touched                 refused: that one lives, so locks do not reach from here to there
     a holder finds another's name               it writes nothing more
+    a holder finds another directory, or none   the same: what is written then, nobody finds again
 
 What this does not see is a holder that stood still for longer than `DOUBT_S` on another machine, with locks that do not
 reach there: such a mount is none for a path.
@@ -48,13 +49,13 @@ DOUBT_S: Final = 3.0
 """How long the holder on another machine is given to say so."""
 NO_LOCKS: Final = "keep it on a local disk, or mount this one with locks (NFS: lockd; neither nolock nor local_lock)"
 OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, "store", "confirmed"})
-"""What a storage's directory holds (see `store.py` for the last two, `backend/workers.py` for the one before)."""
+"""What a storage's directory holds (see `store.py` for the last two, `backend/path_workers.py` for the one before)."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class PathOwner:
     """The holder: process, when it opened the path (ms since 1970), machine; token: tells it from any other.
 
     listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path. secret: whether these
@@ -80,13 +81,13 @@ class OwnerLock:
     def __init__(self, path: Path, *, now_ms: int, doubt: bool = False) -> None:
         """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError (NotPrivate, locks are not kept).
 
-        doubt: where `doubtful` is true, nothing is written before `claim`.
+        doubt: where `doubtful` is true, nothing is written before `tell`.
         """
-        self.before: Owner | None = None
+        self.before: PathOwner | None = None
         """Who held the path before and did not let go of it in order."""
         self.untold = False
         """Whether `owner.json` is not there, because the disk has no room for it: nobody can join."""
-        self.owner = Owner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), token=secrets.token_hex(8))
+        self.owner = PathOwner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), token=secrets.token_hex(8))
         self._doubt = doubt
         self._file = -1
         try:
@@ -115,11 +116,7 @@ class OwnerLock:
         """What changes while the holder named in `owner.json` lives. Raises: OSError, NotPrivate."""
         return self.folder.look(OWNER_FILE)
 
-    def claim(self) -> None:
-        """Write `owner.json`. Raises: OSError."""
-        self.tell()
-
-    def beat(self) -> Owner | None:
+    def beat(self) -> PathOwner | None:
         """Say that this holder lives; returns another one that `owner.json` names. Raises: OSError, NotPrivate."""
         named = read_owner(self.path)
         if named is None:  # somebody removed it
@@ -226,7 +223,7 @@ def _unusable(path: Path, error: OSError) -> str:
     )
 
 
-def read_owner(path: Path) -> Owner | None:
+def read_owner(path: Path) -> PathOwner | None:
     """Who `owner.json` names, None when it is missing, unreadable or not this user's. It may be stale: only the lock
     decides."""
     folder = OwnFolder.found(path)
@@ -239,9 +236,9 @@ def read_owner(path: Path) -> Owner | None:
             return None
 
 
-def parse_owner(content: bytes) -> Owner | None:
-    """What `owner.json` says; None when that is no owner."""
+def parse_owner(content: bytes) -> PathOwner | None:
+    """Read `owner.json`: which process holds the path. None when that is no owner."""
     try:
-        return Owner(**orjson.loads(content))
+        return PathOwner(**orjson.loads(content))
     except (ValueError, TypeError):
         return None

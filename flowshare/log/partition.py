@@ -1,31 +1,49 @@
-"""One partition of the embedded log: its bounds on the loop, and what is read from the store for it.
+"""One partition of the embedded log: its bounds on the loop, its producers, and what is read from the store for it.
 
-The `…_blocking` functions, here and in `cutting.py` and `cleaning.py`, read the store and run in worker threads; they
+The `…_blocking` functions, here, in `retention.py` and `cleaner.py`, read the store and run in worker threads; they
 change nothing. What a partition says of itself may change while they read: the bounds that must not are arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from flowshare.log import keys, producing
-from flowshare.log.base import CorruptRecords, LogOffsets, OffsetOutOfRange, StorageDamaged
-from flowshare.log.rules import first_at
+from flowshare.core_errors import CoreError, TransactionStateCorrupt
+from flowshare.log import keys
+from flowshare.log.base import (
+    CorruptBatches,
+    LogOffsets,
+    OffsetOutOfRange,
+    ProducerRefused,
+    StorageDamaged,
+    StorageError,
+    Topic,
+    UnknownTopic,
+)
+from flowshare.log.recent import Tail, TailBatch
 from flowshare.log.store import Store, Write
-from flowshare.log.tail import Tail, TailBatch
 from flowshare.protocol.batches import BatchHeader, DecodeError, batch_headers
-from flowshare.transactions.partition import Change, PartitionProducers
+from flowshare.protocol.decoding import PADDING, RawReader, plain
+from flowshare.protocol.headers import frames
+from flowshare.share.types import LogBatch
+from flowshare.transactions.aborted import AbortedSpans
+from flowshare.transactions.partition import PartitionProducers, ProducerChange
+from flowshare.transactions.producers import ProducerBatch, Written
+from flowshare.transactions.stored import decode_aborted, decode_producer, encode_aborted, encode_producer
 
 INDEX_BYTES: Final = 64 * 1024
 """A time index entry is written each time this many bytes were appended."""
 NO_TIMESTAMP: Final = -1
+STEP_RECORDS: Final = 4_096
+"""Records of a large batch that are in memory at a time."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Partition:
+class StoredPartition:
     """Bounds of one partition. Offsets from `end` (confirmed) up to `next_offset` are being written.
 
     `position` counts all bytes ever appended, `end_position` is its value at `end`, `start_position` at the log start's
@@ -74,7 +92,7 @@ class Partition:
             self.next_offset = last + 1
         return writes, batches
 
-    def confirm(self, end: int, position: int, change: Change | None) -> None:
+    def confirm(self, end: int, position: int, change: ProducerChange | None) -> None:
         """What was being written up to `end` is durable, `change` of its producers with it."""
         self.end, self.end_position = end, position
         if change is not None:
@@ -94,16 +112,40 @@ class Partition:
             self.indexed = self.position - INDEX_BYTES
 
 
-def load_blocking(store: Store, topic_id: uuid.UUID, number: int) -> Partition:
+class TopicPartitions:
+    """The partitions of one topic. An empty one is made when it is first asked for: a request may want thousands."""
+
+    def __init__(self, topic: Topic, loaded: Iterable[StoredPartition] = ()) -> None:
+        """loaded: those that are not empty."""
+        self.count = topic.partitions
+        """How many there are, made or not."""
+        self._topic = topic
+        self._made = {one.number: one for one in loaded}
+
+    def at(self, number: int) -> StoredPartition:
+        """The partition of a number. Raises: UnknownTopic."""
+        found = self._made.get(number)
+        if found is None:
+            if not 0 <= number < self.count:
+                raise UnknownTopic(f"topic {self._topic.name!r} has {self.count} partitions, none is {number}")
+            found = self._made[number] = StoredPartition(topic_id=self._topic.topic_id, number=number)
+        return found
+
+    def made(self) -> tuple[tuple[int, StoredPartition], ...]:
+        """Those that were asked for, by number; all others are empty."""
+        return tuple(self._made.items())
+
+
+def load_blocking(store: Store, topic_id: uuid.UUID, number: int) -> StoredPartition:
     """A partition as it is stored. Raises: StorageDamaged, StorageError."""
-    producers = producing.load_blocking(store, topic_id, number)
-    partition = Partition(topic_id=topic_id, number=number, producers=producers)
+    producers = _load_producers(store, topic_id, number)
+    partition = StoredPartition(topic_id=topic_id, number=number, producers=producers)
     bounds = store.get(keys.bounds(topic_id, number))
     if bounds is not None:
-        partition.log_start, partition.start_position = keys.unpack_pair(bounds)
+        partition.log_start, partition.start_position = keys.unpack_all(bounds)
     compacted = store.get(keys.compacted(topic_id, number))
     if compacted is not None:
-        partition.cleaned, partition.cleaned_position, partition.holes_to = keys.unpack_triple(compacted)
+        partition.cleaned, partition.cleaned_position, partition.holes_to = keys.unpack_all(compacted)
     partition.end = partition.log_start
     partition.position = partition.start_position
     prefix = keys.times(topic_id, number)
@@ -117,14 +159,14 @@ def load_blocking(store: Store, topic_id: uuid.UUID, number: int) -> Partition:
             partition.max_timestamp = max(partition.max_timestamp, header.max_timestamp)
             partition.position += header.size
             partition.end = header.last_offset + 1
-    except CorruptRecords as error:
+    except CorruptBatches as error:
         raise StorageDamaged(str(error)) from error
     partition.next_offset, partition.end_position = partition.end, partition.position
     return partition
 
 
-def walk(store: Store, log: Partition, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Batches whose base offset is `from_offset` or more, in order. Raises: CorruptRecords, StorageDamaged."""
+def walk(store: Store, log: StoredPartition, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+    """Batches whose base offset is `from_offset` or more, in order. Raises: CorruptBatches, StorageDamaged."""
     prefix = keys.batches(log.topic_id, log.number)
     following: int | None = None
     for key, records in store.scan(keys.at(prefix, from_offset), keys.after(prefix)):
@@ -133,24 +175,33 @@ def walk(store: Store, log: Partition, from_offset: int) -> Iterator[tuple[Batch
         # Asked when the hole is met: whoever makes one has raised `holes_to` before.
         missing = following is not None and base != following and (base < following or base > log.holes_to)
         if header.base_offset != base or missing:
-            raise CorruptRecords(f"partition {log.number}: offsets {following}-{base - 1} are missing in the log")
+            raise CorruptBatches(f"partition {log.number}: offsets {following}-{base - 1} are missing in the log")
         following = header.last_offset + 1
         yield header, records
 
 
+@contextlib.contextmanager
+def damage() -> Iterator[None]:
+    """What cannot be decoded of a stored batch is CorruptBatches."""
+    try:
+        yield
+    except DecodeError as error:
+        raise CorruptBatches(str(error)) from error
+
+
 def header_of(number: int, base: int, records: bytes) -> BatchHeader:
-    """The header of a stored batch. Raises: CorruptRecords."""
+    """The header of a stored batch. Raises: CorruptBatches."""
     try:
         (header,) = batch_headers(records)
     except (DecodeError, ValueError) as error:
-        raise CorruptRecords(f"partition {number}: the batch stored at offset {base} is damaged: {error}") from error
+        raise CorruptBatches(f"partition {number}: the batch stored at offset {base} is damaged: {error}") from error
     return header
 
 
-def read_blocking(store: Store, log: Partition, offset: int, end: int, max_bytes: int) -> list[TailBatch]:
+def read_blocking(store: Store, log: StoredPartition, offset: int, end: int, max_bytes: int) -> list[TailBatch]:
     """Batches from the one that holds `offset` (or the next one, if none does) on, up to `end`; at least one.
 
-    Raises: CorruptRecords, StorageDamaged, StorageError; OffsetOutOfRange when the log start has passed it.
+    Raises: CorruptBatches, StorageDamaged, StorageError; OffsetOutOfRange when the log start has passed it.
     """
     prefix = keys.batches(log.topic_id, log.number)
     holder = store.last_before(prefix, keys.at(prefix, offset + 1))
@@ -164,16 +215,16 @@ def read_blocking(store: Store, log: Partition, offset: int, end: int, max_bytes
         if header.last_offset >= offset:
             found.append(TailBatch(header.base_offset, header.last_offset, records))
     if not found:
-        raise CorruptRecords(f"partition {log.number}: offset {offset} is missing in the log")
+        raise CorruptBatches(f"partition {log.number}: offset {offset} is missing in the log")
     return found
 
 
 def offset_at_blocking(
-    store: Store, log: Partition, timestamp_ms: int, log_start: int, end: int, go_on: Callable[[], object]
+    store: Store, log: StoredPartition, timestamp_ms: int, log_start: int, end: int, go_on: Callable[[], object]
 ) -> tuple[int, int] | None:
     """First (offset, timestamp) with timestamp ≥ `timestamp_ms` in the log; go_on: called before each batch, may raise.
 
-    Raises: CorruptRecords, StorageDamaged, StorageError.
+    Raises: CorruptBatches, StorageDamaged, StorageError.
     """
     prefix = keys.times(log.topic_id, log.number)
     entry = store.last_before(prefix, keys.time_at(prefix, timestamp_ms, 0))
@@ -187,3 +238,123 @@ def offset_at_blocking(
             if found is not None:
                 return found
     return None
+
+
+def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, int] | None:
+    """First (offset, timestamp) of a batch from the log start on with timestamp ≥ `timestamp_ms`. A batch may be large:
+    few of its records are in memory at a time.
+
+    Raises: CorruptBatches, StorageError (no memory).
+    """
+    try:
+        with damage():
+            header = next(frames(records))
+            if header.is_control:
+                return None
+            reader = RawReader(plain(records + PADDING, header))
+            full = True
+            while full:
+                step = reader.take(STEP_RECORDS)
+                full = len(step) == STEP_RECORDS
+                for record in step:
+                    if record.offset >= log_start and record.timestamp >= timestamp_ms:
+                        return record.offset, record.timestamp
+    except MemoryError as error:
+        raise StorageError("there is no memory to look for a time in a record batch: ask again") from error
+    return None
+
+
+Decide = Callable[[PartitionProducers, int, int], ProducerChange | Written]
+"""(producers, base offset, now in ms) -> what the append changes, or where it is already. Raises: CoreError."""
+
+
+def produced(headers: Sequence[BatchHeader]) -> ProducerBatch | None:
+    """What a checked append says of its producer; None when it names none. Raises: CorruptBatches."""
+    header = headers[0]
+    if len(headers) > 1:
+        if any(header.producer_id >= 0 or header.is_transactional for header in headers):
+            raise CorruptBatches("a batch with a producer id comes alone in its request")
+        return None
+    if header.producer_id < 0:
+        if header.is_transactional:
+            raise CorruptBatches("a transactional batch needs a producer id")
+        return None
+    if header.producer_epoch < 0 or header.base_sequence < 0:
+        raise CorruptBatches("a batch with a producer id needs an epoch and a sequence")
+    return ProducerBatch(
+        header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, header.is_transactional
+    )
+
+
+def decide_batch(batch: ProducerBatch, admit: Callable[[], None] | None, expiry_ms: int) -> Decide:
+    """The decision about a producer's batch."""
+
+    def decide(producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
+        written = producers.duplicate(batch)
+        if written is not None:
+            return written
+        if admit is not None:
+            admit()
+        return producers.place(batch, base_offset, now_ms, expiry_ms=expiry_ms)
+
+    return decide
+
+
+def decide_marker(producer_id: int, epoch: int, *, committed: bool) -> Decide:
+    """The decision about a marker."""
+
+    def decide(producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
+        return producers.mark(producer_id, epoch, base_offset, now_ms, committed=committed)
+
+    return decide
+
+
+def decided(decide: Decide, producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
+    """What `decide` says. Raises: ProducerRefused."""
+    try:
+        return decide(producers, base_offset, now_ms)
+    except CoreError as error:
+        raise ProducerRefused(error) from error
+
+
+def producer_writes(topic_id: uuid.UUID, partition: int, change: ProducerChange) -> list[Write]:
+    """What is to be stored with the batch or marker."""
+    prefix = keys.producers(topic_id, partition)
+    stored: list[Write] = [
+        (keys.at(prefix, producer_id), None if after is None else encode_producer(after))
+        for producer_id, _, after in change.steps
+    ]
+    if change.aborted is not None:
+        entry = keys.at(keys.aborted(topic_id, partition), change.aborted.last)
+        stored.append((entry, encode_aborted(change.aborted)))
+    return stored
+
+
+def _load_producers(store: Store, topic_id: uuid.UUID, partition: int) -> PartitionProducers:
+    """The producers of a partition as they are stored. Raises: StorageDamaged, StorageError."""
+    producers, aborted = keys.producers(topic_id, partition), keys.aborted(topic_id, partition)
+    try:
+        return PartitionProducers(
+            [
+                (keys.offset_of(key), decode_producer(value))
+                for key, value in store.scan(producers, keys.after(producers))
+            ],
+            [decode_aborted(keys.offset_of(key), value) for key, value in store.scan(aborted, keys.after(aborted))],
+        )
+    except TransactionStateCorrupt as error:
+        raise StorageDamaged(str(error)) from error
+
+
+def aborted_among(producers: PartitionProducers, found: Sequence[TailBatch]) -> tuple[LogBatch, ...]:
+    """Batches among consecutive ones that belong to aborted transactions."""
+    if not found:
+        return ()
+    entries = producers.aborted.between(found[0].first, found[-1].last + 1)
+    if not entries:
+        return ()
+    spans, among = AbortedSpans(entries), list[LogBatch]()
+    for batch in found:
+        header = next(frames(batch.records))
+        if header.is_transactional and not header.is_control and spans.holds(header.producer_id, batch.first):
+            among.append(LogBatch(batch.first, batch.last))
+    return tuple(among)

@@ -1,17 +1,28 @@
-"""Recently appended batches of a storage, kept in memory so that readers at the log's end never wait for the store.
+"""Recent batches of a storage, kept in memory: those appended lately, and those read lately.
 
-One budget for all partitions: the batches appended longest ago go first, whichever partition they are of.
+Readers at the log's end never wait for the store (`Tail`). One budget for all partitions (`TailBudget`): the batches
+appended longest ago go first, whichever partition they are of.
+
+Further back, share groups read a partition in small steps, often several members from one batch and groups from the
+same place. Each read of the store brings a stretch of the log into memory (`ReadAhead`); the least used stretches go
+first. Only compaction changes batches and says so (`forget`); else a stretch is right for as long as its partition
+exists.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
+import uuid
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
 from typing import Final, NamedTuple
 
 ENTRY_BYTES: Final = 200
 """What an entry takes besides its batch."""
 COMPACT_AT: Final = 1024
+STRETCH_BYTES: Final = 1 << 20
+"""What one read of the store brings in at least, when there is as much."""
+STRETCHES_MAX: Final = 4
+"""Stretches of one partition: members that are at different places of it."""
 
 
 class TailBatch(NamedTuple):
@@ -38,7 +49,7 @@ class Tail:
 
     def read(self, offset: int, end: int, max_bytes: int) -> list[TailBatch]:
         """Batches from the one that holds `offset` on that end before `end`; at least one if there is one."""
-        index = bisect.bisect_right(self._firsts, offset, lo=self._head) - 1
+        index = bisect_right(self._firsts, offset, lo=self._head) - 1
         found, size = list[TailBatch](), 0
         while index < len(self._batches):
             batch = self._batches[index]
@@ -68,7 +79,7 @@ class Tail:
 
     def forget(self, before: int) -> tuple[int, int]:
         """Forget batches that begin before an offset; how many, and their size."""
-        end = bisect.bisect_left(self._firsts, before, lo=self._head)
+        end = bisect_left(self._firsts, before, lo=self._head)
         gone = self._batches[self._head : end]
         del self._batches[:end], self._firsts[:end]
         self._head = 0
@@ -121,3 +132,71 @@ def up_to(batches: list[TailBatch], max_bytes: int) -> list[TailBatch]:
         if index and size > max_bytes:
             return batches[:index]
     return batches
+
+
+class Stretch:
+    """Batches of one partition that follow each other; offsets between them are missing in the log."""
+
+    __slots__ = ("_batches", "_firsts", "size")
+
+    def __init__(self, batches: list[TailBatch]) -> None:
+        self._batches = batches
+        self._firsts = [batch.first for batch in batches]
+        self.size = sum(len(batch.records) + ENTRY_BYTES for batch in batches)
+
+    def read(self, offset: int, max_bytes: int) -> list[TailBatch]:
+        """Batches from the one that holds `offset`, or the next one, on; empty if it is not in the stretch."""
+        index = bisect_right(self._firsts, offset) - 1
+        if index < 0 or offset > self._batches[-1].last:
+            return []
+        index += self._batches[index].last < offset
+        return up_to(self._batches[index:], max_bytes)
+
+
+class ReadAhead:
+    """The stretches of all partitions of a storage, within `bytes_max`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._stretches: dict[tuple[uuid.UUID, int], list[Stretch]] = {}
+        self._by_use: OrderedDict[Stretch, tuple[uuid.UUID, int]] = OrderedDict()
+
+    def read(self, key: tuple[uuid.UUID, int], offset: int, max_bytes: int) -> list[TailBatch]:
+        """Batches from the one that holds `offset` on, as far as they are here; empty if it is not."""
+        for stretch in self._stretches.get(key, ()):
+            if found := stretch.read(offset, max_bytes):
+                self._by_use.move_to_end(stretch)
+                return found
+        return []
+
+    def add(self, key: tuple[uuid.UUID, int], batches: list[TailBatch]) -> None:
+        """Keep what was read, and make room."""
+        stretch = Stretch(batches)
+        if not batches or stretch.size > self._bytes_max:
+            return
+        if len(self._stretches.get(key, ())) >= STRETCHES_MAX:
+            self._drop(next(old for old, owner in self._by_use.items() if owner == key))
+        self._stretches.setdefault(key, []).insert(0, stretch)
+        self._by_use[stretch] = key
+        self._bytes += stretch.size
+        while self._bytes > self._bytes_max:
+            self._drop(next(iter(self._by_use)))
+
+    def forget(self, key: tuple[uuid.UUID, int]) -> None:
+        """Forget a partition's stretches."""
+        for stretch in tuple(self._stretches.get(key, ())):
+            self._drop(stretch)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._stretches.clear()
+        self._by_use.clear()
+        self._bytes = 0
+
+    def _drop(self, stretch: Stretch) -> None:
+        key = self._by_use.pop(stretch)
+        self._bytes -= stretch.size
+        self._stretches[key].remove(stretch)
+        if not self._stretches[key]:
+            del self._stretches[key]

@@ -1,20 +1,25 @@
-"""The tasks that delete what topics no longer want to keep, and compact: every `INTERVAL_S` on the storage's clock.
+"""What is to go: where retention wants a log to start, what is deleted then, and the tasks that look at it.
 
-What is to be done is the storage's knowledge; this holds only when it is looked at. A task starts with the first topic
-that has a setting for it, so that a storage without any has no timer.
+The tasks, of which compaction has one, too, do so every `INTERVAL_S` on the storage's clock; what is to be done is the
+storage's knowledge. A task starts with the first topic that has a setting for it, so that a storage without any has no
+timer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
 
 from flowshare.clock import Clock
-from flowshare.log.base import LogError
+from flowshare.log import keys
+from flowshare.log.base import LogError, LogOffsets, OffsetOutOfRange
+from flowshare.log.partition import StoredPartition, header_of, walk
+from flowshare.log.store import Range, Store, Write
 from flowshare.log.topics import TopicSettings
+from flowshare.tasks import cancelled
 
 INTERVAL_S: Final = 30.0
 logger = logging.getLogger(__name__)
@@ -38,10 +43,7 @@ class SweepTask:
     async def close(self) -> None:
         """Stop; a sweep under way is cut short."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancelled(task)
 
     async def _run(self) -> None:
         while True:
@@ -52,12 +54,101 @@ class SweepTask:
                 logger.exception("%s; next try in %g s", self._failed, INTERVAL_S)
 
 
-def expired(max_timestamp_ms: int, *, now_ms: int, retention_ms: int) -> bool:
-    """Whether a batch is older than the topic keeps records; batches without timestamps never are."""
-    return retention_ms >= 0 and 0 <= max_timestamp_ms < now_ms - retention_ms
+INDEX_ENTRIES_MAX: Final = 20_000
+"""Index entries one retention step looks at: more than 1 GiB of records."""
+STEP_BYTES: Final = 64 * 1024 * 1024
+"""And what it walks through where the index does not help: a compacted log, or times far ahead."""
 
 
-def ahead(max_timestamp_ms: int, settings: TopicSettings, *, now_ms: int) -> bool:
-    """Whether a batch is of a time that the topic does not take (message.timestamp.after.max.ms): it came before that
-    was checked. Such a one says nothing of its age, and goes with what comes behind it."""
-    return max_timestamp_ms > now_ms + settings.timestamp_after_max_ms
+class Cut(NamedTuple):
+    """A move of the log start: what to delete and the new bounds."""
+
+    log_start: int
+    start_position: int
+    ranges: list[Range]
+    writes: list[Write]
+
+
+def check_cut(before: int, offsets: LogOffsets) -> int:
+    """The new log start when records before `before` (−1: all) are deleted. Raises: OffsetOutOfRange."""
+    if before == -1:
+        return offsets.high_watermark
+    if not 0 <= before <= offsets.high_watermark:
+        raise OffsetOutOfRange(f"records before {before} cannot be deleted: the log ends at {offsets.high_watermark}")
+    return max(before, offsets.log_start)
+
+
+def cut_blocking(store: Store, log: StoredPartition, before: int) -> Cut:
+    """What to do so that the log starts at `before`.
+
+    Raises: CorruptBatches, StorageDamaged, StorageError.
+    """
+    prefix, times = keys.batches(log.topic_id, log.number), keys.times(log.topic_id, log.number)
+    holder = store.last_before(prefix, keys.at(prefix, before + 1))
+    keep = before
+    if holder is not None:
+        base = keys.offset_of(holder[0])
+        keep = base if header_of(log.number, base, holder[1]).last_offset >= before else before
+    known_at, known, last_cut = 0, log.start_position, times
+    for key, value in store.scan(times, keys.after(times)):
+        offset = keys.time_of(key)[1]
+        if offset > keep:
+            break
+        if offset >= log.holes_to:  # what was compacted before it is not counted in its position
+            known_at, known = offset, keys.unpack(value)
+        if offset < keep:
+            last_cut = key + b"\0"
+    start_position = known + _bytes_between(store, log, known_at, keep)
+    aborted = keys.aborted(log.topic_id, log.number)
+    ranges = [(prefix, keys.at(prefix, keep)), (times, last_cut), (aborted, keys.at(aborted, before))]
+    bounds = (keys.bounds(log.topic_id, log.number), keys.pack(before, start_position))
+    return Cut(before, start_position, [span for span in ranges if span[0] < span[1]], [bounds])
+
+
+def _bytes_between(store: Store, log: StoredPartition, from_offset: int, keep: int) -> int:
+    size = 0
+    for header, _ in walk(store, log, from_offset):
+        if header.base_offset >= keep:
+            break
+        size += header.size
+    return size
+
+
+def kept_from_blocking(
+    store: Store, log: StoredPartition, settings: TopicSettings, position: int, end: int, now_ms: int
+) -> int:
+    """The log start that retention asks for; by size the last batch always stays.
+
+    Raises: CorruptBatches, StorageDamaged, StorageError.
+    """
+
+    def over(at: int, last: int) -> bool:
+        return 0 <= settings.retention_bytes <= position - at and last + 1 < end
+
+    def old(timestamp: int) -> bool:  # batches without timestamps never are
+        return settings.retention_ms >= 0 and 0 <= timestamp < now_ms - settings.retention_ms
+
+    start, at, left = 0, log.start_position, STEP_BYTES
+    if log.log_start >= log.holes_to:  # else it is walked through: the index does not know the size of what is left
+        for timestamp, offset, place in _index(store, log):
+            # It stands for everything before its batch: that may go when the batch itself is old or over.
+            if offset > log.log_start and not (over(place, offset - 1) or old(timestamp)):
+                break
+            start, at = offset, place
+    for header, _ in walk(store, log, start):
+        if header.base_offset >= end or left < 0:
+            break
+        at, left = at + header.size, left - header.size
+        if over(at, header.last_offset) or old(header.max_timestamp):
+            start = header.last_offset + 1
+        elif header.max_timestamp <= now_ms + settings.timestamp_after_max_ms:
+            break
+        # Else it came before that was checked, says nothing of its age, and goes with what comes behind it.
+    return start
+
+
+def _index(store: Store, log: StoredPartition) -> Iterator[tuple[int, int, int]]:
+    """Largest timestamp so far, offset and position of the first entries of the index."""
+    times = keys.times(log.topic_id, log.number)
+    for key, value in islice(store.scan(times, keys.after(times)), INDEX_ENTRIES_MAX):
+        yield (*keys.time_of(key), keys.unpack(value))

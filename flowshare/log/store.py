@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,9 +38,8 @@ from rocksdict import (
 
 from flowshare.log import keys
 from flowshare.log.base import StorageDamaged, StorageError, StorageFull, no_room
+from flowshare.log.damage import Marker, check_reached, check_wal
 from flowshare.log.descriptors import limit_now, store_files
-from flowshare.log.marker import Marker, check_reached
-from flowshare.log.wal import check_wal
 
 MARKER_FILE: Final = "confirmed"
 STORE_DIRECTORY: Final = "store"
@@ -60,15 +60,44 @@ Range = tuple[bytes, bytes]
 """Keys to delete, half-open."""
 
 
-class Step(NamedTuple):
-    """Ranges to delete, then writes."""
+class StoreStep(NamedTuple):
+    """Ranges to delete, then writes. size: what it takes in a queue (`log.commits`).
+
+    When it is durable, `applied` runs on the loop and listeners hear of the partition `changed`.
+    """
 
     writes: Sequence[Write]
     ranges: Sequence[Range] = ()
+    size: int = 0
+    applied: Callable[[], None] | None = None
+    changed: tuple[str, int] | None = None
 
 
-class Store:
-    """One store, open until `close`. Reads may come from any thread, `commit` and `reopen` from one.
+class Store(ABC):
+    """Entries in the order of their keys: what a storage's records and state are kept as."""
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """Value of a key. Raises: StorageDamaged, StorageError."""
+
+    @abstractmethod
+    def scan(self, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from `first` up to, not including, `end`; in reverse from the last one down.
+
+        Raises: StorageDamaged, StorageError, while iterating.
+        """
+
+    @abstractmethod
+    def commit(self, steps: Iterable[StoreStep]) -> None:
+        """Write all or none, in order. Raises: StorageError."""
+
+    def last_before(self, first: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """The entry with the greatest key in `first` ≤ key < `end`. Raises: StorageDamaged, StorageError."""
+        return next(self.scan(first, end, reverse=True), None)
+
+
+class RocksStore(Store):
+    """A store on a disk, open until `close`. Reads may come from any thread, `commit` and `reopen` from one.
 
     full: why it is open for reading only, until `reopen`: the disk has no room to open it for writing.
     """
@@ -219,24 +248,9 @@ class Store:
         Raises: StorageDamaged, StorageError, while iterating.
         """
         with self._reading() as db, _damage():
-            options = ReadOptions()
-            options.set_iterate_upper_bound(end)
-            cursor: RdictIter = db.iter(options)
-            if reverse:
-                cursor.seek_to_last()
-            else:
-                cursor.seek(first)
-            step = cursor.prev if reverse else cursor.next
-            while cursor.valid() and (key := cursor.key()) >= first:
-                yield key, cursor.value()
-                step()
-            cursor.status()
+            yield from entries(db, first, end, reverse=reverse)
 
-    def last_before(self, first: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """The entry with the greatest key in `first` ≤ key < `end`. Raises: StorageDamaged, StorageError."""
-        return next(self.scan(first, end, reverse=True), None)
-
-    def commit(self, steps: Iterable[Step]) -> None:
+    def commit(self, steps: Iterable[StoreStep]) -> None:
         """Write all or none, in order, durable as the store was opened.
 
         Raises: StorageError; what was written is unknown then, until `reopen`.
@@ -338,18 +352,40 @@ def _synced() -> WriteOptions:
     return options
 
 
-def _options() -> Options:
+def entries(db: Rdict, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    """Entries from `first` up to, not including, `end`; raises what rocksdict does, also where they are damaged."""
+    options = ReadOptions()
+    options.set_iterate_upper_bound(end)
+    cursor: RdictIter = db.iter(options)
+    if reverse:
+        cursor.seek_to_last()
+    else:
+        cursor.seek(first)
+    step = cursor.prev if reverse else cursor.next
+    while cursor.valid() and (key := cursor.key()) >= first:
+        yield key, cursor.value()
+        step()
+    cursor.status()
+
+
+def plain_options(write_buffer_bytes: int) -> Options:
+    """What all of flowshare's stores are opened with."""
     options = Options(raw_mode=True)
-    options.create_if_missing(False)
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_paranoid_checks(True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-    options.set_max_write_buffer_number(4)
-    options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
+    options.set_write_buffer_size(write_buffer_bytes)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(3)
-    options.set_max_open_files(store_files(limit_now()))
     options.set_compression_type(DBCompressionType.none())
+    return options
+
+
+def _options() -> Options:
+    options = plain_options(WRITE_BUFFER_BYTES)
+    options.create_if_missing(False)
+    options.set_paranoid_checks(True)
+    options.set_max_write_buffer_number(4)
+    options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
+    options.set_max_open_files(store_files(limit_now()))
     options.set_enable_blob_files(True)
     options.set_min_blob_size(BLOB_BYTES_MIN)
     options.set_enable_blob_gc(True)

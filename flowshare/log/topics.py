@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
+from flowshare.core_errors import InvalidConfig
 from flowshare.log.base import InvalidTopic, InvalidTopicConfig, StorageDamaged, Topic, TopicExists, UnknownTopic
-from flowshare.share.settings import nearest
+from flowshare.share.settings import Setting, nearest, read_fields, read_number, read_word
 
 NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 NAME_LENGTH_MAX: Final = 249
@@ -25,97 +26,91 @@ RESERVED_PREFIX: Final = "__"
 _LONG_MAX: Final = 2**63 - 1
 
 
-class TopicConfigDef(NamedTuple):
-    """One setting of a topic: its default as text, what it means, and the check that raises ValueError."""
-
-    default: str
-    doc: str
-    check: Callable[[str], object]
+def _number(name: str, field: str, default: int, doc: str, low: int, high: int = _LONG_MAX) -> Setting:
+    return Setting(name=name, field=field, doc=doc, default=str(default), read=read_number, low=low, high=high)
 
 
-def _integer(low: int, high: int = _LONG_MAX) -> Callable[[str], int]:
-    def check(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError("a whole number is wanted") from None
-        if not low <= value <= high:
-            raise ValueError(f"must be between {low} and {high}")
-        return value
-
-    return check
+def _word(name: str, field: str, doc: str, *words: str) -> Setting:
+    """One of the words, by default the first."""
+    known = dict(zip(words, words, strict=True))
+    return Setting(name=name, field=field, doc=doc, default=words[0], read=read_word, words=known)
 
 
-def _ratio(text: str) -> float:
+def _read_ratio(setting: Setting, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError("a number is wanted") from None
+        value = -1.0
     if not 0 <= value <= 1:
-        raise ValueError("must be between 0 and 1")
+        raise setting.refuse(text)
     return value
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"only {' or '.join(values)} is supported")
-        return text
-
-    return check
-
-
-TOPIC_CONFIGS: Final[Mapping[str, TopicConfigDef]] = MappingProxyType(
-    {
-        "cleanup.policy": TopicConfigDef(
-            "delete",
-            "What happens to old records: they are deleted by the retention settings, or (compact) once a newer record "
-            "of the same key is there, or both.",
-            _one_of("delete", "compact", "compact,delete", "delete,compact"),
-        ),
-        "compression.type": TopicConfigDef("producer", "Batches are kept as produced.", _one_of("producer")),
-        "delete.retention.ms": TopicConfigDef(
-            "86400000",
-            "Milliseconds that a compacted topic keeps records without value, and the marks that end transactions, "
-            "from their first compaction on.",
-            _integer(0),
-        ),
-        "errors.deadletterqueue.group.enable": TopicConfigDef(
-            "false",
-            "A topic's consent to dead letters in Kafka; not asked for here, a group that names the topic is enough.",
-            _one_of("true", "false"),
-        ),
-        "max.compaction.lag.ms": TopicConfigDef(
-            str(_LONG_MAX), "A compacted topic's records are compacted when one is older than that.", _integer(1)
-        ),
-        "max.message.bytes": TopicConfigDef("1048588", "Largest batch taken, in bytes.", _integer(0, 2**31 - 1)),
-        "message.timestamp.after.max.ms": TopicConfigDef(
-            "3600000",
-            "How far a record's timestamp may lie ahead of the log's clock, in milliseconds (CreateTime only).",
-            _integer(0),
-        ),
-        "message.timestamp.before.max.ms": TopicConfigDef(
-            str(_LONG_MAX),
-            "How far a record's timestamp may lie behind the log's clock, in milliseconds (CreateTime only).",
-            _integer(0),
-        ),
-        "message.timestamp.type": TopicConfigDef(
-            "CreateTime",
-            "Whose clock stamps records: the producer's or the log's.",
-            _one_of("CreateTime", "LogAppendTime"),
-        ),
-        "min.cleanable.dirty.ratio": TopicConfigDef(
-            "0.5",
-            "Part of a compacted partition's bytes that is not compacted yet from which on it is.",
-            _ratio,
-        ),
-        "min.compaction.lag.ms": TopicConfigDef(
-            "0", "Milliseconds that a compacted topic keeps every record.", _integer(0)
-        ),
-        "retention.bytes": TopicConfigDef("-1", "Bytes kept per partition; -1: all.", _integer(-1)),
-        "retention.ms": TopicConfigDef("-1", "Milliseconds that records are kept; -1: for ever.", _integer(-1)),
-    }
+_TABLE: Final = (
+    _word(
+        "cleanup.policy",
+        "policy",
+        "What happens to old records: they are deleted by the retention settings, or (compact) once a newer record "
+        "of the same key is there, or both.",
+        *("delete", "compact", "compact,delete", "delete,compact"),
+    ),
+    _word("compression.type", "compression", "Batches are kept as produced.", "producer"),
+    _number(
+        "delete.retention.ms",
+        "delete_retention_ms",
+        86_400_000,
+        "Milliseconds that a compacted topic keeps records without value, and the marks that end transactions, "
+        "from their first compaction on.",
+        0,
+    ),
+    _word(
+        "errors.deadletterqueue.group.enable",
+        "dead_letters",
+        "A topic's consent to dead letters in Kafka; not asked for here, a group that names the topic is enough.",
+        *("false", "true"),
+    ),
+    _number(
+        "max.compaction.lag.ms",
+        "lag_ms_max",
+        _LONG_MAX,
+        "A compacted topic's records are compacted when one is older than that.",
+        1,
+    ),
+    _number("max.message.bytes", "max_message_bytes", 1_048_588, "Largest batch taken, in bytes.", 0, 2**31 - 1),
+    _number(
+        "message.timestamp.after.max.ms",
+        "timestamp_after_max_ms",
+        3_600_000,
+        "How far a record's timestamp may lie ahead of the log's clock, in milliseconds (CreateTime only).",
+        0,
+    ),
+    _number(
+        "message.timestamp.before.max.ms",
+        "timestamp_before_max_ms",
+        _LONG_MAX,
+        "How far a record's timestamp may lie behind the log's clock, in milliseconds (CreateTime only).",
+        0,
+    ),
+    _word(
+        "message.timestamp.type",
+        "timestamp_type",
+        "Whose clock stamps records: the producer's or the log's.",
+        *("CreateTime", "LogAppendTime"),
+    ),
+    Setting(
+        name="min.cleanable.dirty.ratio",
+        field="dirty_ratio_min",
+        doc="Part of a compacted partition's bytes that is not compacted yet from which on it is.",
+        default="0.5",
+        read=_read_ratio,
+        low=0,
+        high=1,
+    ),
+    _number("min.compaction.lag.ms", "lag_ms_min", 0, "Milliseconds that a compacted topic keeps every record.", 0),
+    _number("retention.bytes", "retention_bytes", -1, "Bytes kept per partition; -1: all.", -1),
+    _number("retention.ms", "retention_ms", -1, "Milliseconds that records are kept; -1: for ever.", -1),
 )
+TOPIC_CONFIGS: Final[Mapping[str, Setting]] = MappingProxyType({setting.name: setting for setting in _TABLE})
 """Every topic setting, by name."""
 
 
@@ -144,27 +139,16 @@ class TopicSettings:
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicSettings:
         """Values of checked settings, defaults filled in."""
-
-        def value(name: str) -> str:
-            return configs.get(name, TOPIC_CONFIGS[name].default)
-
-        policies = value("cleanup.policy").split(",")
-        deletes, compaction = "delete" in policies, None
-        if "compact" in policies:
-            compaction = CompactionSettings(
-                dirty_ratio_min=float(value("min.cleanable.dirty.ratio")),
-                lag_ms_min=int(value("min.compaction.lag.ms")),
-                lag_ms_max=int(value("max.compaction.lag.ms")),
-                delete_retention_ms=int(value("delete.retention.ms")),
-            )
+        values = read_fields(configs, TOPIC_CONFIGS)
+        policies = values["policy"].split(",")
+        if "delete" not in policies:
+            values |= {"retention_ms": -1, "retention_bytes": -1}
+        own = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        compaction = {one.name: values[one.name] for one in fields(CompactionSettings)}
         return cls(
-            max_message_bytes=int(value("max.message.bytes")),
-            append_time=value("message.timestamp.type") == "LogAppendTime",
-            timestamp_before_max_ms=int(value("message.timestamp.before.max.ms")),
-            timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
-            retention_ms=int(value("retention.ms")) if deletes else -1,
-            retention_bytes=int(value("retention.bytes")) if deletes else -1,
-            compaction=compaction,
+            append_time=values["timestamp_type"] == "LogAppendTime",
+            compaction=CompactionSettings(**compaction) if "compact" in policies else None,
+            **own,
         )
 
     @property
@@ -194,9 +178,9 @@ def check_configs(configs: Mapping[str, str]) -> None:
             hint = nearest(name, TOPIC_CONFIGS) or f"; there are {', '.join(TOPIC_CONFIGS)}"
             raise InvalidTopicConfig(f"topic setting {name!r} is unknown{hint}")
         try:
-            definition.check(text)
-        except ValueError as error:
-            raise InvalidTopicConfig(f"topic setting {name}={text!r}: {error}") from None
+            definition.parse(text)
+        except InvalidConfig as error:
+            raise InvalidTopicConfig(f"topic setting {error}") from None
     names = ("min.compaction.lag.ms", "max.compaction.lag.ms")
     low, high = (int(configs.get(name, default_of(name))) for name in names)
     if low > high:
@@ -280,12 +264,12 @@ def encode_topic(topic: Topic) -> bytes:
 def decode_topic(stored: bytes) -> Topic:
     """Raises: StorageDamaged."""
     try:
-        fields = orjson.loads(stored)
+        told = orjson.loads(stored)
         return Topic(
-            name=fields["name"],
-            topic_id=uuid.UUID(fields["id"]),
-            partitions=fields["partitions"],
-            configs=fields["configs"],
+            name=told["name"],
+            topic_id=uuid.UUID(told["id"]),
+            partitions=told["partitions"],
+            configs=told["configs"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StorageDamaged(f"a stored topic cannot be read: {error}") from error

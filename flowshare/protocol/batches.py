@@ -17,8 +17,12 @@ from flowshare.protocol.headers import (
     ATTRIBUTES_AT,
     CODEC_MASK,
     CODECS,
+    CONTROL_MASK,
     CRC_AT,
+    HEADER,
     HEADER_BYTES,
+    LOG_OVERHEAD,
+    TRANSACTIONAL_MASK,
     BatchHeader,
     DecodeError,
     batch_headers,
@@ -38,17 +42,25 @@ __all__ = [
     "check",
     "decode",
     "decode_all",
+    "marker",
     "place",
     "rebase",
+    "renumber",
 ]
 
 MAX_TIMESTAMP_AT: Final = 35
+PRODUCER_AT: Final = 43
+ABORT: Final = 0
+COMMIT: Final = 1
 NO_PRODUCER: Final = (-1, -1, -1)
 """Id, epoch and sequence of a batch that no idempotent producer wrote."""
 _offset = struct.Struct(">q")
 _epoch = struct.Struct(">i")
 _attributes = struct.Struct(">h")
 _crc = struct.Struct(">I")
+_marker_key = struct.Struct(">hh")
+_marker_value = struct.Struct(">hi")
+_producer = struct.Struct(">qhi")
 
 
 def check(records: bytes, *, checksums: bool = True) -> tuple[BatchHeader, ...]:
@@ -103,6 +115,34 @@ def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, 
     return bytes(placed)
 
 
+def renumber(batch: bytes, producer: tuple[int, int, int]) -> bytes:
+    """A finished batch with another producer id, epoch and sequence of its first record."""
+    changed = bytearray(batch)
+    _producer.pack_into(changed, PRODUCER_AT, *producer)
+    _crc.pack_into(changed, CRC_AT, crc32c(memoryview(changed)[ATTRIBUTES_AT:]))
+    return bytes(changed)
+
+
+def marker(producer_id: int, epoch: int, *, committed: bool, timestamp_ms: int) -> bytes:
+    """The control batch that ends the producer's transaction (KIP-98); its offset is 0 until the log gives it one.
+
+    It has one record, which readers skip: the key says abort or commit, the value the coordinator's epoch, which is
+    always 0 here, since there is one coordinator.
+    """
+    key = _marker_key.pack(0, COMMIT if committed else ABORT)
+    value = _marker_value.pack(0, 0)
+    # Attributes, timestamp delta and offset delta are 0; lengths are zigzag varints, one byte each.
+    record = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\0"
+    body = bytes((2 * len(record),)) + record
+    attributes = CONTROL_MASK | TRANSACTIONAL_MASK
+    length = HEADER_BYTES - LOG_OVERHEAD + len(body)
+    batch = bytearray(
+        HEADER.pack(0, length, 0, 2, 0, attributes, 0, timestamp_ms, timestamp_ms, producer_id, epoch, -1, 1) + body
+    )
+    _crc.pack_into(batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
+    return bytes(batch)
+
+
 @functools.cache
 def _builder() -> Any:
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -119,14 +159,19 @@ class BatchBuilder:
     __slots__ = ("_append", "_builder", "count", "size_max")
 
     def __init__(
-        self, *, size_max: int = 1_000_000, compression: str = "none", producer: tuple[int, int, int] = NO_PRODUCER
+        self,
+        *,
+        size_max: int = 1_000_000,
+        compression: str = "none",
+        producer: tuple[int, int, int] = NO_PRODUCER,
+        transactional: bool = False,
     ) -> None:
-        """producer: id, epoch and sequence of the first record of an idempotent producer."""
+        """producer: id, epoch and sequence of the first record of an idempotent producer; `build` may set them, too."""
         if compression not in CODECS:
             raise ValueError(f"compression {compression!r} is none of {', '.join(CODECS)}")
         self.size_max = size_max
         self.count = 0
-        self._builder = _builder()(2, CODECS.index(compression), False, *producer, size_max)
+        self._builder = _builder()(2, CODECS.index(compression), transactional, *producer, size_max)
         self._append = self._builder.append
 
     @property
@@ -148,7 +193,7 @@ class BatchBuilder:
         self.count += 1
         return True
 
-    def add_values(self, values: Sequence[bytes], start: int, *, timestamp_ms: int) -> int:
+    def add_values(self, values: Sequence[bytes | None], start: int, *, timestamp_ms: int) -> int:
         """Add records without key and headers from `values[start]` on until the batch is full; how many went in."""
         append, first, none = self._append, self.count, list[tuple[str, bytes | None]]()
         count = first
@@ -159,8 +204,10 @@ class BatchBuilder:
         self.count = count
         return count - first
 
-    def build(self) -> bytes:
-        """The finished batch; the builder is used up."""
+    def build(self, producer: tuple[int, int, int] | None = None) -> bytes:
+        """The finished batch, of this producer id, epoch and first sequence; the builder is used up."""
         if not self.count:
             raise ValueError("a batch holds at least one record")
+        if producer is not None:
+            self._builder.set_producer_state(*producer)
         return bytes(self._builder.build())

@@ -1,4 +1,4 @@
-"""Compression of record batches, and the way back into a buffer of bounded size: none grows without end.
+"""Compresses and decompresses record batches; what is decompressed has a bound.
 
 The four codecs of Kafka: gzip, snappy (plain and xerial's blocks), lz4 frames, zstd. All from cramjam.
 """

@@ -59,30 +59,13 @@ class DecodedRecord(NamedTuple):
 class RawRecord(Protocol):
     """A record as aiokafka's reader gives it: its fields become Python objects when they are asked for."""
 
-    @property
-    def offset(self) -> int:
-        """Offset in the partition."""
-        ...
-
-    @property
-    def timestamp(self) -> int:
-        """Milliseconds since 1970."""
-        ...
-
-    @property
-    def key(self) -> bytes | None:
-        """The record's key."""
-        ...
-
-    @property
-    def value(self) -> bytes | None:
-        """The record's value."""
-        ...
-
-    @property
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        """Pairs of name and value."""
-        ...
+    offset: int
+    timestamp: int
+    """Milliseconds since 1970."""
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    """Pairs of name and value."""
 
 
 @dataclass(slots=True)
@@ -120,7 +103,7 @@ class RawDecoded:
         return [raw for raws, _ in self.runs for raw in raws]
 
 
-class Batch(NamedTuple):
+class ReadBatch(NamedTuple):
     """Records of one batch and their offsets, rising; size: bytes without compression."""
 
     records: list[RawRecord]
@@ -151,9 +134,9 @@ class LastBatch:
     def __init__(self) -> None:
         self._first = -1
         self._raw: bytes = b""
-        self._batch = Batch([], [], 0)
+        self._batch = ReadBatch([], [], 0)
 
-    def read(self, padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted, *, final: bool) -> Batch:
+    def read(self, padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted, *, final: bool) -> ReadBatch:
         """The batch, read now or before; the same bytes are the same batch. Raises: DecodeError, MemoryError."""
         known = header.base_offset == self._first
         if (not known and not final) or header.record_count > WHOLE_RECORDS_MAX:
@@ -226,7 +209,7 @@ def decode_raw(
         _add_runs(decoded.gaps, ranges, ranges[0].first, batches[0].base_offset - 1)
     padded, wanted = records + PADDING, (ranges[0].first, ranges[-1].last)
 
-    def read(header: BatchHeader, final: bool) -> Batch:
+    def read(header: BatchHeader, final: bool) -> ReadBatch:
         with _enough(decoded.size, bytes_max):
             return last.read(padded, header, size_max, wanted, final=final)
 
@@ -279,7 +262,7 @@ def _check_order(batches: Sequence[BatchHeader]) -> None:
 
 def _decode_batch(
     decoded: RawDecoded,
-    read: Callable[[BatchHeader, bool], Batch],
+    read: Callable[[BatchHeader, bool], ReadBatch],
     header: BatchHeader,
     ranges: Sequence[AcquiredRange],
     extent_last: int,
@@ -311,7 +294,7 @@ def _decode_batch(
     return extent_last
 
 
-def _take(decoded: RawDecoded, batch: Batch, first: int, last: int, delivery_count: int) -> None:
+def _take(decoded: RawDecoded, batch: ReadBatch, first: int, last: int, delivery_count: int) -> None:
     low, high = bisect.bisect_left(batch.offsets, first), bisect.bisect_right(batch.offsets, last)
     records = batch.records if high - low == len(batch.records) else batch.records[low:high]
     if records:
@@ -372,7 +355,7 @@ def read_plain(view: memoryview, header: BatchHeader) -> list[RawRecord]:
     return _read_plain(view, header, (0, OFFSET_MAX)).records
 
 
-def _read_plain(view: memoryview, header: BatchHeader, wanted: Wanted) -> Batch:
+def _read_plain(view: memoryview, header: BatchHeader, wanted: Wanted) -> ReadBatch:
     if header.record_count > WHOLE_RECORDS_MAX:
         return _read_part(view, header, wanted)
     reader, errors = _reader()
@@ -382,10 +365,10 @@ def _read_plain(view: memoryview, header: BatchHeader, wanted: Wanted) -> Batch:
         raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
     offsets = list(map(_offset, records))
     _check_offsets(header, offsets)
-    return Batch(records, offsets, len(view))
+    return ReadBatch(records, offsets, len(view))
 
 
-def _read_part(view: memoryview, header: BatchHeader, wanted: Wanted) -> Batch:
+def _read_part(view: memoryview, header: BatchHeader, wanted: Wanted) -> ReadBatch:
     """What is wanted of a batch that should not lie in memory with all its records."""
     reader, records, before = RawReader(view), list[RawRecord](), header.base_offset - 1
     full = True
@@ -397,10 +380,10 @@ def _read_part(view: memoryview, header: BatchHeader, wanted: Wanted) -> Batch:
             raise DecodeError(f"offsets inside the batch at {header.base_offset} are out of order or out of bounds")
         before = offsets[-1]
         records += [record for record in step if wanted[0] <= record.offset <= wanted[1]]
-    return Batch(records, list(map(_offset, records)), len(view))
+    return ReadBatch(records, list(map(_offset, records)), len(view))
 
 
-def read_batch(padded: bytes, header: BatchHeader, size_max: int) -> Batch:
+def read_batch(padded: bytes, header: BatchHeader, size_max: int) -> ReadBatch:
     """A batch's records, none of a control batch; `padded` has `PADDING` behind its batches.
 
     Raises: DecodeError, MemoryError.
@@ -408,9 +391,9 @@ def read_batch(padded: bytes, header: BatchHeader, size_max: int) -> Batch:
     return _read_batch(padded, header, size_max, (0, OFFSET_MAX))
 
 
-def _read_batch(padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted) -> Batch:
+def _read_batch(padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted) -> ReadBatch:
     view = plain(padded, header, size_max)
-    return Batch([], [], len(view)) if header.is_control else _read_plain(view, header, wanted)
+    return ReadBatch([], [], len(view)) if header.is_control else _read_plain(view, header, wanted)
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Kafka's error codes, and the tables from the cores' errors to them.
+"""Kafka's error codes, and the table from the cores' errors to them.
 
 The numbers are Kafka's. kio has them too, but importing kio costs 0.6 s and the in-process path needs no kio at all.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from flowshare.groups import errors as classic
-from flowshare.share import errors as core
+from flowshare import core_errors
 
 
 class ErrorCode(enum.IntEnum):
@@ -160,49 +159,46 @@ class ErrorCode(enum.IntEnum):
     SHARE_SESSION_LIMIT_REACHED = 133
 
 
-WIRE: Final[dict[type[core.ShareError], ErrorCode]] = {
-    core.InvalidRequest: ErrorCode.INVALID_REQUEST,
-    core.InvalidRecordState: ErrorCode.INVALID_RECORD_STATE,
-    core.FencedStateEpoch: ErrorCode.FENCED_STATE_EPOCH,
-    core.FencedLeaderEpoch: ErrorCode.FENCED_LEADER_EPOCH,
-    core.GroupIdNotFound: ErrorCode.GROUP_ID_NOT_FOUND,
-    core.NonEmptyGroup: ErrorCode.NON_EMPTY_GROUP,
-    core.GroupMaxSizeReached: ErrorCode.GROUP_MAX_SIZE_REACHED,
-    core.UnknownMemberId: ErrorCode.UNKNOWN_MEMBER_ID,
-    core.FencedMemberEpoch: ErrorCode.FENCED_MEMBER_EPOCH,
-    core.ShareSessionNotFound: ErrorCode.SHARE_SESSION_NOT_FOUND,
-    core.InvalidShareSessionEpoch: ErrorCode.INVALID_SHARE_SESSION_EPOCH,
-    core.ShareSessionLimitReached: ErrorCode.SHARE_SESSION_LIMIT_REACHED,
-    core.InvalidConfig: ErrorCode.INVALID_CONFIG,
-    core.UnknownTopicOrPartition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    core.UnknownTopicId: ErrorCode.UNKNOWN_TOPIC_ID,
-    core.StateCorrupt: ErrorCode.UNKNOWN_SERVER_ERROR,
+CORE_ERRORS: Final[dict[type[core_errors.CoreError], ErrorCode]] = {
+    core_errors.InvalidRequest: ErrorCode.INVALID_REQUEST,
+    core_errors.StateCorrupt: ErrorCode.UNKNOWN_SERVER_ERROR,
+    core_errors.GroupIdNotFound: ErrorCode.GROUP_ID_NOT_FOUND,
+    core_errors.NonEmptyGroup: ErrorCode.NON_EMPTY_GROUP,
+    core_errors.GroupMaxSizeReached: ErrorCode.GROUP_MAX_SIZE_REACHED,
+    core_errors.UnknownMemberId: ErrorCode.UNKNOWN_MEMBER_ID,
+    core_errors.InvalidRecordState: ErrorCode.INVALID_RECORD_STATE,
+    core_errors.FencedStateEpoch: ErrorCode.FENCED_STATE_EPOCH,
+    core_errors.FencedLeaderEpoch: ErrorCode.FENCED_LEADER_EPOCH,
+    core_errors.FencedMemberEpoch: ErrorCode.FENCED_MEMBER_EPOCH,
+    core_errors.ShareSessionNotFound: ErrorCode.SHARE_SESSION_NOT_FOUND,
+    core_errors.InvalidShareSessionEpoch: ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+    core_errors.ShareSessionLimitReached: ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+    core_errors.InvalidConfig: ErrorCode.INVALID_CONFIG,
+    core_errors.UnknownTopicOrPartition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    core_errors.UnknownTopicId: ErrorCode.UNKNOWN_TOPIC_ID,
+    core_errors.InvalidGroupId: ErrorCode.INVALID_GROUP_ID,
+    core_errors.InvalidSessionTimeout: ErrorCode.INVALID_SESSION_TIMEOUT,
+    core_errors.InconsistentGroupProtocol: ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+    core_errors.MemberIdRequired: ErrorCode.MEMBER_ID_REQUIRED,
+    core_errors.FencedInstanceId: ErrorCode.FENCED_INSTANCE_ID,
+    core_errors.IllegalGeneration: ErrorCode.ILLEGAL_GENERATION,
+    core_errors.RebalanceInProgress: ErrorCode.REBALANCE_IN_PROGRESS,
+    core_errors.CoordinatorNotAvailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    core_errors.GroupSubscribedToTopic: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+    core_errors.OffsetMetadataTooLarge: ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    core_errors.OutOfOrderSequence: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    core_errors.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
+    core_errors.ProducerFenced: ErrorCode.PRODUCER_FENCED,
+    core_errors.InvalidProducerIdMapping: ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    core_errors.InvalidTxnState: ErrorCode.INVALID_TXN_STATE,
+    core_errors.ConcurrentTransactions: ErrorCode.CONCURRENT_TRANSACTIONS,
+    core_errors.InvalidTransactionTimeout: ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+    core_errors.TransactionalIdNotFound: ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+    core_errors.TransactionLimit: ErrorCode.POLICY_VIOLATION,
+    core_errors.TransactionStateCorrupt: ErrorCode.COORDINATOR_NOT_AVAILABLE,
 }
 
 
-GROUP_WIRE: Final[dict[type[classic.GroupError], ErrorCode]] = {
-    classic.InvalidRequest: ErrorCode.INVALID_REQUEST,
-    classic.InvalidGroupId: ErrorCode.INVALID_GROUP_ID,
-    classic.InvalidSessionTimeout: ErrorCode.INVALID_SESSION_TIMEOUT,
-    classic.InconsistentGroupProtocol: ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-    classic.MemberIdRequired: ErrorCode.MEMBER_ID_REQUIRED,
-    classic.GroupMaxSizeReached: ErrorCode.GROUP_MAX_SIZE_REACHED,
-    classic.UnknownMemberId: ErrorCode.UNKNOWN_MEMBER_ID,
-    classic.FencedInstanceId: ErrorCode.FENCED_INSTANCE_ID,
-    classic.IllegalGeneration: ErrorCode.ILLEGAL_GENERATION,
-    classic.RebalanceInProgress: ErrorCode.REBALANCE_IN_PROGRESS,
-    classic.CoordinatorNotAvailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    classic.GroupIdNotFound: ErrorCode.GROUP_ID_NOT_FOUND,
-    classic.NonEmptyGroup: ErrorCode.NON_EMPTY_GROUP,
-    classic.GroupSubscribedToTopic: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
-    classic.OffsetMetadataTooLarge: ErrorCode.OFFSET_METADATA_TOO_LARGE,
-    classic.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
-    classic.GroupStateCorrupt: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
-
-
-def error_code(error: core.ShareError | classic.GroupError) -> ErrorCode:
+def error_code(error: core_errors.CoreError) -> ErrorCode:
     """The wire number of a core error."""
-    if isinstance(error, classic.GroupError):
-        return GROUP_WIRE[type(error)]
-    return WIRE[type(error)]
+    return CORE_ERRORS[type(error)]

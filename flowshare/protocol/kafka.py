@@ -62,6 +62,7 @@ class ApiKey(enum.IntEnum):
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
@@ -179,32 +180,18 @@ def _has_tags(name: str, version: int) -> bool:
 
 def write_response(correlation_id: int, response: Any) -> bytes:
     """The frame of a response entity, its length included."""
-    schema: Any = response.__class__
-    header = schema.__header_schema__
-    buffer = io.BytesIO(b"\0\0\0\0")
-    buffer.seek(4)
-    _writer(header)(buffer, header(correlation_id=correlation_id))
-    _writer(schema)(buffer, response)
-    return _with_length(buffer)
+    return _frame(response.__header_schema__(correlation_id=correlation_id), response)
 
 
 def write_request(correlation_id: int, client_id: str | None, request: Any) -> bytes:
     """The frame of a request entity, its length included."""
-    schema: Any = request.__class__
-    header = schema.__header_schema__
-    buffer = io.BytesIO(b"\0\0\0\0")
-    buffer.seek(4)
-    _writer(header)(
-        buffer,
-        header(
-            request_api_key=schema.__api_key__,
-            request_api_version=schema.__version__,
-            correlation_id=correlation_id,
-            client_id=client_id,
-        ),
+    header = request.__header_schema__(
+        request_api_key=request.__api_key__,
+        request_api_version=request.__version__,
+        correlation_id=correlation_id,
+        client_id=client_id,
     )
-    _writer(schema)(buffer, request)
-    return _with_length(buffer)
+    return _frame(header, request)
 
 
 def read_response(name: str, version: int, frame: bytes) -> tuple[int, Any]:
@@ -218,7 +205,11 @@ def read_response(name: str, version: int, frame: bytes) -> tuple[int, Any]:
     return int(correlation_id), body
 
 
-def _with_length(buffer: io.BytesIO) -> bytes:
+def _frame(header: Any, body: Any) -> bytes:
+    buffer = io.BytesIO(b"\0\0\0\0")
+    buffer.seek(4)
+    _writer(header.__class__)(buffer, header)
+    _writer(body.__class__)(buffer, body)
     with buffer.getbuffer() as view:
         _LENGTH.pack_into(view, 0, len(view) - 4)
     return buffer.getvalue()  # the bytes themselves, not a copy: fetches answer with megabytes

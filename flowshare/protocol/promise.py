@@ -1,4 +1,4 @@
-"""Record batches whose records are read later, maybe by another thread, and some at a time.
+"""Fetched records that are read later, by whoever handles them, maybe in another thread, and some at a time.
 
 Only where the headers say that the batches hold what was acquired and nothing else: then there is nothing to find out
 (no gaps, nothing torn, no control batch), and whoever handles the records can read them. A batch of a few kilobytes may

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from flowshare.protocol.codecs import compress
+from flowshare.protocol.compact import varint
 from flowshare.protocol.decoding import PADDING, WHOLE_RECORDS_MAX, RawRecord, plain, read_plain
 from flowshare.protocol.headers import (
     ATTRIBUTES_AT,
@@ -114,10 +115,4 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _encoded(number: int) -> bytes:
-    left = ((number << 1) ^ (number >> 63)) & 0xFFFF_FFFF_FFFF_FFFF
-    encoded = bytearray()
-    while left > 0x7F:
-        encoded.append(0x80 | left & 0x7F)
-        left >>= 7
-    encoded.append(left)
-    return bytes(encoded)
+    return varint(((number << 1) ^ (number >> 63)) & 0xFFFF_FFFF_FFFF_FFFF)

@@ -16,6 +16,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from flowshare.protocol.compact import varint
+
 
 class MalformedMessage(ValueError):
     """The bytes are no such message."""
@@ -123,13 +125,13 @@ def step_of(schema: Any) -> Step:
 
 
 def _is_array(hint: Any) -> bool:
-    return typing.get_origin(_without_none(hint)[1]) is tuple
+    return typing.get_origin(without_none(hint)[1]) is tuple
 
 
 def _field(hint: Any, kind: str, *, flexible: bool) -> Step:
-    nullable, hint = _without_none(hint)
+    nullable, hint = without_none(hint)
     if typing.get_origin(hint) is tuple:
-        _, part = _without_none(typing.get_args(hint)[0])
+        _, part = without_none(typing.get_args(hint)[0])
         if kind in _FIXED:
             return _array(None, _FIXED[kind], nullable=nullable, flexible=flexible)
         return _array(_single(part, kind, flexible=flexible, nullable=False), 1, nullable=nullable, flexible=flexible)
@@ -147,7 +149,8 @@ def _single(hint: Any, kind: str, *, flexible: bool, nullable: bool) -> Step:
     return _text(_length_reader(flexible=flexible, wide=wide), nullable=nullable)
 
 
-def _without_none(hint: Any) -> tuple[bool, Any]:
+def without_none(hint: Any) -> tuple[bool, Any]:
+    """Whether a field may be null, and what it is otherwise."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (kind,) = (option for option in options if option is not type(None))
     return len(options) > 1, kind
@@ -252,7 +255,7 @@ def _tags(known: Mapping[int, Step]) -> Step:
                 _walk_tagged(inner, message, (sized, position, end), edits)
             position = end
         if left < count:
-            edits.append(Edit(begin, counted, _as_varint(left)))
+            edits.append(Edit(begin, counted, varint(left)))
         return position
 
     return walk
@@ -266,7 +269,7 @@ def _walk_tagged(inner: Step, message: bytes, at: tuple[int, int, int], edits: E
         raise MalformedMessage("a tagged field has another size than it says")
     grown = sum(len(edit.new) - (edit.end - edit.start) for edit in edits[before:])
     if grown:
-        edits.append(Edit(sized, begin, _as_varint(end - begin + grown)))
+        edits.append(Edit(sized, begin, varint(end - begin + grown)))
 
 
 def _length_reader(*, flexible: bool, wide: bool) -> Callable[[bytes, int], tuple[int, int]]:
@@ -299,12 +302,3 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
                 break
             return value, position + number + 1
     raise MalformedMessage("a number has more than 32 bits")
-
-
-def _as_varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    found.append(value)
-    return bytes(found)

@@ -1,34 +1,55 @@
 """The server: all parts put together, one table from request class to handler, connections within the process.
 
 One event loop runs everything: share groups (`ShareService`), consumer groups, transactions, topics and records, all
-over one `Storage`.
+over one `BrokerStorage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.groups.types import ClassicConfig
-from flowshare.server.budget import StateBudget
-from flowshare.server.classic import ClassicGroups
-from flowshare.server.configs import ConfigApis
-from flowshare.server.coordinator import IN_PROCESS
-from flowshare.server.groups import GroupApis
-from flowshare.server.later import Later, Table
-from flowshare.server.mutations import MutationQuota
-from flowshare.server.share_service import ShareService
-from flowshare.server.topics import TopicApis
-from flowshare.server.transactions import Transactions
+from flowshare.log.base import StorageFull
+from flowshare.server.groups.coordinator import ClassicGroups
+from flowshare.server.records.configs import ConfigApis
+from flowshare.server.records.topics import TopicApis
+from flowshare.server.runtime.budget import StateBudget
+from flowshare.server.runtime.connection import IN_PROCESS, Table
+from flowshare.server.share.groups import GroupApis
+from flowshare.server.share.service import ShareService
+from flowshare.server.transactions.coordinator import TransactionCoordinator
 from flowshare.transactions.config import TransactionConfig
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.log.base import Storage
-    from flowshare.server.connection import InProcess
-    from flowshare.server.edge.base import Authorizer
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.log.base import StateStore
+    from flowshare.log.storage import BrokerStorage
+    from flowshare.server.runtime.connection import Family, InProcess
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.security.acls import Authorizer
     from flowshare.share.config import ServerConfig
+
+CLUSTER_ID: Final = b"m/cluster-id"
+logger = logging.getLogger(__name__)
+
+
+async def cluster_id(store: StateStore) -> str:
+    """The id of the cluster that these records are of, made at the first time. Raises: StorageError.
+
+    Clients refuse a broker whose cluster id changes. On a full disk a new one is not kept: the next start has another.
+    """
+    for key, value in await store.scan(CLUSTER_ID):
+        if key == CLUSTER_ID:
+            return value.decode()
+    made = str(uuid.uuid4())
+    try:
+        await store.write([(CLUSTER_ID, made.encode())])
+    except StorageFull as error:
+        logger.warning("the cluster's id is not kept: %s", error)
+    return made
 
 
 class Server:
@@ -40,7 +61,7 @@ class Server:
     def __init__(
         self,
         *,
-        storage: Storage,
+        storage: BrokerStorage,
         config: ServerConfig,
         clock: Clock,
         classic: ClassicConfig | None = None,
@@ -64,13 +85,14 @@ class Server:
             is_share_group=self.share.knows_group,
             budget=budget,
         )
-        self._transactions = Transactions(
+        self._transactions = TransactionCoordinator(
             storage=storage,
             clock=clock,
             config=transactions or TransactionConfig(),
             settle=self.classic.complete_transaction,
             budget=budget,
         )
+        self._storage = storage
         self._handlers = self._table(storage)
 
     async def start(self) -> None:
@@ -110,31 +132,48 @@ class Server:
         return self.share.topics
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters since the start and gauges of now; share-groups.md §7.1 says what Kafka calls them.
+        """Counters since the start and gauges of now; SG-17.7 says what they mean.
 
         Beside the fields of `Stats`: groups by state, share sessions, loaded share-partitions, fetches under way,
         connections; per loaded share-partition records in flight, delayed, lapsed locks and redeliveries.
         """
         return self.share.figures()
 
-    def _table(self, storage: Storage) -> Table:
+    def _table(self, storage: BrokerStorage) -> Table:
         share = self.share
         families = (
             *share.families(),
-            GroupApis(coordinator=share.coordinator, topics=self.topics, clock=self.clock, classic=self.classic),
-            ConfigApis(log=storage, server=self.config, configs=share.configs, coordinator=share.coordinator),
-            TopicApis(
-                log=storage,
-                topics=self.topics,
-                coordinator=share.coordinator,
-                classic=self.classic,
-                partitions_max=self.config.partitions_max,
-                quota=MutationQuota(
-                    self.config.mutation_rate, self.config.mutation_windows * self.config.mutation_window_s
-                ),
-            ),
+            GroupApis(share, self.classic),
+            ConfigApis(share, storage, storage.alter_topic),
+            TopicApis(share, storage, self.classic),
         )
-        later = Later(
-            storage=storage, clock=self.clock, share=share, classic=self.classic, transactions=self._transactions
-        )
-        return Table(families, later.by_messages())
+        return Table(families, (self._records, self._share_offsets, self._groups, self._producers, self._states))
+
+    # --- what share agents alone never ask for: imported and made at the first of its requests ----------------------
+
+    def _records(self) -> Iterable[Family]:
+        from flowshare.server.records.records import RecordApis
+
+        return (RecordApis(self._storage, self.clock, admission=self._transactions.admission),)
+
+    def _share_offsets(self) -> Iterable[Family]:
+        from flowshare.server.share.offsets import ShareOffsetApis
+
+        return (ShareOffsetApis(self.share, self._storage),)
+
+    def _groups(self) -> Iterable[Family]:
+        from flowshare.server.groups.members import ClassicMemberApis
+        from flowshare.server.groups.offsets import ClassicOffsetApis
+
+        check = self._transactions.check_offsets
+        return (ClassicMemberApis(self.classic), ClassicOffsetApis(self.classic, check=check))
+
+    def _producers(self) -> Iterable[Family]:
+        from flowshare.server.transactions.apis import TransactionApis
+
+        return (TransactionApis(transactions=self._transactions, log=self._storage, clock=self.clock),)
+
+    def _states(self) -> Iterable[Family]:
+        from flowshare.server.share.state_apis import ShareStateApis
+
+        return (ShareStateApis(self.share, self._storage),)

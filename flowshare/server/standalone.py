@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from flowshare.server.cluster import cluster_id
-from flowshare.server.edge.base import Node
+from flowshare.errors import FlowshareError
+from flowshare.server.edge.base import AdvertisedNode
+from flowshare.server.security.guesses import is_loopback
 from flowshare.server.settings import Settings
 
 if TYPE_CHECKING:
-    import ssl
-
     from flowshare.clock import Clock
-    from flowshare.log.base import Storage
-    from flowshare.server.listener import Listener
+    from flowshare.log.storage import BrokerStorage
+    from flowshare.server.net.listener import Listener
+    from flowshare.server.security.acl_store import AclStore
     from flowshare.server.security.acls import Acl
-    from flowshare.server.security.authorizer import AclStore
     from flowshare.server.security.sasl import Sasl
     from flowshare.server.security.tls import ServerTls
     from flowshare.server.security.users_file import UsersFile
     from flowshare.server.server import Server
 
-logger = logging.getLogger(__name__)
 
 WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 """Addresses to listen on that no client can connect to."""
 
 
-class StandaloneError(Exception):
+class StandaloneError(FlowshareError):
     """A broker cannot be opened as it was asked for; the text says what to do."""
 
 
@@ -63,20 +59,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-class Files(NamedTuple):
-    """What the files of the options say; None for one that is not given."""
-
-    tls: ssl.SSLContext | None
-    users: UsersFile | None
-    acls: tuple[Acl, ...] | None
+        return self.host == "localhost" or is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,20 +102,6 @@ class StandaloneOptions:
                 "or say --insecure"
             )
 
-    def read_files(self) -> Files:
-        """Read what the options name, so that a wrong file is found before anything is opened.
-
-        Raises: BadTls, BadUsersFile, BadAclFile.
-        """
-        from flowshare.server.security.acl_file import read_acls
-        from flowshare.server.security.users_file import read_users
-
-        return Files(
-            tls=self.tls.context() if self.tls is not None else None,
-            users=read_users(self.users_file) if self.users_file is not None else None,
-            acls=read_acls(self.acl_file) if self.acl_file is not None else None,
-        )
-
     def offered(self) -> tuple[str, ...]:
         """The SASL mechanisms of the listener. Raises: StandaloneError."""
         from flowshare.server.security.sasl import UnknownMechanism, offered
@@ -165,7 +134,7 @@ class Standalone:
         self._options = options
         self._settings = Settings.parse(options.settings)
         self._clock = clock
-        self._storage: Storage | None = None
+        self._storage: BrokerStorage | None = None
         self._server: Server | None = None
         self._listener: Listener | None = None
 
@@ -204,11 +173,16 @@ class Standalone:
                 await storage.close()
 
     async def _start(self) -> None:
-        from flowshare.server.listener import Listener
-        from flowshare.server.server import Server
+        from flowshare.server.net.listener import Listener
+        from flowshare.server.security.acl_file import read_acls
+        from flowshare.server.security.users_file import read_users
+        from flowshare.server.server import Server, cluster_id
 
         options = self._options
-        files = options.read_files()
+        # First, so that a wrong file is found before anything is opened.
+        tls = options.tls.context() if options.tls is not None else None
+        users = read_users(options.users_file) if options.users_file is not None else None
+        acls = read_acls(options.acl_file) if options.acl_file is not None else None
         self._storage = storage = await self._open()
         server = Server(
             storage=storage,
@@ -219,20 +193,21 @@ class Standalone:
         )
         await server.start()
         self._server = server
+        told = options.advertise or options.listen
         listener = Listener(
             server,
-            node=self._node(await cluster_id(storage)),
+            node=AdvertisedNode(host=told.host, port=told.port, cluster_id=await cluster_id(storage)),
             clock=self._clock,
             limits=self._settings.limits,
-            tls=files.tls,
-            sasl=await _sasl(files.users, storage, options.offered()),
-            authorizer=await self._authorizer(files.acls, storage),
+            tls=tls,
+            sasl=await open_sasl(users, storage, options.offered()),
+            authorizer=await self._authorizer(acls, storage),
         )
         await listener.start(options.listen.host, options.listen.port)
         self._listener = listener
         await self._tell(str(self.address))
 
-    async def _open(self) -> Storage:
+    async def _open(self) -> BrokerStorage:
         if self._options.data is None:
             from flowshare.log.memory import MemoryStorage
 
@@ -247,21 +222,18 @@ class Standalone:
         if isinstance(self._storage, EmbeddedStorage):
             await self._storage.set_listener(address)
 
-    def _node(self, cluster: str) -> Node:
-        told = self._options.advertise or self._options.listen
-        return Node(host=told.host, port=told.port, cluster_id=cluster)
-
-    async def _authorizer(self, acls: tuple[Acl, ...] | None, storage: Storage) -> AclStore | None:
+    async def _authorizer(self, acls: tuple[Acl, ...] | None, storage: BrokerStorage) -> AclStore | None:
         if acls is None:
             return None
-        from flowshare.server.security.authorizer import AclStore
+        from flowshare.server.security.acl_store import AclStore
 
         store = AclStore(storage, file=acls, super_users=self._options.super_users)
         await store.start()
         return store
 
 
-async def _sasl(file: UsersFile | None, storage: Storage, mechanisms: tuple[str, ...]) -> Sasl | None:
+async def open_sasl(file: UsersFile | None, storage: BrokerStorage, mechanisms: tuple[str, ...]) -> Sasl | None:
+    """The logins of a file's users, and of those that `storage` has; None without a file."""
     if file is None:
         return None
     from flowshare.server.security.sasl import Sasl

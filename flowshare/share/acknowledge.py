@@ -1,4 +1,4 @@
-"""What a member says of its records: share-groups.md §2.10.
+"""What a member says of its records: docs/share-groups.md, SG-7.
 
 `decide` checks everything first and changes nothing if any of it is wrong; then the offsets are PENDING until
 `commit` or `abort`. Renewals need no write and are applied at once. Offsets keep their hold while they are PENDING,
@@ -11,11 +11,11 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from flowshare.share.errors import InvalidRecordState, InvalidRequest, ShareError
+from flowshare.core_errors import CoreError, InvalidRecordState, InvalidRequest
 from flowshare.share.expiry import take_back
-from flowshare.share.fence import Fence
 from flowshare.share.state import EVENTS, step
 from flowshare.share.types import (
+    DELAY_MS_MAX,
     AcknowledgeBatch,
     AcknowledgeType,
     Limits,
@@ -32,14 +32,16 @@ from flowshare.share.window import (
     DELAYED,
     HOLE,
     PENDING,
+    Fence,
     Window,
+    merged,
 )
 
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _TYPES: Final = len(AcknowledgeType)
 KEPT_MAX: Final = 256
-"""Limits whose outcomes are kept; groups with the same settings share them."""
+"""Limits whose states are kept; groups with the same settings share them."""
 
 
 class Decision:
@@ -59,7 +61,7 @@ class Decision:
         self.lost = False
 
 
-class Outcomes:
+class StatesAfter:
     """What each acknowledge type leads to under one `Limits`, looked up by its wire number.
 
     Read from `step` once, so that the table in `state` stays the only place that knows.
@@ -75,15 +77,15 @@ class Outcomes:
 
 
 @functools.lru_cache(maxsize=KEPT_MAX)
-def outcomes_of(limits: Limits) -> Outcomes:
+def states_after(limits: Limits) -> StatesAfter:
     """The same for all share-partitions with these limits."""
-    return Outcomes(limits)
+    return StatesAfter(limits)
 
 
 def _check_shape(batches: Sequence[AcknowledgeBatch]) -> None:
     previous = 0
     for first, last, types, _, _, _ in batches:
-        # "<", not "<=": two batches may share one offset here; the second then finds it pending (§14, V22).
+        # "<", not "<=": two batches may share one offset here; the second then finds it pending (SG-7.1; scenario V22).
         if first < previous or last < first:
             raise InvalidRequest(f"batch {first}-{last}: offsets must be ascending and not negative")
         if len(types) != 1 and len(types) != last - first + 1:
@@ -96,24 +98,24 @@ def _check_shape(batches: Sequence[AcknowledgeBatch]) -> None:
 def decide(
     window: Window,
     limits: Limits,
-    outcomes: Outcomes,
+    after: StatesAfter,
     member_id: str,
     batches: Sequence[AcknowledgeBatch],
     now_ms: int,
 ) -> Decision:
     """Check an acknowledgement and mark its offsets PENDING; see `SharePartition.acknowledge`."""
     if len(batches) == 1:
-        decision = _decide_one(window, outcomes, member_id, batches[0])
+        decision = _decide_one(window, after, member_id, batches[0])
         if decision is not None:
             return decision
     try:
-        return _decide_all(window, limits, outcomes, member_id, batches, now_ms)
-    except ShareError:
+        return _decide_all(window, limits, after, member_id, batches, now_ms)
+    except CoreError:
         # Which error comes first, and whether a hole is one, depends on where the batches end: ask them one by one.
         apart = list(_apart(batches))
         if len(apart) == len(batches):
             raise
-    return _decide_all(window, limits, outcomes, member_id, apart, now_ms)
+    return _decide_all(window, limits, after, member_id, apart, now_ms)
 
 
 def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
@@ -128,7 +130,7 @@ def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
 def _decide_all(
     window: Window,
     limits: Limits,
-    outcomes: Outcomes,
+    after: StatesAfter,
     member_id: str,
     batches: Sequence[AcknowledgeBatch],
     now_ms: int,
@@ -140,8 +142,8 @@ def _decide_all(
         for batch in batches:
             if batch.last >= window.start:
                 _locate(window, batch.first, batch.last)
-                _plan(window, limits, outcomes, member_id, batch, now_ms, changes, renewed)
-    except ShareError:
+                _plan(window, limits, after, member_id, batch, now_ms, changes, renewed)
+    except CoreError:
         for change in changes:
             window.put(change.first, change.last, PENDING, ACQUIRED)
         raise
@@ -151,7 +153,7 @@ def _decide_all(
     return Decision(changes, _planned_update(window, changes) if changes else None, window.fence)
 
 
-def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
+def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
     """Decide the common case, one offset that may be settled, without building ranges; None: not that case."""
     offset, last, types, not_before_ms, _, _ = batch
     at, states = offset - window.base, window.states
@@ -162,7 +164,7 @@ def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: Ackno
         return None
     if window.holds.by_id[window.hold_ids[at]].member_id != member_id:
         return None
-    state = (outcomes.below_limit if count < outcomes.delivery_count_max else outcomes.at_limit)[kind]
+    state = (after.below_limit if count < after.delivery_count_max else after.at_limit)[kind]
     changes = (StateRun(offset, offset, state, count),)
     tally = window.tally
     states[at] = PENDING
@@ -183,7 +185,7 @@ def _decide_one(window: Window, outcomes: Outcomes, member_id: str, batch: Ackno
 
 
 def _locate(window: Window, first: int, last: int) -> None:
-    """Raise unless a batch that was acquired stands at or before `first`, and one at `last` (SP:2088)."""
+    """Raise unless a batch that was acquired stands at or before `first`, and one at `last` (SG-7.3)."""
     cached = window.cached
     index = cached.floor(first)
     if index < 0 and not (first < window.start < window.end):
@@ -196,7 +198,7 @@ def _locate(window: Window, first: int, last: int) -> None:
 
 
 def _pieces(window: Window, member_id: str, batch: AcknowledgeBatch) -> Iterator[tuple[int, int, int]]:
-    """Cut a batch into (first, last, type), all acquired by the member; natural holes are left out."""
+    """Cut a batch into (first, last, type), all acquired by the member (SG-7.4); natural holes are left out."""
     at, types = max(batch.first, window.start), batch.types
     while at <= batch.last:
         state = window.states[at - window.base]
@@ -229,7 +231,7 @@ def _check_owner(window: Window, member_id: str, first: int, last: int) -> None:
 def _plan(
     window: Window,
     limits: Limits,
-    outcomes: Outcomes,
+    after: StatesAfter,
     member_id: str,
     batch: AcknowledgeBatch,
     now_ms: int,
@@ -237,7 +239,8 @@ def _plan(
     renewed: list[tuple[int, int]],
 ) -> None:
     """Append what becomes of a batch, a piece for each type and delivery count, and mark it PENDING."""
-    delay_until_ms = batch.not_before_ms if batch.not_before_ms > now_ms else 0
+    until_ms = min(batch.not_before_ms, now_ms + DELAY_MS_MAX)  # SG-7.10
+    delay_until_ms = until_ms if until_ms > now_ms else 0
     for first, last, kind in _pieces(window, member_id, batch):
         if kind == _RENEW:
             if not limits.renew_enabled:
@@ -247,8 +250,8 @@ def _plan(
         release = kind == _RELEASE
         for low, high, delivered in window.counted(first, last):
             count = delivered - 1 if release and batch.unrun else delivered
-            at_limit = count >= outcomes.delivery_count_max
-            state = (outcomes.at_limit if at_limit else outcomes.below_limit)[kind]
+            at_limit = count >= after.delivery_count_max
+            state = (after.at_limit if at_limit else after.below_limit)[kind]
             not_before_ms = delay_until_ms if release and state is RecordState.AVAILABLE else 0
             changes.append(StateRun(low, high, state, count, None, not_before_ms))
             window.put(low, high, ACQUIRED, PENDING)
@@ -297,24 +300,11 @@ def _planned_update(window: Window, changes: Sequence[StateRun]) -> PartitionUpd
         finished -= sum(
             change.last - change.first + 1 for change in changes if change.last < start and change.state.terminal
         )
-    return PartitionUpdate(start_offset=start, delivery_complete_count=finished, runs=_stored(changes, start))
-
-
-def _stored(changes: Iterable[StateRun], start: int) -> tuple[StateRun, ...]:
-    runs: list[StateRun] = []
-    for change in changes:
-        previous = runs[-1] if runs else None
-        if change.last < start:
-            continue
-        if previous is not None and previous.last + 1 == change.first and previous[2:] == change[2:]:
-            runs[-1] = previous._replace(last=change.last)
-        else:
-            runs.append(change)
-    return tuple(runs)
+    return PartitionUpdate(start_offset=start, delivery_complete_count=finished, runs=merged(changes, start))
 
 
 def commit(window: Window, decision: Decision) -> None:
-    """Apply a decision whose update is durable."""
+    """Apply a decision whose update is durable (SG-7.7)."""
     _settle(window, decision)
     if len(decision.changes) == 1 and _commit_one(window, decision.changes[0]):
         return
@@ -356,7 +346,7 @@ def _commit_one(window: Window, change: StateRun) -> bool:
 
 
 def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> PartitionUpdate | None:
-    """Undo a decision whose write failed: back to the member, or away from it if its lock lapsed meanwhile."""
+    """Undo a decision whose write failed: back to the member, or away from it if its lock lapsed meanwhile (SG-7.8)."""
     _settle(window, decision)
     runs: list[StateRun] = []
     for change in _alive(window, decision):

@@ -1,4 +1,4 @@
-"""Which offsets a member gets: share-groups.md §2.6–2.9 and 2.11.
+"""Which offsets a member gets: docs/share-groups.md, SG-5 and the throttling of SG-6.
 
 One `_Walk` is one acquire. It goes from one acquirable offset to the next, batch by batch: what the window already
 holds is taken again, whole or offset by offset; a hole that a reload left and what lies past the window is taken new.
@@ -29,7 +29,7 @@ because the window holds bytes for them."""
 
 BATCH_MAX: Final = 200_000
 """Offsets of the largest log batch that an acquire takes whole past its limits. What a larger one says of itself is not
-followed: it is handed out in parts, as far as the limits go."""
+followed: it is handed out in parts, as far as the limits go (SG-4.5)."""
 
 
 class Acquisition(NamedTuple):
@@ -50,24 +50,28 @@ class Budget(NamedTuple):
     last: int
 
 
+class Read(NamedTuple):
+    """What was read of the log, from where, and whether only what was never delivered is to be taken of it."""
+
+    fetch_offset: int
+    batches: Sequence[LogBatch]
+    aborted: Sequence[LogBatch]
+    only_new: bool
+
+
 def acquire(
     window: Window,
     limits: Limits,
     member_id: str,
+    read: Read,
     *,
     mode: AcquireMode,
     records_max: int,
     batch_size: int,
-    fetch_offset: int,
-    batches: Sequence[LogBatch],
     now_ms: int,
-    aborted: Sequence[LogBatch] = (),
-    only_new: bool = False,
 ) -> Acquisition:
-    """Hand offsets of `batches`, read from `fetch_offset` on, to a member; see `SharePartition.acquire`.
-
-    only_new: leave those that were delivered before to another acquire.
-    """
+    """Hand offsets of what was read to a member; see `SharePartition.acquire`. NOTHING by SG-5.1."""
+    fetch_offset, batches, aborted, only_new = read
     if records_max <= 0 or not batches or batches[-1].last < window.start:
         return NOTHING
     budget = _budget(window, limits, records_max, fetch_offset, batches[-1].last)
@@ -102,7 +106,7 @@ def _budget(window: Window, limits: Limits, records_max: int, fetch_offset: int,
         records = min(records_max, limits.record_locks_max - span)
         if records > 0 or fetch_offset >= window.end:
             return Budget(records, records, log_last)
-        # At capacity, what is inside the window may still be delivered again (SP:1678).
+        # At capacity, what is inside the window may still be delivered again (SG-4.4).
         return Budget(min(records_max, window.end - fetch_offset), 0, min(log_last, window.end - 1))
     room = limits.window_max - span
     # What may be acquired at once is the business of `allowance`, which has been asked.
@@ -110,7 +114,7 @@ def _budget(window: Window, limits: Limits, records_max: int, fetch_offset: int,
 
 
 def _archive_missing(window: Window, limits: Limits, fetch_offset: int, log_first: int) -> list[StateRun]:
-    """Archive what could be fetched between the fetch offset and the first batch: compaction removed it (SP:1265)."""
+    """Archive what could be fetched between the fetch offset and the first batch: compaction removed it (SG-5.2)."""
     first, last = max(fetch_offset, window.start), min(log_first, window.end) - 1
     if first > last:
         return []
@@ -131,7 +135,7 @@ def _archive_aborted(
     aborted: Sequence[LogBatch],
     stored: list[StateRun],
 ) -> list[AcquiredRange]:
-    """Archive what was acquired of aborted transactions and return the rest (§2.11)."""
+    """Archive what was acquired of aborted transactions and return the rest (SG-5.7)."""
     kept: list[AcquiredRange] = []
     batches = sorted(aborted)
     at = 0
@@ -230,11 +234,11 @@ class _Walk:
             return
         left = min(self.budget.records - self.taken, self.budget.room)
         if left > 0 and first <= self.budget.last:
-            # A hole between the window and data of the same read is acquired with the data (§2.7 no. 6).
+            # A hole between the window and data of the same read is acquired with the data (SG-5.6).
             self.take_new(first, self.budget.last, left)
 
     def take_new(self, first: int, last: int, left: int) -> None:
-        """Acquire offsets never acquired before (SP:1726): whole log batches, in record-limit mode only the budget."""
+        """Acquire offsets never acquired before: whole log batches (SG-5.4); by record limit, the budget (SG-5.5)."""
         window = self.window
         if left < last - first + 1:
             last = min(last, self.batch_end(first + left - 1))
@@ -268,7 +272,7 @@ class _Walk:
         return splits
 
     def take_again(self, first: int, last: int) -> bool:
-        """Acquire what is AVAILABLE in a batch of the window; True ends the acquire (§2.9)."""
+        """Acquire what is AVAILABLE in a batch of the window; True ends the acquire (SG-5.3, SG-6.1)."""
         window, left = self.window, self.budget.records - self.taken
         low = max(first, self.batches[0].first, window.start)
         high = min(last, self.budget.last)
@@ -303,13 +307,13 @@ class _Walk:
         return runs
 
     def take_offsets(self, first: int, last: int, size: int, left: int) -> None:
-        """Acquire offset by offset; `size` is that of the cached batch, from which throttling starts."""
+        """Acquire offset by offset; `size` is that of the cached batch, from which throttling starts (SG-6.2)."""
         limit = self.limits.delivery_count_max
         allowed = left if self.record_limit else last - first + 1
         throttled = False
         taken = 0
         for low, high, count in self.available(first, last):
-            alone = limit > 2 and count == limit - 1
+            alone = limit > 2 and count == limit - 1  # SG-6.3
             if count >= self.throttle_at and not throttled:
                 throttled = True
                 allowed = min(allowed, max(1, size >> (count - self.throttle_at + 1)))
@@ -322,6 +326,7 @@ class _Walk:
                 return
 
     def take_run(self, first: int, last: int, count: int) -> None:
+        """Acquire offsets of one delivery count; they join the range before them if they can (SG-5.8)."""
         self.window.set_count(first, last, count)
         self.window.put(first, last, AVAILABLE, ACQUIRED)
         self.taken += last - first + 1

@@ -1,4 +1,4 @@
-"""One limit of records in flight, and how it is shared out among the members that want more than it gives.
+"""One limit of records in flight, and how it is shared out among the members that want more than it gives (SG-4.7).
 
 A limit is the record locks of a share-partition, or `share.max.in.flight` of a group. As long as it is enough for
 everyone it does nothing. A member that it kept from records which were there is *hungry*. While others are hungry, who
@@ -66,7 +66,7 @@ class Tally:
             self.above.add(member_id, count)
 
     def clear(self) -> None:
-        """Nobody holds anything any more."""
+        """Note that nobody holds anything any more."""
         for member_id, count in tuple(self.held.items()):
             self.add(member_id, -count)
 
@@ -109,7 +109,7 @@ class Allotment:
         return self.limit is not None and self.tally.total >= self.limit
 
     def plenty(self, wanted: int) -> bool:
-        """Whether there are so many and nobody else is hungry."""
+        """Whether a member can have this many at once: they are free, and nobody is hungry."""
         return not self._hungry and (self.limit is None or self.limit - self.tally.total >= wanted)
 
     def grant(self, member_id: str, wanted: int, now_ms: int) -> Grant:
@@ -122,18 +122,18 @@ class Allotment:
         return self._divided(member_id, min(wanted, free), free, now_ms)
 
     def cut(self, member_id: str, where: Hashable, now_ms: int) -> None:
-        """A member got less than it wanted and was there, because of this limit."""
+        """Note that a member got less than it wanted and was there, because of this limit: it is hungry now."""
         places = self._hungry[member_id].places if member_id in self._hungry else set[Hashable]()
         places.add(where)
         self._end(member_id, _Hunger(places, now_ms + HUNGRY_MS))
 
     def satisfied(self, member_id: str) -> None:
-        """A member got all it wanted."""
+        """Note that a member got all it wanted: it is hungry no more."""
         if self._hungry:
             self._hungry.pop(member_id, None)
 
     def leave(self, member_id: str, where: Hashable, now_ms: int) -> None:
-        """A member does not wait there any more; it may come back at once."""
+        """Note that a member stopped waiting at a place; it may come back at once."""
         hunger = self._hungry.get(member_id) if self._hungry else None
         if hunger is not None and where in hunger.places:
             hunger.places.remove(where)
@@ -141,7 +141,7 @@ class Allotment:
                 self._end(member_id, hunger._replace(until_ms=min(hunger.until_ms, now_ms + GRACE_MS)))
 
     def dry(self, where: Hashable, member_id: str | None = None) -> None:
-        """There are no records any more there. member_id: who came to look."""
+        """Note that a place has no records left, so that nobody is hungry there. member_id: who came to look."""
         for hungry_id, hunger in tuple(self._hungry.items()):
             if where in hunger.places or hungry_id == member_id:
                 hunger.places.discard(where)
@@ -149,7 +149,7 @@ class Allotment:
                     del self._hungry[hungry_id]
 
     def served(self, member_id: str) -> None:
-        """A member got something: among equals it is the last from now on."""
+        """Note that a member got something: among equals it is the last from now on."""
         if self.limit is None:
             return
         self._turn += 1
@@ -160,7 +160,7 @@ class Allotment:
             del self._served[next(iter(self._served))]
 
     def forget(self, member_id: str) -> None:
-        """A member is gone: nothing is kept for it."""
+        """Drop what is known of a member that is gone."""
         self._hungry.pop(member_id, None)
         self._served.pop(member_id, None)
 
@@ -172,7 +172,7 @@ class Allotment:
         return bool(self._hungry)
 
     def places(self) -> Callable[[str], tuple[int, int]]:
-        """What sorts members by who is to be served first: who holds least, then who was served longest ago."""
+        """Return a sort key for members: first who holds least, then who was served longest ago."""
         served, held = self._served, self.tally.held
         return lambda member_id: (held.get(member_id, 0), served.get(member_id, 0))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flowshare.share.allotment import Allotment, Grant, Tally
 
 
-class Asked(NamedTuple):
+class AskedRecords(NamedTuple):
     """What a member asked for, and how much of it the limits grant: `records`, 0 when others come first."""
 
     member_id: str
@@ -22,7 +22,10 @@ class Asked(NamedTuple):
 
 
 class Allowance:
-    """The two limits of one share-partition. `tally`: what members hold of it."""
+    """The two limits of one share-partition, asked before each acquire and told after it.
+
+    tally: what members hold of the share-partition.
+    """
 
     __slots__ = ("_locks", "_quota", "_tally", "again_ms")
 
@@ -55,16 +58,16 @@ class Allowance:
         return self._quota is not None and self._quota.used_up
 
     def plenty(self, wanted: int) -> bool:
-        """Whether so many records can be had without asking: nobody waits, and there is no limit of the group."""
+        """Whether a member can have this many without asking: nobody waits, and there is no limit of the group."""
         return self._quota is None and self._locks.plenty(wanted)
 
-    def ask(self, member_id: str, wanted: int, now_ms: int) -> Asked:
+    def ask(self, member_id: str, wanted: int, now_ms: int) -> AskedRecords:
         """How many of `wanted` records, which are there to be had, a member may acquire now; `settle` it."""
         grants = [part.grant(member_id, wanted, now_ms) for part in self._parts()]
-        return Asked(member_id, wanted, grants, min(grant.records for grant in grants))
+        return AskedRecords(member_id, wanted, grants, min(grant.records for grant in grants))
 
-    def settle(self, asked: Asked, got: int, now_ms: int) -> None:
-        """The member got so many records."""
+    def settle(self, asked: AskedRecords, got: int, now_ms: int) -> None:
+        """Tell the limits how many records the member got of what it asked for."""
         for part, grant in zip(self._parts(), asked.grants, strict=True):
             if got:
                 part.served(asked.member_id)
@@ -76,12 +79,12 @@ class Allowance:
                 part.satisfied(asked.member_id)
 
     def leave(self, member_id: str, now_ms: int) -> None:
-        """A member does not wait here any more."""
+        """Note that a member stopped waiting here."""
         for part in self._parts():
             part.leave(member_id, self, now_ms)
 
     def dry(self, member_id: str | None = None) -> None:
-        """There are no records here for anybody. member_id: who came to look."""
+        """Note that there are no records here for anybody. member_id: who came to look."""
         for part in self._parts():
             part.dry(self, member_id)
 
@@ -90,11 +93,11 @@ class Allowance:
         return any(part.contended(now_ms) for part in self._parts())
 
     def places(self) -> Callable[[str], tuple[int, int]]:
-        """What sorts members by who is to be served first."""
+        """Return a sort key for members: first who is to be served first."""
         return self._parts()[-1].places()
 
     def forget(self, member_id: str) -> None:
-        """A member is gone."""
+        """Drop what is known of a member that is gone."""
         for part in self._parts():
             part.forget(member_id)
 

@@ -1,4 +1,4 @@
-"""The assignor `simple`: which member fetches from which share-partitions (share-groups.md §4.3).
+"""The assignor `simple`: which member fetches from which share-partitions (SG-12.10).
 
 Partitions are shared, so nothing is ever taken from a member before another gets it. Members with equal
 subscriptions share all partitions evenly; else each topic is shared evenly among its subscribers, by itself. What a

@@ -1,6 +1,7 @@
 """The boundaries of the batches in a window as they were first acquired, as Kafka's in-flight map keeps them.
 
-Poison throttling halves their size, and responses follow them.
+Rules that speak of a batch need them: taking it again as a whole (SG-5.3), halving it (SG-6.2), where an
+acknowledgement may reach (SG-7.3).
 """
 
 from __future__ import annotations

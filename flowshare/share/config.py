@@ -7,12 +7,12 @@ bounds later is moved to the nearest bound when it is used (`GroupConfig.effecti
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from flowshare.core_errors import InvalidConfig
 from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
-from flowshare.share.errors import InvalidConfig
-from flowshare.share.settings import Setting, duration_ms, read_number, text_of, unknown
+from flowshare.share.settings import Setting, duration_ms, read_fields, read_number, text_of, unknown
 from flowshare.share.types import Limits, Priority
 
 __all__ = [
@@ -40,7 +40,7 @@ DEAD_LETTER_BY: Final = "errors.deadletterqueue.named.by"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of a server; `…_min`, `…_max` bound what a group may set. Defaults are Kafka's brokers'."""
+    """Settings of a server, under Kafka's defaults; `…_min` and `…_max` bound what a group may set."""
 
     session_timeout_ms: int = 45_000
     session_timeout_min_ms: int = 45_000
@@ -79,7 +79,6 @@ class ServerConfig:
     retention_ms: int | None = None
     """None: for ever."""
     snapshot_updates_max: int = 500
-    cold_snapshot_interval_ms: int = 300_000
     dead_letter_prefix: str = "dlq."
     dead_letter_auto_create: bool = False
     acquire_durable: bool = True
@@ -94,7 +93,7 @@ class ServerConfig:
 
         Raises InvalidConfig for an unknown name, a value out of bounds, and values that contradict each other.
         """
-        config = cls(**_read(values, table))
+        config = cls(**read_fields(values, table))
         _check_server(config, table)
         return config
 
@@ -118,15 +117,8 @@ class ServerConfig:
 
     @classmethod
     def embedded(cls, values: Mapping[str, str] | None = None) -> ServerConfig:
-        """The settings of flowshare's own server: groups may set locks of 1 s to 1 h, 2 to 1,000,000 deliveries, …"""
+        """The settings of flowshare's own server, whose groups have wider bounds: locks of 1 s to 1 h, and so on."""
         return cls.parse(values or {}, table=EMBEDDED_CONFIGS)
-
-
-def _read(values: Mapping[str, str], table: Mapping[str, Setting]) -> dict[str, Any]:
-    for name in values:
-        if name not in table:
-            raise unknown(name, table)
-    return {setting.field: setting.parse(values.get(name, setting.default)) for name, setting in table.items()}
 
 
 def _check_server(config: ServerConfig, table: Mapping[str, Setting]) -> None:
@@ -198,7 +190,7 @@ class GroupConfig:
         Raises InvalidConfig for an unknown name, a value out of bounds, and values that contradict each other.
         """
         table = group_settings(server)
-        config = cls(group_max_size=server.group_max_size, **_read(overrides, table))
+        config = cls(group_max_size=server.group_max_size, **read_fields(overrides, table))
         if config.session_timeout_ms <= config.heartbeat_interval_ms:
             raise InvalidConfig(
                 f"share.session.timeout.ms is {config.session_timeout_ms}; it must exceed share.heartbeat.interval.ms, "
@@ -211,7 +203,7 @@ class GroupConfig:
 
     @classmethod
     def effective(cls, stored: Mapping[str, str], server: ServerConfig) -> GroupConfig:
-        """What stored settings mean under the server's bounds of today; never raises (KIP-1240).
+        """What stored settings mean under the server's bounds of today; never raises (SG-13.5).
 
         Numbers out of bounds are moved to the nearest bound; what cannot be read or is unknown has its default.
         """
@@ -252,13 +244,10 @@ class GroupConfig:
 
     def values(self, stored: Mapping[str, str]) -> tuple[ConfigValue, ...]:
         """All settings by name as they act; `is_default` when `stored` does not set them."""
-        names = {field.name for field in fields(self)}
-        listed: list[ConfigValue] = []
-        for name, setting in sorted(GROUP_CONFIGS.items()):
-            assert setting.field in names
-            text = setting.text(getattr(self, setting.field))
-            listed.append(ConfigValue(name, text, name not in stored, setting.doc))
-        return tuple(listed)
+        return tuple(
+            ConfigValue(name, setting.text(getattr(self, setting.field)), name not in stored, setting.doc)
+            for name, setting in sorted(GROUP_CONFIGS.items())
+        )
 
 
 def with_namer(
@@ -319,7 +308,7 @@ def _named_by(text: str | None) -> tuple[str, str] | None:
 
 
 def _dead_letter_problem(topic: str, server: ServerConfig) -> str:
-    """Why a topic cannot take dead letters (KIP-1191); empty when it can, or none is named."""
+    """Why a topic cannot take dead letters (SG-15.1); empty when it can, or none is named."""
     if not topic:
         return ""
     if topic.startswith("__"):

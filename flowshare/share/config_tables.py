@@ -181,14 +181,6 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
         500,
         "Updates of a share-partition's state after which a snapshot is written; 0: a snapshot each time.",
     ),
-    _number(
-        "share.coordinator.cold.partition.snapshot.interval.ms",
-        "cold_snapshot_interval_ms",
-        300_000,
-        1,
-        None,
-        "A share-partition not written for this long gets a snapshot, so that its updates can be dropped.",
-    ),
     replace(
         _text(
             "errors.deadletterqueue.topic.name.prefix",

@@ -2,7 +2,7 @@
 log start that moved.
 
 Offsets with a pending acknowledgement are left alone: their hold is marked lapsed, and the write decides. If it
-succeeds the acknowledgement counts; if it fails `abort` takes the offsets back (§2.14).
+succeeds the acknowledgement counts; if it fails `abort` takes the offsets back (SG-8.3).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, Window
 
 
 def expire(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | None:
-    """Take back the locks whose time has come and make due what was delayed."""
+    """Take back the locks whose time has come (SG-8.1) and make due what was delayed (SG-7.10)."""
     due = window.holds.take_due(now_ms)
     for hold in due:
         if hold.member_id is None:
@@ -32,7 +32,8 @@ def release_member(window: Window, limits: Limits, member_id: str) -> PartitionU
 
 
 def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]], state: int) -> list[StateRun]:
-    """Apply a lapsed lock to pieces that are all in `state` (ACQUIRED or PENDING)."""
+    """Free pieces, all in `state` (ACQUIRED or PENDING), whose lock lapsed or went with its member: AVAILABLE again, or
+    finished at the delivery limit."""
     runs: list[StateRun] = []
     for piece_first, piece_last in pieces:
         window.let_go(piece_first, piece_last)

@@ -1,10 +1,11 @@
-"""One share group: members, epochs, assignment (KIP-932, share-groups.md §4).
+"""One share group: members, epochs, assignment (docs/share-groups.md, SG-12).
 
 The group epoch rises with every change of members, subscriptions or subscribed topics; the target assignment is
 computed for a group epoch; a member jumps to it at its own next heartbeat, with no step of revoking, because
 partitions are shared. Better than Kafka's brokers in one point: partitions that have no state yet are reported
-(`Heartbeat.to_initialize`) and assigned in the same answer, so a new member can fetch at once. So the caller writes
-the state of those share-partitions and the group before it answers, and calls `initialize_failed` when it could not.
+(`Heartbeat.to_initialize`) and assigned in the same answer, so a new member can fetch at once (SG-12.9). So the caller
+writes the state of those share-partitions and the group before it answers, and calls `initialize_failed` when it could
+not.
 
 A member's jump may be written later, once for many of them. Invariant: the epoch that any member was told is at most
 the assignment epoch that is written. So a group read from the store believes a member's first word of a later jump.
@@ -18,9 +19,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from flowshare.share.assignor import assign
-from flowshare.share.config import GroupConfig
-from flowshare.share.errors import (
+from flowshare.core_errors import (
     FencedMemberEpoch,
     GroupMaxSizeReached,
     InvalidRequest,
@@ -28,6 +27,8 @@ from flowshare.share.errors import (
     UnknownMemberId,
     UnknownTopicOrPartition,
 )
+from flowshare.share.assignor import assign
+from flowshare.share.config import GroupConfig
 from flowshare.share.group_state import (
     MEMBER_BYTES,
     GroupState,
@@ -91,7 +92,10 @@ def subscription_growth(member: Member | None, topics: tuple[str, ...] | None) -
 
 
 class ShareGroup:
-    """A share group. `config` may be replaced at any time; deadlines follow from the members' next heartbeats."""
+    """A share group as its coordinator keeps it: takes heartbeats, assigns share-partitions, says what to write.
+
+    `config` may be replaced at any time; deadlines follow from the members' next heartbeats.
+    """
 
     def __init__(self, group_id: str, *, config: GroupConfig, state: GroupState | None = None) -> None:
         self.group_id = group_id
@@ -105,7 +109,7 @@ class ShareGroup:
 
     @property
     def group_epoch(self) -> int:
-        """Rises with every change."""
+        """The number that rises with every change (SG-12.3)."""
         return self._state.group_epoch
 
     @property
@@ -115,7 +119,7 @@ class ShareGroup:
 
     @property
     def state(self) -> str:
-        """`Empty` without members, else `Stable`."""
+        """`Empty` without members, else `Stable` (SG-12.11)."""
         return "Stable" if self._state.members else "Empty"
 
     @property
@@ -135,18 +139,24 @@ class ShareGroup:
 
     @property
     def empty_since_ms(self) -> int | None:
-        """Since when the group has had no member; None while it has one (for `retention.py`)."""
+        """Since when the group has had no member; None while it has one."""
         return self._state.empty_since_ms
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When its state is to be deleted (SG-12.11; KIP-211's rule for offsets); None: not as things stand.
+
+        Kafka keeps share groups for ever, and so does flowshare unless `share.retention.ms` is set. The time runs from
+        when the last member went, or an administrator reset offsets last, and ends when a member joins.
+        """
+        since_ms, retention_ms = self._state.empty_since_ms, self.config.retention_ms
+        return None if since_ms is None or retention_ms is None else since_ms + retention_ms
 
     @property
     def size(self) -> int:
         """About how many bytes its members and what they subscribe to take in memory."""
         members = self._state.members
         return MEMBER_BYTES * len(members) + sum(subscription_size(one.subscribed) for one in members.values())
-
-    def has_state(self, topic_id: UUID, partition: int) -> bool:
-        """Whether the group has state for a share-partition."""
-        return (topic_id, partition) in self._state.initialized
 
     # --- members ------------------------------------------------------------------------------------------------
 
@@ -171,7 +181,7 @@ class ShareGroup:
         check_heartbeat(self.group_id, member_id, member_epoch, rack_id, subscribed_topics)
         if member_epoch == LEAVE:
             self._find(member_id)
-            self._remove((member_id,), now_ms)
+            self.remove((member_id,), now_ms)
             return Heartbeat(LEAVE, None, (), left=True, changed=True)
         self._check_epoch(member_id, member_epoch)
         epochs_before = self.group_epoch, self.assignment_epoch
@@ -184,7 +194,7 @@ class ShareGroup:
         to_initialize = self._see(topics, bump=urgent)
         self._compute_if_due(now_ms, at_once=urgent)
         moved = self._reconcile(member, member_epoch)
-        # A member at its previous epoch has not got the last answer, so it is told everything again.
+        # A member at its previous epoch has not got the last answer, so it is told everything again (SG-12.6).
         full = member_epoch < epoch_before or member_epoch == JOIN or subscribed_topics is not None
         return Heartbeat(
             member.epoch,
@@ -196,24 +206,34 @@ class ShareGroup:
         )
 
     def expire(self, now_ms: int) -> tuple[str, ...]:
-        """Remove the members that have been silent for too long, as if each had left. Write the group if any was."""
+        """Remove members that were silent for too long, as if each had left (SG-12.7). Write the group if any was."""
         gone = tuple(m.member_id for m in self._state.members.values() if m.deadline_ms <= now_ms)
-        self._remove(gone, now_ms)
+        self.remove(gone, now_ms)
         return gone
 
+    def remove(self, member_ids: Iterable[str], now_ms: int) -> None:
+        """Members left, timed out or died; the others get their partitions at their next heartbeats."""
+        state = self._state
+        for member_id in member_ids:
+            self._subscribe(state.members[member_id], ())
+            del state.members[member_id]
+            state.target.pop(member_id, None)
+            state.group_epoch += 1
+            if not state.members:
+                state.empty_since_ms = now_ms
+
     def at_workers(self, gone: Callable[[int], bool]) -> tuple[str, ...]:
-        """Members that live in the processes of workers of which this is true."""
+        """Members that live in the processes of workers that are `gone`."""
         return tuple(m.member_id for m in self._state.members.values() if m.worker is not None and gone(m.worker))
 
-    def expect_by(self, member_ids: Iterable[str], due_ms: int) -> None:
-        """Members whose connection is gone: they time out at `due_ms` already unless a heartbeat comes before."""
-        for member_id in member_ids:
-            member = self._state.members.get(member_id)
-            if member is not None:
-                member.deadline_ms = min(member.deadline_ms, due_ms)
+    def expect_by(self, member_id: str, due_ms: int) -> None:
+        """Let a member whose connection is gone time out at `due_ms` already, unless a heartbeat comes before."""
+        member = self._state.members.get(member_id)
+        if member is not None:
+            member.deadline_ms = min(member.deadline_ms, due_ms)
 
     def put_off(self, now_ms: int, by_ms: int) -> None:
-        """Members that would time out now are given so much longer: who keeps the group has not listened."""
+        """Give members that would time out now so much longer, because whoever keeps the group did not listen."""
         for member in self._state.members.values():
             if member.deadline_ms <= now_ms:
                 member.deadline_ms = now_ms + by_ms
@@ -236,7 +256,7 @@ class ShareGroup:
     # --- administration -----------------------------------------------------------------------------------------
 
     def require_empty(self) -> None:
-        """Raises NonEmptyGroup while there are members."""
+        """Check that the group may be changed by an administrator. Raises NonEmptyGroup while there are members."""
         if self._state.members:
             raise NonEmptyGroup(
                 f"group {self.group_id} has {len(self._state.members)} members; stop them first, then try again"
@@ -245,7 +265,8 @@ class ShareGroup:
     def reset(self, topic: TopicInfo, partitions: Iterable[int], *, now_ms: int) -> int:
         """Prepare AlterShareGroupOffsets: the state epoch to initialise these share-partitions with.
 
-        The epoch is higher than any before, which fences whoever still leads them. Write states and group then.
+        The epoch is higher than any before, which fences whoever still leads them (SG-13.2). Then write states and
+        group.
         Raises NonEmptyGroup, UnknownTopicOrPartition; nothing is changed then.
         """
         self.require_empty()
@@ -261,24 +282,18 @@ class ShareGroup:
         self._recheck = True
         return state.group_epoch
 
-    def forget_topic(self, topic_id: UUID) -> tuple[Key, ...]:
-        """Prepare DeleteShareGroupOffsets: the share-partitions whose state is to be deleted; then write the group.
-
-        Raises NonEmptyGroup, and UnknownTopicOrPartition when the group has no state for the topic.
-        """
-        self.require_empty()
-        keys = self._drop(topic_id)
-        if not keys:
-            raise UnknownTopicOrPartition(f"group {self.group_id} has no offset information for the topic")
-        self._state.group_epoch += 1
+    def topic_deleted(self, topic_id: UUID) -> tuple[Key, ...]:
+        """Forget that a topic, which was deleted or whose offsets are, was ever known (SG-9.3, SG-13.3): the
+        share-partitions whose state is to be deleted, if any; then write the group."""
+        state = self._state
+        keys = tuple(sorted(key for key in state.initialized if key[0] == topic_id))
+        state.initialized.difference_update(keys)
+        state.known.pop(topic_id, None)
+        self._recheck = True
         return keys
 
-    def topic_deleted(self, topic_id: UUID) -> tuple[Key, ...]:
-        """Forget a topic that was deleted: the share-partitions whose state is to be deleted, if any."""
-        return self._drop(topic_id)
-
     def initialize_failed(self, failed: Iterable[ToInitialize]) -> None:
-        """The states of these share-partitions could not be written: they come with a later heartbeat again."""
+        """Take back share-partitions whose states could not be written: they come with a later heartbeat again."""
         self._state.begin_later(failed)
         self._recheck = True
 
@@ -317,7 +332,7 @@ class ShareGroup:
         return member
 
     def _check_epoch(self, member_id: str, epoch: int) -> None:
-        """Whether a member may join, or go on with this epoch."""
+        """Whether a member may join, or go on with this epoch (SG-12.2, SG-12.8)."""
         if epoch == JOIN:
             if member_id not in self._state.members and len(self._state.members) >= self.config.group_max_size:
                 raise GroupMaxSizeReached(
@@ -356,7 +371,7 @@ class ShareGroup:
         self._subscriptions = +self._subscriptions
 
     def _see(self, topics: Mapping[str, TopicInfo], *, bump: bool) -> tuple[ToInitialize, ...]:
-        """Look at the subscribed topics; raise the group epoch if they, or what `bump` stands for, changed."""
+        """Look at the subscribed topics; raise the group epoch (SG-12.3) if they, or what `bump` means, changed."""
         state = self._state
         seen = {name: topics[name] for name in sorted(self._subscriptions) if name in topics}
         missing: list[Key] = []
@@ -377,7 +392,7 @@ class ShareGroup:
         return items
 
     def _compute_if_due(self, now_ms: int, *, at_once: bool) -> None:
-        """Compute the target assignment for the group epoch, not more often than the assignment interval allows."""
+        """Compute the target assignment for the group epoch, not more often than its interval allows (SG-12.4)."""
         state = self._state
         if state.assignment_epoch == state.group_epoch:
             return
@@ -397,7 +412,7 @@ class ShareGroup:
         self._computed_ms = now_ms
 
     def _reconcile(self, member: Member, said: int) -> bool:
-        """Let a member jump to the target assignment; whether its partitions changed.
+        """Let a member jump to the target assignment (SG-12.5); whether its partitions changed.
 
         said: the epoch that it knows of. It may say so again: answers are lost, or never leave when the group cannot
         be written.
@@ -410,26 +425,6 @@ class ShareGroup:
         member.assignment = target
         return moved
 
-    def _remove(self, member_ids: Iterable[str], now_ms: int) -> None:
-        """Members left or timed out; the others get their partitions at their next heartbeats."""
-        state = self._state
-        for member_id in member_ids:
-            self._subscribe(state.members[member_id], ())
-            del state.members[member_id]
-            state.target.pop(member_id, None)
-            state.group_epoch += 1
-            if not state.members:
-                state.empty_since_ms = now_ms
-
-    def _drop(self, topic_id: UUID) -> tuple[Key, ...]:
-        """Forget that a topic was ever known."""
-        state = self._state
-        keys = tuple(sorted(key for key in state.initialized if key[0] == topic_id))
-        state.initialized.difference_update(keys)
-        state.known.pop(topic_id, None)
-        self._recheck = True
-        return keys
-
 
 def check_heartbeat(
     group_id: str,
@@ -438,7 +433,7 @@ def check_heartbeat(
     rack_id: str | None,
     subscribed_topics: tuple[str, ...] | None,
 ) -> None:
-    """Check a heartbeat by itself. Raises InvalidRequest.
+    """Check a heartbeat by itself (SG-12.1). Raises InvalidRequest.
 
     Call it before a group is looked up: epoch 0 makes a group that does not exist, any other epoch is GroupIdNotFound.
     """

@@ -1,4 +1,4 @@
-"""What a share group remembers, and its form in the store: a version, a checksum and JSON (share-groups.md §4.5).
+"""What a share group remembers, and its form in the store: a version, a checksum and JSON (SG-14.6).
 
 Deadlines are not stored: after a restart every member has a whole session timeout again.
 """
@@ -14,7 +14,7 @@ from sys import getsizeof
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from flowshare.share.errors import StateCorrupt
+from flowshare.core_errors import StateCorrupt
 
 VERSION: Final = 3
 HEADER: Final = struct.Struct(">BI")
@@ -43,7 +43,8 @@ class ToInitialize(NamedTuple):
     topic_id: UUID
     partition: int
     start_offset: int
-    """−1: by share.auto.offset.reset at the first fetch; 0: the partition was added to a topic the group knew."""
+    """−1: by share.auto.offset.reset at the first fetch; 0: the partition was added to a topic the group knew
+    (SG-2.3)."""
     state_epoch: int
 
 

@@ -43,7 +43,7 @@ class Holds:
         self._next_id = 1  # 0 beside an offset means: not held
 
     def open(self, member_id: str | None, due_ms: int, first: int, last: int, remaining: int) -> Hold:
-        """Start a hold over `remaining` offsets within `first`..`last`."""
+        """Begin to hold `remaining` offsets within `first`..`last`."""
         hold = Hold(
             hold_id=self._next_id, member_id=member_id, due_ms=due_ms, first=first, last=last, remaining=remaining
         )

@@ -20,15 +20,14 @@ from typing import NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
 from flowshare.share import acquire as acquiring
-from flowshare.share import archiving, expiry
+from flowshare.share import expiry
 from flowshare.share.acknowledge import Decision
-from flowshare.share.acquire import Acquisition
-from flowshare.share.allotment import Allotment
+from flowshare.share.acquire import Acquisition, Read
 from flowshare.share.allowance import Allowance
-from flowshare.share.archiving import Archiving
+from flowshare.share.priority import Alternation
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.reload import reload
-from flowshare.share.turns import Turns
+from flowshare.share.state import Event, step
 from flowshare.share.types import (
     AcknowledgeBatch,
     AcquireMode,
@@ -38,12 +37,12 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import ACQUIRED, ARCHIVING, AVAILABLE, DELAYED, PENDING, Window, merged
+from flowshare.share.window import ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE, DELAYED, PENDING, Window, merged
 
-__all__ = ["Acquisition", "Archiving", "Decision", "InFlight", "SharePartition"]
+__all__ = ["Acquisition", "Archiving", "Decision", "MemberRun", "SharePartition"]
 
 
-class InFlight(NamedTuple):
+class MemberRun(NamedTuple):
     """Records that a member holds, and when its lock lapses."""
 
     first: int
@@ -53,20 +52,20 @@ class InFlight(NamedTuple):
     deadline_ms: int
 
 
-class _Read(NamedTuple):
-    """What was read of the log, from where, and whether only what was never delivered is to be taken of it."""
+class Archiving(NamedTuple):
+    """Records whose dead letter is to be written. `by_limit`: they used up their deliveries, else were rejected."""
 
-    fetch_offset: int
-    batches: Sequence[LogBatch]
-    aborted: Sequence[LogBatch]
-    only_new: bool
+    first: int
+    last: int
+    delivery_count: int
+    by_limit: bool
 
 
 class SharePartition:
-    """One group's view of one partition of a log (KIP-932).
+    """One group's view of one partition of a log (SG-1.1): what its leader decides by, one call after another.
 
     start_offset, runs: the durable state (`PartitionState`), sorted. Holes between the runs may have been delivered
-        before and are acquired again (§2.4 no. 4).
+        before and are acquired again (SG-2.5).
     living: members whose ACQUIRED runs stay with them for one lock duration from `now_ms`; the owners of all others
         are gone, and theirs are AVAILABLE again with their delivery count (finished if that is at the limit).
     now_ms: only for `living` and for delays that are over already.
@@ -92,25 +91,25 @@ class SharePartition:
         self._window = Window(start_offset)
         self._quarantine = Quarantine()
         self.allowance = Allowance(self._window.holds.tally)
-        self._turns = Turns()
+        self._alternation = Alternation()
         self.limits = limits
         reload(self._window, self._quarantine, limits, runs, living=living, now_ms=now_ms)
 
     @property
     def limits(self) -> Limits:
-        """The group's settings; set them at any time, they count from the next step on."""
+        """The group's settings, which count from the next step on when they are set."""
         return self._limits
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._limits = limits
-        self._outcomes = acknowledging.outcomes_of(limits)
+        self._states_after = acknowledging.states_after(limits)
         self.allowance.limit(None if limits.window_max is None else limits.record_locks_max)
-        self._turns.follow(limits.priority)
+        self._alternation.follow(limits.priority)
 
     @property
     def start_offset(self) -> int:
-        """SPSO: everything below it is finished, the record at it is not."""
+        """Everything below it is finished, the record at it is not (SG-1.2)."""
         return self._window.start
 
     @property
@@ -120,7 +119,7 @@ class SharePartition:
 
     @property
     def delivery_complete_count(self) -> int:
-        """Finished offsets that the start offset has not passed (KIP-1226)."""
+        """Finished offsets that the start offset has not passed (SG-1.6); they are no lag (SG-13.1)."""
         return self._window.finished
 
     @property
@@ -138,23 +137,14 @@ class SharePartition:
         """Offsets of decisions that are neither committed nor aborted; `state()` shows them as ACQUIRED."""
         return self._window.tally[PENDING]
 
-    @property
-    def quota(self) -> Allotment | None:
-        """The group's limit of records in flight over all its share-partitions; None: none. Set it at any time."""
-        return self.allowance.quota
-
-    @quota.setter
-    def quota(self, quota: Allotment | None) -> None:
-        self.allowance.quota = quota
-
     def next_fetch_offset(self, log_end: int = 0) -> int:
-        """Return where to read the log next: what was released comes before what is new (§2.5).
+        """Return where to read the log next: what was released comes before what is new (SG-4.1).
 
-        With another `priority` it may be the other way round. For that the core must know that there is something
-        new: log_end is the offset after the last record that can be read.
+        With another `priority` it may be the other way round (SG-4.2). For that the core must know that there is
+        something new: log_end is the offset after the last record that can be read.
         """
         window = self._window
-        if self._turns.new and (offset := self._next_new(log_end)) >= 0:
+        if self._alternation.new and (offset := self._next_new(log_end)) >= 0:
             return offset
         offset = window.next_available(window.start, window.end - 1)
         gap = window.next_gap(window.start, window.end - 1 if offset < 0 else offset)
@@ -168,11 +158,11 @@ class SharePartition:
         return bool(self._quarantine)
 
     def can_acquire(self) -> bool:
-        """Whether a fetch may give anything (§2.6).
+        """Whether a fetch may give anything (SG-4.3).
 
-        With `window_max` None, exactly Kafka's: something inside the window, or a span below `record_locks_max`.
+        With `window_max` None, as Kafka does (SG-4.4): something inside the window, or a span below `record_locks_max`.
         With a number: fewer records acquired than `record_locks_max`, and something inside the window or a span
-        below `window_max`. Nothing while the group is paused or its `quota` used up.
+        below `window_max`. Nothing while the group is paused or its limit (`allowance`) used up.
         """
         window, limits = self._window, self._limits
         if limits.paused or self.allowance.used_up:
@@ -197,7 +187,7 @@ class SharePartition:
         aborted: Sequence[LogBatch] = (),
         log_epoch: int = -1,
     ) -> Acquisition:
-        """Hand offsets to a member; applied at once (§2.7).
+        """Hand offsets to a member; applied at once (SG-5).
 
         fetch_offset: where the log was read, from `next_fetch_offset()`.
         batches: what was read, ascending; cached AVAILABLE offsets between `fetch_offset` and the first batch are
@@ -210,8 +200,8 @@ class SharePartition:
         """
         if self._limits.paused or records_max <= 0:
             return acquiring.NOTHING
-        only_new = self._turns.new and fetch_offset == self._next_new(batches[-1].last + 1 if batches else 0)
-        read = _Read(fetch_offset, batches, aborted, only_new)
+        only_new = self._alternation.new and fetch_offset == self._next_new(batches[-1].last + 1 if batches else 0)
+        read = Read(fetch_offset, batches, aborted, only_new)
         acquisition = self._allowed(member_id, mode, records_max, batch_size, read, now_ms)
         if log_epoch > self.log_epoch and acquisition.update is not None:
             self.log_epoch = log_epoch
@@ -219,7 +209,7 @@ class SharePartition:
         return acquisition
 
     def _allowed(
-        self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: _Read, now_ms: int
+        self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: Read, now_ms: int
     ) -> Acquisition:
         """Acquire what the limits leave to the member."""
         if self.allowance.plenty(records_max):
@@ -228,7 +218,7 @@ class SharePartition:
         acquisition = acquiring.NOTHING
         if asked.records > 0:
             # A group's limit is kept to the record; that of record locks as Kafka does, to the batch.
-            mode = mode if self.quota is None else AcquireMode.RECORD_LIMIT
+            mode = mode if self.allowance.quota is None else AcquireMode.RECORD_LIMIT
             acquisition = self._acquire(member_id, mode, asked.records, batch_size, read, now_ms)
         got = sum(last - first + 1 for first, last, _ in acquisition.ranges)
         self.allowance.settle(asked, got, now_ms)
@@ -253,7 +243,7 @@ class SharePartition:
         return self.allowance.places() if self.allowance.contended(now_ms) else None
 
     def _acquire(
-        self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: _Read, now_ms: int
+        self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: Read, now_ms: int
     ) -> Acquisition:
         alone, batches = False, read.batches
         if self._quarantine:
@@ -267,18 +257,15 @@ class SharePartition:
             self._window,
             self._limits,
             member_id,
+            read._replace(batches=batches),
             mode=AcquireMode.RECORD_LIMIT if alone else mode,
             records_max=1 if alone else records_max,
             batch_size=batch_size,
-            fetch_offset=read.fetch_offset,
-            batches=batches,
             now_ms=now_ms,
-            aborted=read.aborted,
-            only_new=read.only_new,
         )
         if alone and acquisition.ranges:
             self._quarantine.delivered(member_id, acquisition.ranges[0].first)
-        self._turns.took(new=read.only_new, nothing=not acquisition.ranges)
+        self._alternation.took(new=read.only_new, nothing=not acquisition.ranges)
         return acquisition
 
     def _next_new(self, log_end: int) -> int:
@@ -296,17 +283,17 @@ class SharePartition:
         return window.end if window.end < log_end and window.end - window.start < span_max else -1
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
-        """Decide what a member says of its records, all of it or nothing (§2.10).
+        """Decide what a member says of its records, all of it or nothing (SG-7.6).
 
         Renewals are applied at once; the rest is pending until `commit` or `abort`. A range below the start offset
-        is skipped and counts as success.
+        is skipped and counts as success (SG-7.2).
 
         Raises:
             InvalidRequest: the batches contradict themselves, or reach past what was acquired.
             InvalidRecordState: an offset is not acquired by this member, is being acknowledged already, or RENEW is
                 turned off.
         """
-        return acknowledging.decide(self._window, self._limits, self._outcomes, member_id, batches, now_ms)
+        return acknowledging.decide(self._window, self._limits, self._states_after, member_id, batches, now_ms)
 
     def commit(self, decision: Decision) -> None:
         """Apply a decision whose update is durable. A decision is settled once."""
@@ -321,7 +308,7 @@ class SharePartition:
         return acknowledging.abort(self._window, self._limits, decision, now_ms)
 
     def expire(self, now_ms: int) -> PartitionUpdate | None:
-        """Take back the locks that lapsed at or before `now_ms`; the change stands even if its write fails.
+        """Take back the locks that lapsed at or before `now_ms`; it stands even if its write fails (SG-8.2).
 
         Delayed records that became due are fetchable then. That alone needs no write and gives None, so wake parked
         fetches after each call.
@@ -336,14 +323,13 @@ class SharePartition:
         due_ms, again_ms = self._window.holds.next_due_ms(), self.allowance.again_ms
         return again_ms if due_ms is None or (again_ms is not None and again_ms < due_ms) else due_ms
 
-    def release_member(self, member_id: str, *, now_ms: int, died: bool = False) -> PartitionUpdate | None:
-        """Take back all that a member holds: its session closed, or it is gone (§2.15).
+    def release_member(self, member_id: str, *, died: bool = False) -> PartitionUpdate | None:
+        """Take back all that a member holds: its session closed, or it is gone (SG-8.4, SG-8.5).
 
         Acknowledgements that are being written still count; if their write fails, `abort` takes the records back.
         died: it went without a word. Records that this happened to for the second time are delivered alone from now
             on, as after a reload (`quarantine`).
         """
-        del now_ms  # for symmetry with the other steps: nothing of it depends on the time
         self.allowance.forget(member_id)
         update = expiry.release_member(self._window, self._limits, member_id)
         for run in update.runs if died and update is not None and self._limits.deliveries_end else ():
@@ -352,11 +338,11 @@ class SharePartition:
         return update
 
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
-        """Follow a log start that moved past the start offset (§2.16); None if it did not."""
+        """Follow a log start that moved past the start offset (SG-9.1); None if it did not."""
         return expiry.move_log_start(self._window, log_start)
 
     def cut(self, end_offset: int) -> PartitionUpdate | None:
-        """Follow a log that lost its records at `end_offset` and behind; None if none of them was acquired.
+        """Follow a log that lost its records at `end_offset` and behind; None if none of them was acquired (SG-9.2).
 
         Nothing is known of them any more, and what comes in their place is new. If the start offset is behind
         `end_offset` it goes back there. A decision over them has no effect on them when it is settled, and says so
@@ -381,8 +367,18 @@ class SharePartition:
         )
 
     def finish_archiving(self, first: int, last: int) -> PartitionUpdate | None:
-        """Finish the ARCHIVING records within `first`..`last`: their dead letter is written, or given up."""
-        return archiving.finish(self._window, self._limits, first, last)
+        """Finish the ARCHIVING records within `first`..`last`: their dead letter is written, or given up (SG-15.2)."""
+        window = self._window
+        runs: list[StateRun] = []
+        for run in list(window.runs(max(first, window.start), min(last, window.end - 1))):
+            if run.state == ARCHIVING:
+                after = step(RecordState.ARCHIVING, Event.BURY, run.delivery_count, self._limits)
+                window.put(run.first, run.last, ARCHIVING, ARCHIVED)
+                runs.append(StateRun(run.first, run.last, after, run.delivery_count))
+        if not runs:
+            return None
+        window.advance()
+        return window.update(runs)
 
     def state(self) -> tuple[StateRun, ...]:
         """Return all offsets in the window as merged runs, for a snapshot; pending ones as ACQUIRED."""
@@ -390,15 +386,15 @@ class SharePartition:
         runs = (window.durable(run) for run in window.runs(window.start, window.end - 1))
         return merged(runs, window.start)
 
-    def in_flight(self) -> tuple[InFlight, ...]:
+    def in_flight(self) -> tuple[MemberRun, ...]:
         """Return what members hold, ascending, pending acknowledgements included."""
         window = self._window
-        flights: list[InFlight] = []
+        flights: list[MemberRun] = []
         for run in window.runs(window.start, window.end - 1):
             if run.state in (ACQUIRED, PENDING):
                 lock = window.holds.by_id[run.hold_id]
                 assert lock.member_id is not None
-                flights.append(InFlight(run.first, run.last, lock.member_id, run.delivery_count, lock.due_ms))
+                flights.append(MemberRun(run.first, run.last, lock.member_id, run.delivery_count, lock.due_ms))
         return tuple(flights)
 
 

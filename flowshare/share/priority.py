@@ -1,4 +1,4 @@
-"""Whose turn it is where some records were delivered before and some were not: `share.delivery.priority`.
+"""Whose turn it is where some records were delivered before and some were not: `share.delivery.priority` (SG-4.2).
 
 | priority     | a turn of the redeliveries is followed by | a turn of the new ones is followed by          |
 |--------------|--------------------------------------------|-------------------------------------------------|
@@ -16,8 +16,8 @@ from __future__ import annotations
 from flowshare.share.types import Priority
 
 
-class Turns:
-    """The turns of one share-partition. `new`: the next one is that of records that were never delivered."""
+class Alternation:
+    """Whose turn it is in one share-partition. `new`: the next one is that of records that were never delivered."""
 
     __slots__ = ("_priority", "new")
 

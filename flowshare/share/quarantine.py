@@ -1,4 +1,4 @@
-"""Records that may have killed their process are delivered alone.
+"""Records that may have killed their process are delivered alone (SG-6.4).
 
 A record that kills its process takes an attempt from everything its process held. After the second time the ones that
 were held are *suspects*: each goes to a member that holds nothing else of this share-partition, by itself, and that

@@ -1,4 +1,4 @@
-"""Durable state of a share-partition: its bytes, and how updates act on a snapshot (share-groups.md §5).
+"""Durable state of a share-partition: its bytes, and how updates act on a snapshot (SG-14.1).
 
 Bytes: version, kind, CRC-32, then varints. Runs are delta-coded against the offset before them; state, delivery count
 and member are one number into a table, so that a window in which every second record is finished takes one byte a
@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Final
 
-from flowshare.share.errors import StateCorrupt
+from flowshare.core_errors import StateCorrupt
 from flowshare.share.types import PartitionState, PartitionUpdate, RecordState, StateRun
 
 VERSION: Final = 2
@@ -84,7 +84,7 @@ def decode_update(data: bytes) -> PartitionUpdate:
 
 
 def replay(state: PartitionState, updates: Iterable[PartitionUpdate]) -> PartitionState:
-    """The state after updates in log order: the last writer of an offset wins.
+    """The state after updates in log order: the last writer of an offset wins (SG-14.2).
 
     The start offset never goes back (−1 leaves it); runs below it are dropped, adjacent equal ones joined; the
     delivery-complete count is that of the last update, the log epoch that of the last one that has one. A cut log is
@@ -109,7 +109,7 @@ def replay(state: PartitionState, updates: Iterable[PartitionUpdate]) -> Partiti
 
 
 def combine(current: Sequence[StateRun], new: Sequence[StateRun], start_offset: int) -> tuple[StateRun, ...]:
-    """Kafka's combination of stored and new batches (PersisterStateBatchCombiner), sorted and without overlap.
+    """Kafka's combination of stored and new batches (SG-14.3), sorted and without overlap.
 
     What lies below `start_offset` is dropped. On overlap the higher delivery count wins, then the higher state; the
     loser survives only outside the overlap. Adjacent equal runs are joined. Raises StateCorrupt as `replay`.

@@ -1,11 +1,12 @@
-"""What was stored of a share-partition becomes its window again: locks of living members, delays, holes, suspects."""
+"""What was stored of a share-partition becomes its window again: locks of living members, delays, holes, suspects
+(SG-2.4, SG-2.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from typing import Final
 
-from flowshare.share.errors import StateCorrupt
+from flowshare.core_errors import StateCorrupt
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.state import Event, step
 from flowshare.share.types import DELAY_MS_MAX, Limits, RecordState, StateRun
@@ -25,7 +26,7 @@ def reload(
     living: Container[str],
     now_ms: int,
 ) -> None:
-    """Put stored runs into an empty window; see `SharePartition` for the arguments. Raises: StateCorrupt."""
+    """Put stored runs into an empty window; see `SharePartition` for the arguments. Raises: StateCorrupt (SG-2.6)."""
     end, gap_start = window.start, -1
     for run in runs:
         if run.first < end or run.last < run.first:

@@ -1,9 +1,9 @@
-"""Share sessions: one a group and member, with the epoch that orders its requests (KIP-932, share-groups.md §3.6).
+"""Share sessions: one a group and member, with the epoch that orders its requests (docs/share-groups.md, SG-10).
 
-Rules kept here: epoch 0 opens (and replaces) a session, −1 closes it, everything else must be the expected epoch,
-which every accepted ShareFetch or ShareAcknowledge raises by one; after 2^31−1 comes 1. A session belongs to the
-connection that opened it and ends with it; acknowledgements are taken over any connection. What a closed session held
-is for the caller to release: only partitions that are in the session at that moment.
+Rules kept here: epoch 0 opens (and replaces) a session, −1 closes it (SG-10.2), everything else must be the expected
+epoch, which every accepted ShareFetch or ShareAcknowledge raises by one; after 2^31−1 comes 1 (SG-10.3). A session
+belongs to the connection that opened it and ends with it; acknowledgements are taken over any connection (SG-10.4).
+What a closed session held is for the caller to release: only partitions that are in the session at that moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from flowshare.share.errors import (
+from flowshare.core_errors import (
     InvalidRequest,
     InvalidShareSessionEpoch,
     ShareSessionLimitReached,
@@ -39,7 +39,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def rotated(keys: tuple[Key, ...], epoch: int) -> tuple[Key, ...]:
-    """The keys with `epoch mod n` of them moved to the end, so that each comes first in turn."""
+    """The keys with `epoch mod n` of them moved to the end, so that each comes first in turn (SG-10.7)."""
     if len(keys) < 2:
         return keys
     by = epoch % len(keys)
@@ -74,7 +74,7 @@ class ShareSession:
         return tuple(self._marks)
 
     def update(self, added: Iterable[Key], forgotten: Iterable[Key]) -> None:
-        """Add partitions (known ones keep their place), then drop the forgotten ones (unknown ones are no error)."""
+        """Add partitions (known ones keep their place), drop forgotten ones (unknown ones are no error; SG-10.6)."""
         for topic_id, partition in added:
             self._marks.setdefault((topic_id, partition), True)
         for topic_id, partition in forgotten:
@@ -84,7 +84,7 @@ class ShareSession:
         """Whether a partition is to be listed in the answer to a fetch; call it once for each answered partition.
 
         Listed is what has content (records or acknowledgements) or an error, what was added with this request, and
-        what was listed with an error the last time. An error marks the partition for the next answer.
+        what was listed with an error the last time (SG-11.5). An error marks the partition for the next answer.
         """
         key = (key[0], key[1])
         marked = self._marks.get(key, False)
@@ -104,11 +104,11 @@ class FetchTurn(NamedTuple):
 
 
 class ShareSessions:
-    """All open sessions of a server, at most `sessions_max` of them (settable at any time).
+    """All open sessions of a server, one a group and member (SG-10.1). Each request begins here.
 
-    connection_sessions_max: those that one connection may open, also settable. Of all of them one party (a principal,
-    or an address where nobody logs in) has at most nine of ten that others do not have. The server's own process, whose
-    party is None, is held to neither.
+    sessions_max: how many there may be (SG-10.5). connection_sessions_max: how many of them one connection may open.
+    Both can be set at any time. Of all of them one party (a principal, or an address where nobody logs in) has at most
+    nine of ten that others do not have. The server's own process, whose party is None, is held to neither.
     """
 
     def __init__(self, sessions_max: int = 2_000, connection_sessions_max: int = 100) -> None:
@@ -251,7 +251,7 @@ def check_size(known: Collection[Key], added: Collection[Key]) -> None:
 
 
 def check_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
-    """The ids of a ShareFetch or ShareAcknowledge. Raises InvalidRequest (share-groups.md §3.5)."""
+    """The ids of a ShareFetch or ShareAcknowledge. Raises InvalidRequest (SG-11.1)."""
     if not group_id:
         raise InvalidRequest("the group id is missing")
     if not member_id or len(member_id) > MEMBER_ID_LENGTH_MAX:

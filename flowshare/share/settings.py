@@ -1,6 +1,7 @@
 """What one setting is: its name, its text form, its bounds, and the words in which a bad value is refused.
 
-The tables themselves are in `config.py`. A value is read from text, because that is what Kafka's config APIs carry.
+The tables themselves are in `config_tables.py`. A value is read from text, because that is what Kafka's config APIs
+carry.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowshare.share.errors import InvalidConfig
+from flowshare.core_errors import InvalidConfig
 
 DURATION: Final = re.compile(
     r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?\d{1,15})D)?"
@@ -77,6 +78,9 @@ def unknown(name: str, known: Iterable[str]) -> InvalidConfig:
     return InvalidConfig(f"unknown setting {name!r}{nearest(name, known)}")
 
 
+INT_MAX: Final = 2**31 - 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One setting. `low` and `high` are inclusive and apply to numbers; `words` are the values that are not numbers."""
@@ -113,6 +117,28 @@ class Setting:
     def refuse(self, text: str) -> InvalidConfig:
         """The error for a value that is not allowed."""
         return InvalidConfig(f"{self.name} is {text!r}; allowed: {self.allowed}")
+
+
+def number(
+    defaults: object, name: str, field: str, low: int, doc: str, words: Mapping[str, None] | None = None
+) -> Setting:
+    """The setting of a number, by default what `defaults` has as its field; None there is the first of the words."""
+    value = getattr(defaults, field)
+    default = next(iter(words)) if value is None and words else str(value)
+    return Setting(
+        words=words, name=name, field=field, default=default, low=low, high=INT_MAX, doc=doc, read=read_number
+    )
+
+
+def read_fields(values: Mapping[str, str], table: Mapping[str, Setting]) -> dict[str, Any]:
+    """Field -> value of all settings of a table; what is not given has its default.
+
+    Raises: InvalidConfig for an unknown name or a value out of bounds.
+    """
+    for name in values:
+        if name not in table:
+            raise unknown(name, table)
+    return {setting.field: setting.parse(values.get(name, setting.default)) for name, setting in table.items()}
 
 
 def read_number(setting: Setting, text: str) -> Any:

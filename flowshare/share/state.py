@@ -2,8 +2,8 @@
 
 `TRANSITIONS` says where a record goes when something happens to it; `step` looks a move up and then applies the two
 rules that depend on the group's limits: a record that would be AVAILABLE again but has used up its deliveries is
-ARCHIVED (KIP-932), and what has a dead letter to be written is ARCHIVING first (KIP-1191). Nothing else in the core
-decides a state.
+ARCHIVED, and what has a dead letter to be written is ARCHIVING first (SG-1.4). Nothing else in the core decides a
+state.
 """
 
 from __future__ import annotations
@@ -77,16 +77,3 @@ def step(state: RecordState, event: Event, delivery_count: int, limits: Limits) 
     if event is Event.REJECT and limits.dead_letter_on_reject:
         return RecordState.ARCHIVING
     return target
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram; the two rules that follow the table are drawn as dashed notes."""
-    lines = ["stateDiagram-v2", "    [*] --> AVAILABLE"]
-    for state, moves in TRANSITIONS.items():
-        lines += [f"    {state.name} --> {target.name}: {event.value}" for event, target in moves.items()]
-    lines += [
-        "    ACQUIRED --> ARCHIVED: release or lapse at the delivery limit",
-        "    ACQUIRED --> ARCHIVING: the same, or reject, with a dead letter to write",
-    ]
-    lines += [f"    {state.name} --> [*]" for state in TRANSITIONS if state.terminal]
-    return "\n".join(lines) + "\n"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
-"""Longest delay of a released record; a longer one is cut to it."""
+"""Longest delay of a released record; a longer one is cut to it (SG-7.10)."""
 
 
 class RecordState(enum.IntEnum):
-    """State of one offset of a share-partition; the number is what is stored (KIP-932, KIP-1191)."""
+    """State of one offset of a share-partition; the number is what is stored (SG-1.3)."""
 
     AVAILABLE = 0
     ACQUIRED = 1
@@ -29,7 +29,7 @@ class RecordState(enum.IntEnum):
 
 
 class AcknowledgeType(enum.IntEnum):
-    """What a member says of a record it acquired; the number is the one on the wire (KIP-932, KIP-1222)."""
+    """What a member says of a record it acquired; the number is the one on the wire (SG-7.5)."""
 
     GAP = 0
     ACCEPT = 1
@@ -39,14 +39,15 @@ class AcknowledgeType(enum.IntEnum):
 
 
 class AcquireMode(enum.IntEnum):
-    """How strictly the number of records asked for is kept (KIP-1206)."""
+    """How strictly the number of records asked for is kept (SG-5.4, SG-5.5; KIP-1206)."""
 
     BATCH_OPTIMIZED = 0
     RECORD_LIMIT = 1
 
 
 class Priority(enum.StrEnum):
-    """Which records a member gets first when there are some that were delivered before and some that were not.
+    """Which records a member gets first when there are some that were delivered before and some that were not
+    (SG-4.2).
 
     REDELIVERIES: those that come again, as Kafka's brokers do. NEW: those that were never delivered; the others when
     there are none, or when the window has no room for any. MIXED: the two take turns, acquire by acquire.
@@ -65,7 +66,7 @@ class LogBatch(NamedTuple):
 
 
 class AcquiredRange(NamedTuple):
-    """Offsets handed to a member, both inclusive, with the number of the delivery (the first is 1)."""
+    """Offsets handed to a member, both inclusive, with the number of the delivery (the first is 1; SG-3.1)."""
 
     first: int
     last: int
@@ -76,9 +77,9 @@ class AcknowledgeBatch(NamedTuple):
     """One range of a member's acknowledgements.
 
     `types` holds one wire number for the whole range or one an offset. `not_before_ms` (absolute; 0: at once) delays
-    what this range releases; `unrun` says that the released records were never started, so that the delivery
-    does not count. Both are flowshare's own and are ignored for types other than RELEASE. `joined` stands for one
-    batch of this type an offset, and is decided exactly as they would be: a hole within it is an error, too.
+    what this range releases (SG-7.10); `unrun` says that the released records were never started, so that the delivery
+    does not count (SG-3.2). Both are flowshare's own and are ignored for types other than RELEASE. `joined` stands for
+    one batch of this type an offset, and is decided exactly as they would be: a hole within it is an error, too.
     """
 
     first: int
@@ -135,17 +136,17 @@ UNLIMITED_DELIVERIES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Settings of a group that the share-partition reads at each step, so that a change takes effect at once.
+    """Settings of a group that the share-partition reads at each step, so that a change acts at once (SG-3.4).
 
-    lock_duration_ms: how long an acquisition lock holds (share.record.lock.duration.ms).
-    delivery_count_max: deliveries before a record is archived (share.delivery.count.limit).
-    record_locks_max: acquired records at once (share.partition.max.record.locks).
+    lock_duration_ms: how long an acquisition lock holds (share.record.lock.duration.ms, SG-8.1).
+    delivery_count_max: deliveries before a record is archived (share.delivery.count.limit, SG-3.3).
+    record_locks_max: acquired records at once (share.partition.max.record.locks, SG-4.3).
     window_max: span from start offset to end offset (share.partition.max.window); None is the value `locks`: the
-        span itself is held to `record_locks_max`, finished offsets included, exactly as Kafka's brokers count.
+        span itself is held to `record_locks_max`, finished offsets included, exactly as Kafka's brokers count (SG-4.4).
     renew_enabled: whether RENEW is taken (share.renew.acknowledge.enable).
     dead_letter_on_limit, dead_letter_on_reject: such records become ARCHIVING, which blocks the start offset, until
-        the shell has written the dead letter and calls `finish_archiving` (KIP-1191).
-    paused: nothing is acquired; what members hold can be acknowledged, renewed and lapses as ever (share.paused).
+        the shell has written the dead letter and calls `finish_archiving` (SG-15.2).
+    paused: nothing is acquired; what members hold can be acknowledged and renewed, and lapses (share.paused, SG-4.6).
     priority: redeliveries or new records first (share.delivery.priority).
     """
 

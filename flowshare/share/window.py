@@ -12,10 +12,10 @@ at the edges, for the wire and for the store. Rules that keep it so:
   are not in the log any more. What was decided before and is not settled knows by its `fence`.
 
 Three states exist only here: HOLE (no batch was ever acquired there), DELAYED (AVAILABLE, but not before a time) and
-PENDING (ACQUIRED, with an acknowledgement being written).
+PENDING (ACQUIRED, with an acknowledgement being written: SG-1.5).
 
-The gap window (SP:1648) is what a reload leaves: holes from `gap_start` on may hold records that were delivered but
-never settled, and are fetched again.
+The gap window is what a reload leaves: holes from `gap_start` on may hold records that were delivered but never
+settled, and are fetched again (SG-2.5).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
-from flowshare.share.cached import CachedBatches
-from flowshare.share.fence import Fence
+from flowshare.share.boundaries import CachedBatches
 from flowshare.share.holds import Holds
 from flowshare.share.types import PartitionUpdate, RecordState, StateRun
 
@@ -68,6 +67,37 @@ class Run(NamedTuple):
     state: int
     delivery_count: int
     hold_id: int
+
+
+class Fence:
+    """The time between two cuts of a log: tells an acknowledgement that is settled late whether it was cut (SG-9.2).
+
+    A decision keeps the fence that stood when it was made. A cut makes that one fall, at the offset of the cut, and
+    puts up the next; so a decision that is settled later sees over how much of it the cut went, and fences that nobody
+    keeps any more are gone by themselves. Offsets behind a cut come again as other records: a decision must not touch
+    them.
+    """
+
+    __slots__ = ("_fell_at", "_next")
+
+    def __init__(self) -> None:
+        self._fell_at = 0
+        self._next: Fence | None = None
+
+    def fall(self, end: int) -> Fence:
+        """The log was cut at `end`; the fence that stands from now on."""
+        assert self._next is None, "a fence falls once"
+        self._fell_at, self._next = end, Fence()
+        return self._next
+
+    def lowest(self) -> int | None:
+        """The lowest offset at which the log was cut since this one was put up; None: it was not."""
+        lowest: int | None = None
+        fence = self
+        while fence._next is not None:
+            lowest = fence._fell_at if lowest is None else min(lowest, fence._fell_at)
+            fence = fence._next
+        return lowest
 
 
 class Window:
@@ -283,7 +313,7 @@ class Window:
         self.tally[HOLE] += size
 
     def advance(self) -> None:
-        """Move the start offset past what is finished."""
+        """Move the start offset past what is finished (SG-1.6)."""
         at, states = self.start - self.base, self.states
         if at >= len(states) or states[at] not in _PASSED:
             return

@@ -1,8 +1,9 @@
-"""Who gets which slots: nobody has two more than another, and as few as possible change hands.
+"""Chooses which worker gets which slots: evenly, and so that as few as possible change hands.
 
-A slot stays where it was assigned last; one that was assigned to nobody who is still there stays with the holder of
-its claim, and else with one who has its entries in a cache. The last assignment goes before the claim so that workers
-that come one after another keep what they have begun to replay, while the claims still lie with the first of them.
+Nobody has two more than another. A slot stays where it was assigned last; one that was assigned to nobody who is still
+there stays with the holder of its claim, and else with one who has its entries in a cache. The last assignment goes
+before the claim so that workers that come one after another keep what they have begun to replay, while the claims
+still lie with the first of them.
 
 Who has too many gives up every n-th of his slots, and free ones are dealt in turn: neighbouring slots are neighbouring
 partitions of one topic, and those should have different leaders.
@@ -19,7 +20,7 @@ CACHED, CLAIMED, ASSIGNED = range(3)
 NOTHING: Final = -1, -1, -1
 
 
-class Candidate(NamedTuple):
+class EligibleWorker(NamedTuple):
     """A worker that may lead: its node id, what it was assigned last and when, and the claims it holds.
 
     generation: −1: it was assigned nothing yet, and `assigned` is what it has in its cache.
@@ -32,7 +33,7 @@ class Candidate(NamedTuple):
     """Slot -> epoch of the claim."""
 
 
-def assign(slots: int, candidates: Sequence[Candidate]) -> dict[int, int]:
+def assign(slots: int, candidates: Sequence[EligibleWorker]) -> dict[int, int]:
     """Slot -> node id of its owner; empty without candidates. Node ids are unique."""
     if not candidates:
         return {}
@@ -50,7 +51,7 @@ def assign(slots: int, candidates: Sequence[Candidate]) -> dict[int, int]:
     return owners
 
 
-def _held(slots: int, candidates: Sequence[Candidate]) -> dict[int, list[int]]:
+def _held(slots: int, candidates: Sequence[EligibleWorker]) -> dict[int, list[int]]:
     """Node id -> slots that would best stay there, ascending."""
     best: dict[int, tuple[int, int, int]] = {}
     for candidate in candidates:
@@ -66,7 +67,7 @@ def _held(slots: int, candidates: Sequence[Candidate]) -> dict[int, list[int]]:
     return held
 
 
-def _quotas(slots: int, candidates: Sequence[Candidate], held: Mapping[int, Sequence[int]]) -> dict[int, int]:
+def _quotas(slots: int, candidates: Sequence[EligibleWorker], held: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """How many each gets: those that have most get the larger share, so that fewest are taken away."""
     share, larger = divmod(slots, len(candidates))
     order = sorted(held, key=lambda node_id: (-len(held[node_id]), node_id))

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import deque
 
 from flowshare.slots.records import Claim, Record, checksum_of, encode
-from flowshare.slots.replay import SlotReader, Verdict
+from flowshare.slots.replay import SlotReader, Validity
 
 
 class Ticket:
@@ -42,7 +42,7 @@ class Ticket:
 
 
 class Confirming:
-    """One owner's side of one slot. Times and transport are the shell's."""
+    """What one owner has sent to one slot, and how far it is confirmed. Times and transport are the shell's."""
 
     def __init__(self, reader: SlotReader) -> None:
         self.reader = reader
@@ -111,7 +111,7 @@ class Confirming:
     def read(self, offset: int, record: Record, checksum: int) -> Ticket | None:
         """A record of the log as it is; the ticket that is confirmed by that. Below the reader's position: nothing.
 
-        Raises: StateCorrupt.
+        Raises: SlotCorrupt.
         """
         if offset < self.reader.position or self.lost is not None:
             return None
@@ -124,16 +124,16 @@ class Confirming:
             self.reader.skip(position)
 
     def give_up(self, reason: str) -> None:
-        """The shell knows that it cannot go on."""
+        """End as lost, because the shell knows that it cannot go on."""
         self.lost = self.lost or reason
 
     def _feed(self, offset: int, record: Record, checksum: int) -> bool:
         """Feed the reader; whether that confirms the first ticket, which is taken away then."""
-        verdict = self.reader.feed(offset, record, checksum)
-        if verdict is Verdict.VOID:
+        validity = self.reader.feed(offset, record, checksum)
+        if validity is Validity.VOID:
             return False
         head = self._open[0] if self._open else None
-        if verdict is Verdict.CLAIMED:
+        if validity is Validity.CLAIMED:
             assert isinstance(record, Claim)
             if head is None or record != head.record:
                 if head is not None or self.mine is not None:

@@ -51,8 +51,8 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """Raises: MembershipError."""
-    reader = _Reader(data)
+    """What `encode_subscription` wrote. Raises: MembershipError."""
+    reader = _FieldReader(data)
     version = reader.short()
     topics = tuple(reader.text() for _ in range(reader.count()))
     user_data = reader.blob()
@@ -65,8 +65,8 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """Raises: MembershipError."""
-    reader = _Reader(data)
+    """What `encode_assignment` wrote. Raises: MembershipError."""
+    reader = _FieldReader(data)
     reader.short()
     return Assignment(reader.partitions(), reader.blob())
 
@@ -87,7 +87,7 @@ def _partitions(partitions: Partitions) -> bytes:
     return b"".join(parts)
 
 
-class _Reader:
+class _FieldReader:
     """Takes one thing after another; lengths are compared with what is left before anything is made."""
 
     def __init__(self, data: bytes) -> None:
@@ -109,7 +109,7 @@ class _Reader:
         return int(number)
 
     def count(self, size_min: int = 2) -> int:
-        """Length of an array whose elements have at least so many bytes; null is empty."""
+        """Read an array's length, null: 0. Raises: MembershipError (no room for elements of `size_min` bytes)."""
         count = self.number()
         if count * size_min > len(self._data) - self._at:
             raise MembershipError(f"an array of {count} elements, {len(self._data) - self._at} bytes are left")

@@ -1,7 +1,7 @@
 """What the cores of slots raise when what lies in a state topic cannot be used. Each text says what to do.
 
 SlotError
-  StateCorrupt     a record of the state topic cannot be what flowshare wrote, or what it needs was deleted
+  SlotCorrupt      a record of the state topic cannot be what flowshare wrote, or what it needs was deleted
   NewerFormat      a record was written by a newer flowshare
   MembershipError  what a member of the slot group told, or got, cannot be what flowshare wrote
 """
@@ -13,7 +13,7 @@ class SlotError(Exception):
     """Base of all errors of the cores of slots."""
 
 
-class StateCorrupt(SlotError):
+class SlotCorrupt(SlotError):
     """A record of the state topic is damaged or foreign, or records that are still needed are gone."""
 
 

@@ -8,8 +8,8 @@ the assignment it gets the whole map (`SlotMap`), for it has to send clients to 
 - Stamp: a static member that comes back gets its old assignment without a new round, and nobody learns where it is
   now. It sees that by the stamp, which is new each time a worker tells something new: an assignment with another
   stamp answers older news, and the worker joins again.
-- Key: the mark of the worker's public key, by which others know its calls (`fleet.proof`). Nothing that is told here
-  is a secret: DescribeGroups shows it to whoever may DESCRIBE the group.
+- Key: the mark of the worker's public key, by which others know its calls (`fleet.peer_login`). Nothing that is told
+  here is a secret: DescribeGroups shows it to whoever may DESCRIBE the group.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SlotMap:
         return tuple(sorted(slot for slot, owner in self.owners.items() if owner == node_id))
 
 
-class Member(NamedTuple):
+class SlotGroupMember(NamedTuple):
     """A member of the group: its id, the metadata it told, and what it was assigned (described groups only)."""
 
     member_id: str
@@ -118,7 +118,7 @@ def encode_told(topic: str, told: Told) -> bytes:
 
 
 def decode_told(topic: str, metadata: bytes) -> Told:
-    """Raises: MembershipError."""
+    """What `encode_told` wrote. Raises: MembershipError."""
     subscription = decode_subscription(metadata)
     body = _unpacked(subscription.user_data)
     try:
@@ -144,7 +144,7 @@ def decode_told(topic: str, metadata: bytes) -> Told:
 
 
 def decode_map(data: bytes) -> SlotMap:
-    """Raises: MembershipError."""
+    """What `encode_map` wrote. Raises: MembershipError."""
     assignment = decode_assignment(data)
     body = _unpacked(assignment.user_data)
     try:

@@ -1,6 +1,6 @@
 """What the leader of the slot group gives to its members. There is no state: all that it needs comes with them.
 
-- A member that tells garbage, or is of a newer format, gets no slots; `Plan.warnings` says so.
+- A member that tells garbage, or is of a newer format, gets no slots; `SlotPlan.warnings` says so.
 - Of two members with the same node id the one that was there first keeps it; the other gets another one.
 - Kafka keeps all of a group's assignments in one record, of 1 MiB at most. When the whole map for everybody would
   come near that, each gets its own slots only (`SlotMap.whole` is False), and puts the map together from what Kafka
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from flowshare.slots.assignor import Candidate, assign
+from flowshare.slots.assignor import EligibleWorker, assign
 from flowshare.slots.consumer_protocol import Assignment, encode_assignment
 from flowshare.slots.errors import MembershipError
 from flowshare.slots.membership import (
     NOBODY,
     NODE_ID_MAX,
-    Member,
+    SlotGroupMember,
     SlotMap,
     Told,
     decode_map,
@@ -36,7 +36,7 @@ MEMBER_BYTES: Final = 200
 """What Kafka adds to each member: ids, client, time-outs."""
 
 
-class Plan(NamedTuple):
+class SlotPlan(NamedTuple):
     """What the leader gives: the map, the assignment of each member id, and what is odd."""
 
     map: SlotMap
@@ -44,12 +44,12 @@ class Plan(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def plan(members: Sequence[Member], *, topic: str, slots: int, generation: int) -> Plan:
+def plan(members: Sequence[SlotGroupMember], *, topic: str, slots: int, generation: int) -> SlotPlan:
     """What the leader of the group's present generation gives to its members."""
     told, warnings = _told(members, topic)
     nodes = _node_ids(told)
     candidates = [
-        Candidate(
+        EligibleWorker(
             nodes[member_id],
             [slot for slot in one.assigned if 0 <= slot < slots],
             one.generation,
@@ -67,10 +67,10 @@ def plan(members: Sequence[Member], *, topic: str, slots: int, generation: int) 
         claims=_claims(told, nodes, slots),
         keys=_keys(told, nodes),
     )
-    return Plan(made, _assignments(members, told, nodes, made), tuple(warnings))
+    return SlotPlan(made, _assignments(members, told, nodes, made), tuple(warnings))
 
 
-def assembled(members: Iterable[Member]) -> SlotMap | None:
+def assembled(members: Iterable[SlotGroupMember]) -> SlotMap | None:
     """The map of a group from outside, by what Kafka tells of its members; None: there is none yet.
 
     Members of which nothing can be read are left out.
@@ -101,7 +101,7 @@ def assembled(members: Iterable[Member]) -> SlotMap | None:
     )
 
 
-def _told(members: Iterable[Member], topic: str) -> tuple[dict[str, Told], list[str]]:
+def _told(members: Iterable[SlotGroupMember], topic: str) -> tuple[dict[str, Told], list[str]]:
     told: dict[str, Told] = {}
     warnings: list[str] = []
     for member in members:
@@ -143,7 +143,7 @@ def _keys(told: Mapping[str, Told], nodes: Mapping[str, int]) -> dict[int, str]:
 
 
 def _assignments(
-    members: Sequence[Member], told: Mapping[str, Told], nodes: Mapping[str, int], made: SlotMap
+    members: Sequence[SlotGroupMember], told: Mapping[str, Told], nodes: Mapping[str, int], made: SlotMap
 ) -> tuple[tuple[str, bytes], ...]:
     """One for each member; the whole map in each as long as all of them fit into what Kafka keeps of a group."""
     whole = map_body(made)

@@ -8,7 +8,7 @@ which no key's last write lies. Its owner gets there in steps, each of them smal
     neither                                                            → delete what lies before the present claim
 
 With a log of at least `growth` times its table, writing everything again costs at most 1/growth of what was written.
-A key is written again with what the table holds, so nothing may be under way meanwhile (`fleet.slot_log`).
+A key is written again with what the table holds, so nothing may be under way meanwhile (`fleet.state.writing`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from flowshare.slots.replay import SlotReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneLimits:
-    """log_bytes: shorter logs are left alone. growth: and those below so many times the table.
+    """When a slot's log is worth cutting, and how much of it is written again in one step.
+
+    log_bytes: shorter logs are left alone. growth: so are those below this many times the table.
 
     step_bytes: keys and values that are written again at once.
     """

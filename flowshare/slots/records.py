@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from flowshare.slots.errors import NewerFormat, StateCorrupt
+from flowshare.slots.errors import NewerFormat, SlotCorrupt
 
 VERSION: Final = 1
 CHUNK_BYTES: Final = 512 * 1024
@@ -38,7 +38,7 @@ Entry = tuple[bytes, bytes | None]
 """State key and its value; None deletes it."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """First byte of a record's key."""
 
     CLAIM = 1
@@ -130,14 +130,14 @@ def encode(record: Record) -> tuple[bytes, bytes]:
     """Key and value of the Kafka record."""
     match record:
         case Part():
-            kind, body = Kind.LAST_PART if record.last else Kind.PART, record.body
+            kind, body = RecordKind.LAST_PART if record.last else RecordKind.PART, record.body
         case Claim():
-            kind, body = Kind.CLAIM, _CLAIM.pack(record.node_id, record.port, record.time_ms)
+            kind, body = RecordKind.CLAIM, _CLAIM.pack(record.node_id, record.port, record.time_ms)
             body += _text(record.owner) + _text(record.host)
         case HandOver():
-            kind, body = Kind.HAND_OVER, _text(record.to)
+            kind, body = RecordKind.HAND_OVER, _text(record.to)
         case Tick():
-            kind, body = Kind.TICK, b""
+            kind, body = RecordKind.TICK, b""
     key = bytes((kind, VERSION))
     head = _HEAD.pack(0, record.epoch, record.serial)[_CHECKSUM.size :]
     crc = zlib.crc32(body, zlib.crc32(head, zlib.crc32(key)))
@@ -159,9 +159,9 @@ def checksum_of(value: bytes) -> int:
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
-    """The record. Raises: NewerFormat, StateCorrupt."""
+    """The record. Raises: NewerFormat, SlotCorrupt."""
     if key is None or len(key) != 2 or value is None or len(value) < _HEAD.size:
-        raise StateCorrupt("it has not the form of a slot's record")
+        raise SlotCorrupt("it has not the form of a slot's record")
     kind, version = key
     if version > VERSION:
         raise NewerFormat(
@@ -170,25 +170,25 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
         )
     checksum, epoch, serial = _HEAD.unpack_from(value)
     if zlib.crc32(memoryview(value)[_CHECKSUM.size :], zlib.crc32(key)) != checksum:
-        raise StateCorrupt("its checksum does not match its bytes")
+        raise SlotCorrupt("its checksum does not match its bytes")
     body = value[_HEAD.size :]
     match kind:
-        case Kind.LAST_PART | Kind.PART:
-            return Part(epoch=epoch, serial=serial, body=body, last=kind == Kind.LAST_PART)
-        case Kind.CLAIM:
+        case RecordKind.LAST_PART | RecordKind.PART:
+            return Part(epoch=epoch, serial=serial, body=body, last=kind == RecordKind.LAST_PART)
+        case RecordKind.CLAIM:
             return _claim(epoch, body)
-        case Kind.HAND_OVER:
+        case RecordKind.HAND_OVER:
             (to,) = _texts(body, 1)
             return HandOver(epoch=epoch, serial=serial, to=to)
-        case Kind.TICK:
+        case RecordKind.TICK:
             return Tick(epoch=epoch, serial=serial)
         case _:
-            raise StateCorrupt(f"kind {kind} is unknown")
+            raise SlotCorrupt(f"kind {kind} is unknown")
 
 
 def _claim(epoch: int, body: bytes) -> Claim:
     if len(body) < _CLAIM.size:
-        raise StateCorrupt("a claim is cut short")
+        raise SlotCorrupt("a claim is cut short")
     node_id, port, time_ms = _CLAIM.unpack_from(body)
     owner, host = _texts(body[_CLAIM.size :], 2)
     return Claim(epoch=epoch, node_id=node_id, owner=owner, host=host, port=port, time_ms=time_ms)
@@ -203,18 +203,18 @@ def _texts(body: bytes, count: int) -> list[str]:
             at += _TEXT.size
             text = body[at : at + length]
             if len(text) != length:
-                raise StateCorrupt("a text is cut short")
+                raise SlotCorrupt("a text is cut short")
             found.append(text.decode())
             at += length
     except (struct.error, UnicodeDecodeError):
-        raise StateCorrupt("a text cannot be read") from None
+        raise SlotCorrupt("a text cannot be read") from None
     if at != len(body):
-        raise StateCorrupt("there are bytes left over")
+        raise SlotCorrupt("there are bytes left over")
     return found
 
 
 def decode_entries(body: bytes) -> list[Entry]:
-    """The entries of a whole write. Raises: StateCorrupt."""
+    """The entries of a whole write. Raises: SlotCorrupt."""
     entries: list[Entry] = []
     at, end, unpack, size = 0, len(body), _ENTRY.unpack_from, _ENTRY.size
     try:
@@ -230,7 +230,7 @@ def decode_entries(body: bytes) -> list[Entry]:
                 at = middle
                 entries.append((key, None))
     except struct.error:
-        raise StateCorrupt("the entries of a write are cut short") from None
+        raise SlotCorrupt("the entries of a write are cut short") from None
     if at != end:
-        raise StateCorrupt("the entries of a write are cut short")
+        raise SlotCorrupt("the entries of a write are cut short")
     return entries

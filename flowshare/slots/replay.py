@@ -4,7 +4,7 @@ Invariant: two readers that were fed the same log up to the same offset hold the
 what counts of a claim is a beginning of what its owner wrote: nothing twice, nothing missing in between, nothing after
 a higher claim. The log alone decides; who was a member of what at which time plays no part.
 
-    record      condition                                        verdict    effect
+    record      condition                                        validity   effect
     claim       epoch above the present claim's, or none before  CLAIMED    it is the claim; serial 1 is next; parts of
                                                                             an unfinished write are dropped
     claim       any other                                        VOID
@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from flowshare.slots.errors import StateCorrupt
+from flowshare.slots.errors import SlotCorrupt
 from flowshare.slots.records import WRITE_BYTES_MAX, Claim, Entry, HandOver, Part, Record, decode_entries
-from flowshare.slots.summary import Mark, PlacedClaim, Summary
+from flowshare.slots.summary import Fingerprint, PlacedClaim, Summary
 from flowshare.slots.table import SlotTable
 
 RECORD_BYTES: Final = 100
@@ -40,8 +40,8 @@ OnWrite = Callable[[Sequence[Entry], int], None]
 """(entries, offset at which the write began), after it was applied."""
 
 
-class Verdict(Enum):
-    """What a record was."""
+class Validity(Enum):
+    """Whether a record counts, and as what."""
 
     CLAIMED = "claimed"
     ACCEPTED = "accepted"
@@ -53,7 +53,7 @@ class _Begun(NamedTuple):
 
     offset: int
     serial: int
-    last: Mark | None
+    last: Fingerprint | None
 
 
 class SlotReader:
@@ -76,7 +76,7 @@ class SlotReader:
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._begun: _Begun | None = None
-        self._last: Mark | None = None
+        self._last: Fingerprint | None = None
 
     @classmethod
     def resume(cls, summary: Summary, table: SlotTable, *, on_write: OnWrite | None = None) -> SlotReader:
@@ -97,41 +97,36 @@ class SlotReader:
         return 0 if self.claim is None else self.claim.epoch
 
     @property
-    def claim_offset(self) -> int:
-        """Where the present claim lies; −1 when there is none."""
-        return self.claims[-1].offset if self.claims else -1
-
-    @property
     def kept_bytes(self) -> int:
         """About what lies in the log from its first claim on."""
         return self.log_bytes - self.claims[0].log_bytes if self.claims else self.log_bytes
 
-    def feed(self, offset: int, record: Record, checksum: int) -> Verdict:
+    def feed(self, offset: int, record: Record, checksum: int) -> Validity:
         """Take the record at `offset`, which is `position` or above (offsets in between hold no records).
 
-        Raises: StateCorrupt; the reader is not to be used any longer then.
+        Raises: SlotCorrupt; the reader is not to be used any longer then.
         """
         assert offset >= self.position, "a slot's log is read in order"
         if self._pruned:
             self._pruned = False
             if not isinstance(record, Claim):
-                raise StateCorrupt(
+                raise SlotCorrupt(
                     "the log does not begin with a claim: records were deleted that are still needed (by retention, by "
                     "hand?); see 'state topic lost' in docs/operations.md"
                 )
         size = len(record.body) if isinstance(record, Part) else 0
-        verdict = self._claimed(offset, record) if isinstance(record, Claim) else self._accepted(offset, record)
+        validity = self._claimed(offset, record) if isinstance(record, Claim) else self._accepted(offset, record)
         self.log_bytes += size + RECORD_BYTES
         self.position = offset + 1
-        self._last = Mark(offset, checksum)
-        return verdict
+        self._last = Fingerprint(offset, checksum)
+        return validity
 
     def skip(self, position: int) -> None:
         """There are no records below `position`."""
         self.position = max(self.position, position)
 
     def cut(self, log_start: int) -> None:
-        """The log begins here now."""
+        """Forget claims below `log_start`: the slot's log was cut there."""
         self.claims = [claim for claim in self.claims if claim.offset >= log_start]
 
     def summary(self) -> Summary:
@@ -148,11 +143,11 @@ class SlotReader:
             log_bytes=self.log_bytes,
         )
 
-    # --- verdicts -----------------------------------------------------------------------------------------------
+    # --- effects -----------------------------------------------------------------------------------------------
 
-    def _claimed(self, offset: int, claim: Claim) -> Verdict:
+    def _claimed(self, offset: int, claim: Claim) -> Validity:
         if claim.epoch <= self.epoch:
-            return Verdict.VOID
+            return Validity.VOID
         self.claim = claim
         self.handed_over_to = None
         self._serial = 1
@@ -160,17 +155,17 @@ class SlotReader:
         if len(self.claims) == CLAIMS_KEPT:
             del self.claims[1::2]
         self.claims.append(PlacedClaim(offset, self.log_bytes))
-        return Verdict.CLAIMED
+        return Validity.CLAIMED
 
-    def _accepted(self, offset: int, record: HandOver | Part | Record) -> Verdict:
+    def _accepted(self, offset: int, record: HandOver | Part | Record) -> Validity:
         if record.epoch != self.epoch or record.serial != self._serial or self.handed_over_to is not None:
-            return Verdict.VOID
+            return Validity.VOID
         if isinstance(record, Part):
             self._take(offset, record)
         elif isinstance(record, HandOver):
             self.handed_over_to = record.to
         self._serial += 1
-        return Verdict.ACCEPTED
+        return Validity.ACCEPTED
 
     def _take(self, offset: int, part: Part) -> None:
         if part.last and not self._parts:
@@ -181,7 +176,7 @@ class SlotReader:
         self._parts.append(part.body)
         self._parts_bytes += len(part.body)
         if self._parts_bytes > WRITE_BYTES_MAX:
-            raise StateCorrupt(f"a write is longer than the {WRITE_BYTES_MAX} bytes that one may have")
+            raise SlotCorrupt(f"a write is longer than the {WRITE_BYTES_MAX} bytes that one may have")
         if part.last:
             body, begun = b"".join(self._parts), self._begun
             self._drop_parts()

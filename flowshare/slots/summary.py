@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
-from flowshare.slots.errors import StateCorrupt
+from flowshare.slots.errors import SlotCorrupt
 from flowshare.slots.records import Claim
 
 FORMAT: Final = 1
 
 
-class Mark(NamedTuple):
+class Fingerprint(NamedTuple):
     """A record of the log: its offset and the checksum that its value begins with. Tells one log from another."""
 
     offset: int
@@ -33,28 +33,28 @@ class Summary:
     claim: Claim | None
     serial: int
     position: int
-    last: Mark | None
+    last: Fingerprint | None
     handed_over_to: str | None
     claims: tuple[PlacedClaim, ...]
     log_bytes: int
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The summary as bytes."""
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Summary:
-        """What `encode` wrote. Raises: StateCorrupt."""
+        """What `encode` wrote. Raises: SlotCorrupt."""
         try:
             fields: dict[str, Any] = json.loads(data)
             if fields.pop("format") != FORMAT:
-                raise StateCorrupt("the summary of a slot has another format")
+                raise SlotCorrupt("the summary of a slot has another format")
             claim, last = fields.pop("claim"), fields.pop("last")
             return cls(
                 claim=None if claim is None else Claim(**claim),
-                last=None if last is None else Mark(*last),
+                last=None if last is None else Fingerprint(*last),
                 claims=tuple(PlacedClaim(*one) for one in fields.pop("claims")),
                 **fields,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StateCorrupt(f"the summary of a slot cannot be read: {error}") from error
+            raise SlotCorrupt(f"the summary of a slot cannot be read: {error}") from error

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from flowshare.slots.places import SHARE_PREFIX, share_head
+from flowshare.slots.placement import SHARE_PREFIX, share_head
 from flowshare.slots.records import Entry
 
 HEAD_BYTES: Final = 2
@@ -28,7 +28,7 @@ class Kept(NamedTuple):
 
 
 class SlotTable:
-    """What replaying the log gives. `size_bytes`: keys and values."""
+    """The table of one slot, as replaying its log gives it. `size_bytes`: keys and values."""
 
     __slots__ = ("_heaps", "_offsets", "size_bytes")
 

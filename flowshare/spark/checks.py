@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from flowshare.agents.errors import OptionError, refuse_unknown
+from flowshare.agents.handler.errors import OptionError, refuse_unknown
 from flowshare.backend.url import BadBrokerUrl, parse_broker
 
 Check = Callable[[str, str], Any]
@@ -16,16 +17,26 @@ SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 
 
-def checked(
-    given: Mapping[str, str], known: Iterable[str], need: Iterable[str], by: Mapping[str, Check]
-) -> dict[str, Any]:
-    """What was given, in any case, as values; an option without a check is a text. Raises: OptionError."""
+def checked(options: type[Any], given: Mapping[str, str], by: Mapping[str, Check]) -> dict[str, Any]:
+    """What was given, in any case, as values for a dataclass of options; those without a default are needed.
+
+    by: checks of options that take less than their type says. Raises: OptionError.
+    """
     named = {key.lower(): text for key, text in given.items() if key.lower() not in SPARKS_OWN}
-    refuse_unknown(FORMAT, named, list(known))
-    for name in need:
-        if not named.get(name):
-            raise OptionError(f'{FORMAT} needs .option("{name}", …)')
-    return {name: by[name](name, text) if name in by else text for name, text in named.items()}
+    refuse_unknown(FORMAT, named, [one.name for one in fields(options)])
+    for one in fields(options):
+        if one.default is MISSING and not named.get(one.name):
+            raise OptionError(f'{FORMAT} needs .option("{one.name}", …)')
+    types = get_type_hints(options)
+    return {name: (by.get(name) or _check_of(types[name]))(name, text) for name, text in named.items()}
+
+
+def _check_of(kind: Any) -> Check:
+    if get_origin(kind) is Literal:
+        return one_of(*get_args(kind))
+    if kind is bool:
+        return flag
+    return number(kind, 0) if kind in (int, float) else lambda _, text: text
 
 
 def broker(_: str, text: str) -> str:

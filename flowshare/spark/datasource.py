@@ -1,31 +1,50 @@
 """`format("flowshare")`: Spark's names for the source and the sink, and the stream reader that a share group feeds.
 
-Spark runs the reader's methods in one process on the driver's machine, one after the other, and `read` in executors
-(reference spark.md §1). What happens to the group's records is in `flowshare.spark.driver`.
+Spark runs the stream reader's methods in one process on the driver's machine, one after the other, and `read` in
+executors. What happens to the group's records is in `flowshare.spark.source.microbatches`.
+
+`spark.read` is a look at what the group has not finished, without taking anything: a batch query has no end that its
+source would hear of, so nothing is acquired and nothing acknowledged, and `attempt` is 0. To take what is there
+and end, use `readStream` with `trigger(availableNow=True)`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from flowshare.spark.columns import source_schema, value_decoder
-from flowshare.spark.driver import Driver
-from flowshare.spark.garbage import freeze
-from flowshare.spark.options import SourceOptions
-from flowshare.spark.poison import bury
-from flowshare.spark.ranges import Offset
-from flowshare.spark.reading import Part, read
+from flowshare.backend import open_backend
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.clock import LoopClock
+from flowshare.garbage import freeze
+from flowshare.share.ranges import merged, minus
+from flowshare.spark.source.columns import source_schema, value_decoder
+from flowshare.spark.source.dead_letters import bury
+from flowshare.spark.source.group import ISOLATION, topics_of
+from flowshare.spark.source.microbatches import MicroBatches
+from flowshare.spark.source.options import SourceOptions
+from flowshare.spark.source.ranges import Offset, Range, share_out
+from flowshare.spark.source.reading import ReadTask, read
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
+
+    from flowshare.protocol.messages import SharePartitionOffsets
+
+logger = logging.getLogger("flowshare.spark")
 
 
 class FlowshareSource(DataSource):
@@ -46,39 +65,28 @@ class FlowshareSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What the group has not finished, looked at and not taken. Raises: OptionError."""
-        from flowshare.spark.browse import BrowsingReader
-
         return BrowsingReader(SourceOptions.parse(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The sink of a batch. Raises: OptionError."""
-        from flowshare.spark.sink import batch_writer
+        from flowshare.spark.sink.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """The sink of a stream. Raises: OptionError."""
-        from flowshare.spark.sink import stream_writer
+        from flowshare.spark.sink.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 
 
-class TaskPart(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, part: Part) -> None:
-        super().__init__(part)
-
-
-def read_part(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's part, in an executor; what cannot be read becomes dead letters."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
+def read_task(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, in an executor; what cannot be read becomes dead letters."""
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    part: Part = partition.value
-    for rows in read(part, arrow_schema, value_decoder(options, arrow_schema)):
+    task: ReadTask = partition.value
+    for rows in read(task, arrow_schema, value_decoder(options, arrow_schema)):
         if rows.poison or rows.damaged:
-            bury(part, rows, options)
+            bury(task, rows, options)
         yield from rows.batches
     freeze()
 
@@ -95,18 +103,18 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._driver: Driver | None = None
+        self._batches: MicroBatches | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Options and schema: executors need no more, and threads cannot be pickled."""
-        return {"_options": self._options, "_schema": self._schema, "_driver": None}
+        return {"_options": self._options, "_schema": self._schema, "_batches": None}
 
     @property
-    def _here(self) -> Driver:
-        if self._driver is None:
-            self._driver = Driver(self._options)
+    def _here(self) -> MicroBatches:
+        if self._batches is None:
+            self._batches = MicroBatches(self._options)
             signal.signal(signal.SIGTERM, _end)
-        return self._driver
+        return self._batches
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Before the first acquisition."""
@@ -136,18 +144,95 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks that read the batch `end`."""
         if start["number"] == end["number"]:
             return []
-        return [TaskPart(part) for part in self._here.parts(Offset.from_json(end))]
+        return [InputPartition(task) for task in self._here.tasks(Offset.from_json(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
-        return read_part(self._options, self._schema, partition)
+        return read_task(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: Spark calls it no earlier than `latestOffset`, which proves it, too, and can be called again when
-        the group is not reached. Between the two the checkpoint tells (`flowshare.spark.checkpoint`)."""
+        the group is not reached. Between the two the checkpoint tells (`flowshare.spark.source.checkpoint`)."""
 
     def stop(self) -> None:
         """Accept what is committed, give back what is held besides, and leave the group."""
-        if self._driver is not None:
+        if self._batches is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending: half of it would be worse than a late end
-            self._driver.close()
+            self._batches.close()
+
+
+class BrowsingReader(DataSourceReader):
+    """The unfinished records of a group as they are when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks. Raises: OptionError, BackendError, ClientError."""
+        return [InputPartition(task) for task in asyncio.run(_parts(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        if partition.value is None:  # what Spark makes of no tasks
+            return iter(())
+        return read_task(self._options, self._schema, partition)
+
+
+async def _parts(options: SourceOptions) -> list[ReadTask]:
+    clock = LoopClock()
+    backend = open_backend(options.broker, clock=clock, asked={options.group: ()})
+
+    async with contextlib.AsyncExitStack() as stack:
+        await backend.start()
+        stack.push_async_callback(backend.close)
+        admin = ShareAdmin(partial(backend.connect, "spark-browse"), clock=clock, client_id="spark")
+        stack.push_async_callback(admin.close)
+        topics = await topics_of(options, admin)
+        ids = {name: str((await admin.describe_topic(name)).topic_id) for name in topics}
+        configs = {entry.name: entry.value for entry in await admin.group_configs(options.group)}
+        committed = configs.get(ISOLATION) == "read_committed"
+        ranges = [one for name in topics for one in await _unfinished(options, admin, name, committed=committed)]
+        return [
+            ReadTask(
+                broker=options.broker,
+                hosts=() if backend.kafka is None else backend.kafka.hosts,
+                ranges=tuple(part),
+                topics=ids,
+                committed=committed,
+                lossy=True,  # nothing is taken, and retention goes on while one looks
+            )
+            for part in share_out(ranges, options.task_count)
+        ]
+
+
+async def _unfinished(options: SourceOptions, admin: ShareAdmin, topic: str, *, committed: bool) -> list[Range]:
+    """What lies between the group's start offset and the end of the log, but for what is finished.
+
+    committed: the end is where the first open transaction begins.
+    """
+    try:
+        parts = await admin.group_offsets(options.group, [topic])
+    except ServerError:  # there is no such group yet
+        parts = []
+    known = {part.partition: part for part in parts if part.start_offset >= 0}
+    found: list[Range] = []
+    for partition in range((await admin.describe_topic(topic)).partitions):
+        bounds = await admin.offsets(topic, partition, committed=committed)
+        part = known.get(partition)
+        first = bounds.log_start if part is None else max(bounds.log_start, part.start_offset)
+        if first >= bounds.high_watermark:
+            continue
+        finished = [] if part is None else await _finished(options, admin, part)
+        open_ = minus([(first, bounds.high_watermark - 1)], merged(finished))
+        found += [Range(topic, partition, low, high, 0) for low, high in open_]
+    return found
+
+
+async def _finished(options: SourceOptions, admin: ShareAdmin, part: SharePartitionOffsets) -> list[tuple[int, int]]:
+    """What behind the start offset is finished; nothing where the brokers keep it to themselves."""
+    try:
+        return await admin.finished_ranges(options.group, part)
+    except ClientError as error:
+        logger.warning("what of %s-%d is finished is not known: %s", part.topic, part.partition, error)
+        return []

@@ -1,9 +1,11 @@
-"""Spark's own end, and what matters of the pages that it says when something fails."""
+"""Errors of Spark: its own end, and what matters of the pages that it says when something fails."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
+
+from flowshare.errors import FlowshareError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -17,7 +19,7 @@ _CAUSE: Final = re.compile(r"^(?:Caused by)?: (\S.*)", re.MULTILINE)
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 
 
-class SparkGone(RuntimeError):
+class SparkGone(FlowshareError, RuntimeError):
     """Spark's driver or cluster is no longer there; the text says what is known."""
 
 

@@ -1,6 +1,6 @@
-"""A Spark session with the settings that flowshare's source, sink and fleet need to be fast and to survive a failure.
+"""Spark sessions with the settings that the source, the sink and pipelines need to be fast and to survive a failure.
 
-Measured (reference spark.md §0, §4): unix sockets between the JVM and Python take a Python task from 76 to 35 ms; the
+Measured: unix sockets between the JVM and Python take a Python task from 76 to 35 ms; the
 checkpoint manager of plain file systems takes a batch's two log entries from 70 to 22 ms.
 """
 
@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure
 from flowshare.dev.java import java_home
-from flowshare.spark.checkpoint import note_checkpoints
-from flowshare.spark.gone import SparkGone, gone
+from flowshare.errors import FlowshareError
+from flowshare.spark.errors import SparkGone, gone
+from flowshare.spark.source.checkpoint import note_checkpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 """What `session` sets unless told otherwise; on this machine, where checkpoints are its files, LOCAL_MANAGER, too."""
 
 
-class SparkMissing(RuntimeError):
+class SparkMissing(FlowshareError, RuntimeError):
     """Spark cannot run here; the text says what to install."""
 
 
@@ -95,7 +96,7 @@ def activate(spark: SparkSession) -> None:
 
 def register(spark: SparkSession) -> None:
     """Make `format("flowshare")` known to a session that was made elsewhere."""
-    from flowshare.spark.source import FlowshareSource
+    from flowshare.spark.datasource import FlowshareSource
 
     spark.dataSource.register(FlowshareSource)
     note_checkpoints(spark)

@@ -2,11 +2,14 @@
 
 `harness(app)` gives a bus to send, run until idle, move time, inject failures and read outcomes; `run(coroutine)` and
 the pytest marker `flowshare` give a whole event loop on virtual time.
+
+`harness` is the bus and what it saw, `clock` and `virtual` time that does not pass by itself, `plugin`
+the marker. It is shipped, for tests of apps; flowshare's own tests have more in `tests/`. A real Kafka for tests is
+`flowshare.dev`.
 """
 
 from flowshare.testing.clock import LoopTimeClock, ManualClock
-from flowshare.testing.harness import Bus, NotIdle, harness
-from flowshare.testing.report import AgentReport, DeadLetter, SentRecord
+from flowshare.testing.harness import AgentReport, Bus, DeadLetter, NotIdle, SentRecord, harness
 from flowshare.testing.virtual import Deadlock, VirtualTimeLoop, run
 
 __all__ = [

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from flowshare.clock import TimerHandle
+from flowshare.clock import LoopClock, TimerHandle
 
 T = TypeVar("T")
 START_MS: Final = 1_700_000_000_000
@@ -113,33 +111,24 @@ class ManualClock:
         await settle()
 
 
-class LoopTimeClock:
-    """Follows the running loop's own time: for loops whose time is virtual (`fs.testing.run`)."""
+class LoopTimeClock(LoopClock):
+    """Tells the running loop's own time: for loops whose time is virtual (`fs.testing.run`)."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970, UTC."""
         return START_MS + round(asyncio.get_running_loop().time() * 1000)
 
-    def steady_ms(self) -> int:
-        """The same: nobody sets it."""
-        return self.now_ms()
+    steady_ms = now_ms
+    """The same: nobody sets it."""
 
-    def monotonic(self) -> float:
+    @staticmethod
+    def monotonic() -> float:
         """The loop's time in seconds."""
         return asyncio.get_running_loop().time()
 
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> TimerHandle:
-        """Run `callback` after `delay_s` seconds of the loop's time."""
-        return asyncio.get_running_loop().call_later(delay_s, callback)
-
-    async def sleep(self, delay_s: float) -> None:
-        """Wait `delay_s` seconds of the loop's time."""
-        await asyncio.sleep(delay_s)
-
-    async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        """Await with a limit. Raises TimeoutError; the awaited thing is cancelled then."""
-        async with asyncio.timeout(timeout_s):
-            return await awaitable
+    async def advance(self, seconds: float) -> None:
+        """Wait until so much of the loop's time has passed."""
+        await asyncio.sleep(seconds)
 
     def next_due_s(self) -> float:
         """Seconds until the loop's next timer; a little when there is none."""

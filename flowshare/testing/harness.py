@@ -19,20 +19,21 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from flowshare.agents.coding import decoder_for
-from flowshare.agents.errors import UndecodableValue, UsageError, nearest
-from flowshare.agents.values import describe
+import orjson
+
+from flowshare.agents.app.app import App
+from flowshare.agents.faust.models import decoder_for
+from flowshare.agents.feed.acknowledgements import Settled
+from flowshare.agents.handler.errors import UndecodableValue, UsageError, nearest
+from flowshare.agents.handler.values import describe
+from flowshare.agents.host.host import Host, HostSettings
+from flowshare.backend.memory import MemoryBackend
+from flowshare.errors import FlowshareError
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
-from flowshare.testing.report import AgentReport, DeadLetter, SentRecord
 from flowshare.testing.virtual import VirtualTimeLoop
-
-if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.agents.host import Host
-    from flowshare.agents.runtime import Settled
 
 IDLE_LIMIT_S: Final = 3600.0
 REAL_LIMIT_S: Final = 30.0
@@ -44,11 +45,98 @@ QUIET_AGAIN_REAL_S: Final = 0.002
 """The same when nothing ended since the clock was last moved for them."""
 
 
-class NotIdle(AssertionError):
+class NotIdle(FlowshareError, AssertionError):
     """`run_until_idle` gave up; the text says which records are left and why."""
 
 
-class Report(Mapping[str, AgentReport]):
+@dataclass(slots=True)
+class AgentReport:
+    """One agent's deliveries since the harness started, in the order they were settled."""
+
+    settled: list[Settled] = field(default_factory=list)
+
+    def count(self, *outcomes: str) -> int:
+        """Deliveries with one of these outcomes (see `Settled.outcome`)."""
+        return sum(one.outcome in outcomes for one in self.settled)
+
+    @property
+    def accepted(self) -> int:
+        """Records whose accept was confirmed."""
+        return self.count("accepted")
+
+    @property
+    def retried(self) -> int:
+        """Deliveries that failed and were released for another attempt."""
+        return self.count("retried")
+
+    @property
+    def released(self) -> int:
+        """Deliveries given back by `fs.Release`."""
+        return self.count("released")
+
+    @property
+    def rejected(self) -> int:
+        """Records that ended without success: dead letters, and rejects of agents without a dead letter topic."""
+        return self.count("dead_lettered", "rejected")
+
+    @property
+    def dead_lettered(self) -> int:
+        """Records that ended as dead letters."""
+        return self.count("dead_lettered")
+
+    @property
+    def attempts(self) -> list[int]:
+        """The number of each delivery, in the order they were settled: one record that failed twice is [1, 2, 3]."""
+        return [one.attempt for one in self.settled]
+
+    @property
+    def delays(self) -> list[float]:
+        """Seconds each released delivery was put off, in order."""
+        return [one.delay_s for one in self.settled if one.outcome in {"retried", "released"}]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each unsuccessful delivery was so, in order."""
+        return [one.reason for one in self.settled if one.outcome != "accepted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentRecord:
+    """A record as it lies in a topic. `key` and `value` have the topic's types, else they are bytes, or JSON."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: Any
+    value: Any
+    headers: dict[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter(SentRecord):
+    """A dead letter with what its headers say of its origin."""
+
+    def header(self, name: str) -> str:
+        """A `flowshare.dlq.…` header as text, empty when it is not there."""
+        return (self.headers.get(f"flowshare.dlq.{name}") or b"").decode()
+
+    @property
+    def reason(self) -> str:
+        """Why the record ended here."""
+        return self.header("reason")
+
+    @property
+    def attempts(self) -> int:
+        """How often the record was tried."""
+        return int(self.header("attempts") or 0)
+
+    @property
+    def origin(self) -> tuple[str, int, int]:
+        """Topic, partition and offset that the record came from."""
+        return self.header("topic"), int(self.header("partition")), int(self.header("offset"))
+
+
+class HarnessReport(Mapping[str, AgentReport]):
     """Reports by agent: `report[bill]`, with the decorated function or its name."""
 
     def __init__(self, agents: Iterable[str]) -> None:
@@ -75,7 +163,7 @@ class Report(Mapping[str, AgentReport]):
 class Bus:
     """The harness's handle: send, run, move time, read. Made by `harness`."""
 
-    def __init__(self, app: App, host: Host, clock: ManualClock | LoopTimeClock, report: Report) -> None:
+    def __init__(self, app: App, host: Host, clock: ManualClock | LoopTimeClock, report: HarnessReport) -> None:
         self.app = app
         self.host = host
         self.clock = clock
@@ -97,23 +185,20 @@ class Bus:
         target = self.app.topic(topic) if isinstance(topic, str) else topic
         self._queued.append(lambda: target.send(key=key, value=value, headers=dict(headers or {})))
 
-    async def advance(self, seconds: float) -> Report:
+    async def advance(self, seconds: float) -> HarnessReport:
         """Move time forward by `seconds`, running what falls due on the way."""
         await self._produce()
-        if isinstance(self.clock, ManualClock):
-            await self.clock.advance(seconds)
-        else:
-            await asyncio.sleep(seconds)
+        await self.clock.advance(seconds)
         await self._read_topics()
         return self.report
 
-    async def run_until_idle(self, *, limit_s: float = IDLE_LIMIT_S) -> Report:
+    async def run_until_idle(self, *, limit: float = IDLE_LIMIT_S) -> HarnessReport:
         """Go on until every record of every agent that is not paused has ended, jumping over delays.
 
-        limit_s: virtual seconds after which it gives up. Raises: NotIdle.
+        limit: virtual seconds after which it gives up. Raises: NotIdle.
         """
         await self._produce()
-        until_s = self.clock.monotonic() + limit_s
+        until_s = self.clock.monotonic() + limit
         real_until_s = time.monotonic() + REAL_LIMIT_S
         while True:
             await self._let_handlers_run(real_until_s)
@@ -121,7 +206,7 @@ class Bus:
                 await self._read_topics()
                 return self.report
             if self.clock.monotonic() >= until_s:
-                raise NotIdle(await self._why_not_idle(f"{limit_s:.0f} s of the harness's time"))
+                raise NotIdle(await self._why_not_idle(f"{limit:.0f} s of the harness's time"))
             if time.monotonic() >= real_until_s:
                 raise NotIdle(await self._why_not_idle(f"{REAL_LIMIT_S:.0f} s of real time"))
             await self._jump()
@@ -229,15 +314,12 @@ class Bus:
         return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)
 
     async def _jump(self) -> None:
-        if isinstance(self.clock, LoopTimeClock):
-            await asyncio.sleep(self.clock.next_due_s())
-            return
         due_s = self.clock.next_due_s()
-        if due_s is None:
+        if due_s is not None:
+            await self.clock.advance(due_s)
+        else:
             await asyncio.sleep(0.001)
             await settle()
-            return
-        await self.clock.advance(due_s)
 
     async def _why_not_idle(self, limit: str) -> str:
         rows = [row for row in await self.host.lag() if row["backlog"]]
@@ -287,8 +369,6 @@ def _as_declared(record: SentRecord, what: str, raw: bytes | None, typ: Any, ser
 
 
 def _decoded(value: bytes | None) -> Any:
-    import orjson
-
     try:
         return None if value is None else orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -302,10 +382,6 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     seed: of the jitter of retry delays. Topics are made with one partition when first used. The app's own settings
     (broker, path) are left alone and untouched. Faust's own agents and tables, which need a broker, do not run here.
     """
-    from flowshare.agents.app import App
-    from flowshare.agents.host import Host, HostSettings
-    from flowshare.backend.memory import MemoryBackend
-
     if not isinstance(app, App):
         raise UsageError(f"harness takes a flowshare.App, not {app!r}")
     await app.sending_thread.give_way()
@@ -313,14 +389,14 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         raise UsageError(f"App({app.app_id!r}) runs already; leave its harness or `app.running()` first")
     virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     clock: ManualClock | LoopTimeClock = LoopTimeClock() if virtual else ManualClock()
-    report = Report(app.share_agents)
+    report = HarnessReport(app.share_agents)
     backend = MemoryBackend(clock=clock)
     await backend.start()
     host = Host(
         app,
         backend=backend,
         clock=clock,
-        settings=HostSettings(threads=False, inline_threads=True, linger_s=0, streams=False),
+        settings=HostSettings(threads=False, inline_threads=True, linger=0, streams=False),
         observer=report.add,
         random=random.Random(seed),  # noqa: S311 - jitter, not a secret
     )

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
 
-from flowshare.agents.service import run_through
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-    from concurrent.futures import Executor
+from flowshare.agents.host.service import run_through
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -25,30 +23,13 @@ class Deadlock(Exception):
     """Every task waits and no timer is set: nothing would ever happen again."""
 
 
-class _JumpingSelector(selectors.BaseSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Instead of waiting for its timeout it moves the loop's time by it."""
 
-    def __init__(self) -> None:
-        self._inner = selectors.DefaultSelector()
-        self.now_s = 0.0
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._inner.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._inner.get_map()
-
-    def close(self) -> None:
-        self._inner.close()
+    now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = self._inner.select(0)
+        ready = super().select(0)
         if ready or timeout == 0:
             return ready
         if timeout is None:

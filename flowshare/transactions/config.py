@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionConfig:
-    """How long things are kept, and how many.
+    """What a server grants producers and transactional ids: how long they are kept, and how many.
 
     timeout_max_ms: longest timeout that a producer may ask for (transaction.max.timeout.ms).
     id_expiration_ms: idle transactional ids are forgotten after this (transactional.id.expiration.ms).

@@ -33,11 +33,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from flowshare.transactions.errors import (
+from flowshare.core_errors import (
     ConcurrentTransactions,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
-    InvalidTransactionRequest,
+    InvalidRequest,
     InvalidTransactionTimeout,
     InvalidTxnState,
     ProducerFenced,
@@ -49,8 +49,8 @@ from flowshare.transactions.transaction import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     NOT_STARTED,
-    State,
     Transaction,
+    TransactionState,
 )
 
 ID_BYTES_MAX: Final = 1_000
@@ -58,19 +58,19 @@ PARTITIONS_MAX: Final = 10_000
 """Partitions and groups of one transaction."""
 
 
-class Asker(NamedTuple):
+class AskingProducer(NamedTuple):
     """Who a producer says it is; −1, −1: it does not know yet."""
 
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_EPOCH
 
 
-def check_init(transactional_id: str, timeout_ms: int, asker: Asker, *, timeout_max_ms: int) -> None:
-    """What can be refused without knowing the id. Raises: InvalidTransactionRequest, InvalidTransactionTimeout."""
+def check_init(transactional_id: str, timeout_ms: int, asker: AskingProducer, *, timeout_max_ms: int) -> None:
+    """What can be refused without knowing the id. Raises: InvalidRequest, InvalidTransactionTimeout."""
     if not 0 < len(transactional_id.encode()) <= ID_BYTES_MAX:
-        raise InvalidTransactionRequest(f"a transactional id has 1 to {ID_BYTES_MAX} bytes")
+        raise InvalidRequest(f"a transactional id has 1 to {ID_BYTES_MAX} bytes")
     if (asker.producer_id == NO_PRODUCER_ID) != (asker.epoch == NO_EPOCH):
-        raise InvalidTransactionRequest("producer id and epoch are given both or not at all")
+        raise InvalidRequest("producer id and epoch are given both or not at all")
     if not 0 < timeout_ms <= timeout_max_ms:
         raise InvalidTransactionTimeout(
             f"a transaction timeout of {timeout_ms} ms; 1 to {timeout_max_ms} are taken (transaction.max.timeout.ms)"
@@ -79,11 +79,17 @@ def check_init(transactional_id: str, timeout_ms: int, asker: Asker, *, timeout_
 
 def wants_new_id(known: Transaction | None) -> bool:
     """Whether `init` may need a new producer id."""
-    return known is None or known.state is State.DEAD or known.epoch >= EPOCH_EXHAUSTED - 1
+    return known is None or known.state is TransactionState.DEAD or known.epoch >= EPOCH_EXHAUSTED - 1
 
 
 def init(
-    known: Transaction | None, transactional_id: str, timeout_ms: int, asker: Asker, *, new_id: int, now_ms: int
+    known: Transaction | None,
+    transactional_id: str,
+    timeout_ms: int,
+    asker: AskingProducer,
+    *,
+    new_id: int,
+    now_ms: int,
 ) -> Transaction:
     """The id with a fresh epoch, so that older producers are fenced; PrepareAbort if a transaction is open.
 
@@ -91,7 +97,7 @@ def init(
 
     Raises: ProducerFenced, ConcurrentTransactions.
     """
-    if known is None or known.state is State.DEAD:
+    if known is None or known.state is TransactionState.DEAD:
         # A producer whose id expired goes on with a new one (KIP-360).
         return Transaction(
             transactional_id=transactional_id, producer_id=new_id, epoch=0, timeout_ms=timeout_ms, updated_ms=now_ms
@@ -99,20 +105,22 @@ def init(
     _check_asker(known, asker)
     if known.state.prepared:
         raise _again(known)
-    if known.state is State.ONGOING:
+    if known.state is TransactionState.ONGOING:
         return fence(known, now_ms=now_ms)
-    fresh = replace(known, state=State.EMPTY, timeout_ms=timeout_ms, started_ms=NOT_STARTED, updated_ms=now_ms)
+    fresh = replace(
+        known, state=TransactionState.EMPTY, timeout_ms=timeout_ms, started_ms=NOT_STARTED, updated_ms=now_ms
+    )
     if asker.epoch != NO_EPOCH and asker != (known.producer_id, known.epoch):
         return fresh  # it asks again: its last bump holds
     if known.epoch >= EPOCH_EXHAUSTED:
-        last = Asker(known.producer_id, known.epoch) if asker.epoch != NO_EPOCH else Asker()
+        last = AskingProducer(known.producer_id, known.epoch) if asker.epoch != NO_EPOCH else AskingProducer()
         return replace(fresh, producer_id=new_id, epoch=0, last_producer_id=last.producer_id, last_epoch=last.epoch)
     return replace(fresh, epoch=known.epoch + 1, last_producer_id=asker.producer_id, last_epoch=asker.epoch)
 
 
 def add(
     known: Transaction | None,
-    asker: Asker,
+    asker: AskingProducer,
     *,
     partitions: Collection[tuple[str, int]] = (),
     groups: Collection[str] = (),
@@ -127,11 +135,11 @@ def add(
         raise _again(transaction)
     if len(partitions) + len(groups) > PARTITIONS_MAX:
         raise _too_many()
-    if transaction.state is State.ONGOING:
+    if transaction.state is TransactionState.ONGOING:
         if transaction.partitions.issuperset(partitions) and transaction.groups.issuperset(groups):
             return transaction
     else:
-        transaction = replace(transaction, state=State.ONGOING, started_ms=now_ms)
+        transaction = replace(transaction, state=TransactionState.ONGOING, started_ms=now_ms)
     grown = replace(
         transaction,
         partitions=transaction.partitions.union(partitions),
@@ -143,18 +151,18 @@ def add(
     return grown
 
 
-def end(known: Transaction | None, asker: Asker, *, committed: bool, now_ms: int) -> Transaction:
+def end(known: Transaction | None, asker: AskingProducer, *, committed: bool, now_ms: int) -> Transaction:
     """The transaction with its end decided; the same object if it has ended so already.
 
     Raises: InvalidProducerIdMapping, ProducerFenced, InvalidTxnState, ConcurrentTransactions.
     """
     transaction = _known(known, asker)
-    if transaction.state is State.ONGOING:
-        decided = State.PREPARE_COMMIT if committed else State.PREPARE_ABORT
+    if transaction.state is TransactionState.ONGOING:
+        decided = TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT
         return replace(transaction, state=decided, updated_ms=now_ms)
-    if transaction.state is (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT):
+    if transaction.state is (TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT):
         return transaction
-    if transaction.state is (State.PREPARE_COMMIT if committed else State.PREPARE_ABORT):
+    if transaction.state is (TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT):
         raise _again(transaction)
     raise InvalidTxnState(
         f"transactional id {transaction.transactional_id!r} is {transaction.state.value}: there is nothing to "
@@ -164,11 +172,11 @@ def end(known: Transaction | None, asker: Asker, *, committed: bool, now_ms: int
 
 def fence(known: Transaction, *, now_ms: int) -> Transaction:
     """The open transaction with its abort decided and its producer shut out: it timed out, or another one came."""
-    assert known.state is State.ONGOING, "only an open transaction is fenced"
+    assert known.state is TransactionState.ONGOING, "only an open transaction is fenced"
     epoch = min(known.epoch + 1, EPOCH_MAX)
     return replace(
         known,
-        state=State.PREPARE_ABORT,
+        state=TransactionState.PREPARE_ABORT,
         epoch=epoch,
         last_epoch=NO_EPOCH,
         last_producer_id=NO_PRODUCER_ID,
@@ -179,7 +187,11 @@ def fence(known: Transaction, *, now_ms: int) -> Transaction:
 def complete(known: Transaction, *, now_ms: int) -> Transaction:
     """The transaction after its decided end was carried out everywhere."""
     assert known.state.prepared, "only a decided end is carried out"
-    done = State.COMPLETE_COMMIT if known.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT
+    done = (
+        TransactionState.COMPLETE_COMMIT
+        if known.state is TransactionState.PREPARE_COMMIT
+        else TransactionState.COMPLETE_ABORT
+    )
     return replace(
         known, state=done, partitions=frozenset(), groups=frozenset(), started_ms=NOT_STARTED, updated_ms=now_ms
     )
@@ -190,31 +202,31 @@ def expired(known: Transaction, *, now_ms: int, expiration_ms: int) -> bool:
     return known.state.idle and now_ms - known.updated_ms >= expiration_ms
 
 
-def check_write(known: Transaction | None, asker: Asker, place: tuple[str, int]) -> None:
+def check_write(known: Transaction | None, asker: AskingProducer, place: tuple[str, int]) -> None:
     """Whether a transactional batch may go to this partition now.
 
     Raises: InvalidProducerIdMapping, InvalidProducerEpoch, InvalidTxnState.
     """
     transaction = _writing(known, asker)
-    if transaction.state is not State.ONGOING or place not in transaction.partitions:
+    if transaction.state is not TransactionState.ONGOING or place not in transaction.partitions:
         raise InvalidTxnState(
             f"transactional id {transaction.transactional_id!r} is {transaction.state.value} and has not added "
             f"{place[0]}-{place[1]}; add the partition to the transaction first"
         )
 
 
-def check_offsets(known: Transaction | None, asker: Asker, group_id: str) -> None:
+def check_offsets(known: Transaction | None, asker: AskingProducer, group_id: str) -> None:
     """Whether offsets of this group may be committed with the transaction now; raises as `check_write`."""
     transaction = _writing(known, asker)
-    if transaction.state is not State.ONGOING or group_id not in transaction.groups:
+    if transaction.state is not TransactionState.ONGOING or group_id not in transaction.groups:
         raise InvalidTxnState(
             f"transactional id {transaction.transactional_id!r} is {transaction.state.value} and has not added group "
             f"{group_id!r}; add the group's offsets to the transaction first"
         )
 
 
-def _known(known: Transaction | None, asker: Asker) -> Transaction:
-    if known is None or known.state is State.DEAD or known.producer_id != asker.producer_id:
+def _known(known: Transaction | None, asker: AskingProducer) -> Transaction:
+    if known is None or known.state is TransactionState.DEAD or known.producer_id != asker.producer_id:
         raise InvalidProducerIdMapping(
             f"producer id {asker.producer_id} is not that of the transactional id; initialise the producer anew"
         )
@@ -223,7 +235,7 @@ def _known(known: Transaction | None, asker: Asker) -> Transaction:
     return known
 
 
-def _writing(known: Transaction | None, asker: Asker) -> Transaction:
+def _writing(known: Transaction | None, asker: AskingProducer) -> Transaction:
     """As `_known`; writers are told of a fence by the error that partitions have for it."""
     try:
         return _known(known, asker)
@@ -231,16 +243,16 @@ def _writing(known: Transaction | None, asker: Asker) -> Transaction:
         raise InvalidProducerEpoch(str(error)) from error
 
 
-def _check_asker(known: Transaction, asker: Asker) -> None:
+def _check_asker(known: Transaction, asker: AskingProducer) -> None:
     """Whether whoever asks for a bump has the id, or had it until a bump of its own. Raises: ProducerFenced."""
     if asker.epoch == NO_EPOCH:
         return
-    mine = Asker(known.producer_id, known.epoch), Asker(known.last_producer_id, known.last_epoch)
+    mine = AskingProducer(known.producer_id, known.epoch), AskingProducer(known.last_producer_id, known.last_epoch)
     if asker not in mine:
         raise _fenced(known, asker)
 
 
-def _fenced(known: Transaction, asker: Asker) -> ProducerFenced:
+def _fenced(known: Transaction, asker: AskingProducer) -> ProducerFenced:
     return ProducerFenced(
         f"transactional id {known.transactional_id!r} is in epoch {known.epoch}, the producer in {asker.epoch}: "
         "a newer producer took over, or the transaction timed out"

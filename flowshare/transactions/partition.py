@@ -2,9 +2,9 @@
 
 A batch gets its offset before it is durable, so there are two views. The newest one, with everything placed, decides
 about the next batch; the confirmed one is what readers see: open transactions hold back the last stable offset, and
-aborted ones are told of, only once they are durable. `place` and `mark` return a `Change` that is to be written with
-the batch; `confirm` takes it into the confirmed view, in the order of the calls; `roll_back` undoes what was placed
-and failed.
+aborted ones are told of, only once they are durable. `place` and `mark` return a `ProducerChange` that is to be written
+with the batch; `confirm` takes it into the confirmed view, in the order of the calls; `roll_back` undoes what was
+placed and failed.
 
 Invariant: after every `confirm` and `roll_back` without changes under way both views are equal.
 
@@ -18,12 +18,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from flowshare.core_errors import TransactionLimit
 from flowshare.transactions.aborted import Aborted, AbortedIndex
-from flowshare.transactions.errors import TransactionLimit
 from flowshare.transactions.producers import (
     NOT_OPEN,
-    Batch,
-    Producer,
+    ProducerBatch,
+    ProducerState,
     Written,
     check,
     check_marker,
@@ -39,18 +39,18 @@ FORGOTTEN_AT_ONCE: Final = 16
 """Expired producers that one batch at most forgets, so that no batch pays for many."""
 
 
-class Step(NamedTuple):
-    """One producer before and after; None: not known."""
+class ProducerStep(NamedTuple):
+    """What a change makes of one producer: before and after; None: not known."""
 
     producer_id: int
-    before: Producer | None
-    after: Producer | None
+    before: ProducerState | None
+    after: ProducerState | None
 
 
-class Change(NamedTuple):
+class ProducerChange(NamedTuple):
     """What a batch or marker changes: to be written with it. `aborted`: an entry of the index, for abort markers."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProducerStep, ...]
     aborted: Aborted | None = None
 
 
@@ -61,7 +61,7 @@ class PartitionProducers:
 
     def __init__(
         self,
-        producers: Iterable[tuple[int, Producer]] = (),
+        producers: Iterable[tuple[int, ProducerState]] = (),
         aborted: Iterable[Aborted] = (),
         *,
         producers_max: int = PRODUCERS_MAX,
@@ -72,14 +72,14 @@ class PartitionProducers:
         opened = sorted((producer.open_since, number) for number, producer in known if producer.open_since != NOT_OPEN)
         self._open_confirmed = OrderedDict((number, since) for since, number in opened)
         self._open = self._open_confirmed.copy()
-        self._under_way: deque[Change] = deque()
+        self._under_way: deque[ProducerChange] = deque()
         self._producers_max = producers_max
         self.aborted = AbortedIndex()
         for entry in aborted:
             self.aborted.add(entry)
 
     @property
-    def view(self) -> Mapping[int, Producer]:
+    def view(self) -> Mapping[int, ProducerState]:
         """All producers by id, with what is under way."""
         return self._newest
 
@@ -89,11 +89,13 @@ class PartitionProducers:
             return high_watermark
         return max(log_start, next(iter(self._open_confirmed.values())))
 
-    def duplicate(self, batch: Batch) -> Written | None:
+    def duplicate(self, batch: ProducerBatch) -> Written | None:
         """Where the batch is in the log already, maybe not confirmed yet."""
         return duplicate(self._newest.get(batch.producer_id), batch)
 
-    def place(self, batch: Batch, base_offset: int, now_ms: int, *, expiry_ms: int = EXPIRY_MS) -> Change:
+    def place(
+        self, batch: ProducerBatch, base_offset: int, now_ms: int, *, expiry_ms: int = EXPIRY_MS
+    ) -> ProducerChange:
         """Take a batch in at this offset.
 
         Raises: InvalidProducerEpoch, OutOfOrderSequence, InvalidTxnState, TransactionLimit; nothing is changed then.
@@ -104,9 +106,9 @@ class PartitionProducers:
         check(before, batch)
         forgotten = self._to_forget(batch.producer_id, idle_since_ms)
         after = follow(before, batch, base_offset, now_ms)
-        return self._begin(Change((*forgotten, Step(batch.producer_id, known, after))))
+        return self._begin(ProducerChange((*forgotten, ProducerStep(batch.producer_id, known, after))))
 
-    def mark(self, producer_id: int, epoch: int, offset: int, now_ms: int, *, committed: bool) -> Change:
+    def mark(self, producer_id: int, epoch: int, offset: int, now_ms: int, *, committed: bool) -> ProducerChange:
         """Take a marker in at this offset. Raises: InvalidProducerEpoch; nothing is changed then."""
         before = self._newest.get(producer_id)
         check_marker(before, producer_id, epoch)
@@ -114,10 +116,10 @@ class PartitionProducers:
         if before is not None and before.open_since != NOT_OPEN and not committed:
             others = (since for number, since in self._open.items() if number != producer_id)
             aborted = Aborted(producer_id, before.open_since, offset, next(others, offset + 1))
-        return self._begin(Change((Step(producer_id, before, end(before, epoch, now_ms)),), aborted))
+        return self._begin(ProducerChange((ProducerStep(producer_id, before, end(before, epoch, now_ms)),), aborted))
 
-    def confirm(self, change: Change) -> None:
-        """The change is durable."""
+    def confirm(self, change: ProducerChange) -> None:
+        """Take a change, which is durable, into what readers see."""
         placed = self._under_way.popleft()
         assert placed is change, "changes are confirmed in the order in which they were placed"
         for step in change.steps:
@@ -135,7 +137,7 @@ class PartitionProducers:
                     self._newest[producer_id] = before
         self._open = self._open_confirmed.copy()
 
-    def _begin(self, change: Change) -> Change:
+    def _begin(self, change: ProducerChange) -> ProducerChange:
         for step in change.steps:
             if step.after is None:
                 del self._newest[step.producer_id]
@@ -146,16 +148,16 @@ class PartitionProducers:
         self._under_way.append(change)
         return change
 
-    def _to_forget(self, producer_id: int, idle_since_ms: int) -> list[Step]:
+    def _to_forget(self, producer_id: int, idle_since_ms: int) -> list[ProducerStep]:
         """Some of the expired producers, and one for the new one if there are too many. Raises: TransactionLimit."""
-        forgotten = list[Step]()
+        forgotten = list[ProducerStep]()
         room = self._producers_max - len(self._newest) - (producer_id not in self._newest)
         for other, producer in self._newest.items():
             if producer.open_since != NOT_OPEN or other == producer_id:
                 continue
             if room >= 0 and not _idle(producer, idle_since_ms):
                 break
-            forgotten.append(Step(other, producer, None))
+            forgotten.append(ProducerStep(other, producer, None))
             room += 1
             if len(forgotten) == FORGOTTEN_AT_ONCE:
                 break
@@ -166,11 +168,11 @@ class PartitionProducers:
         return forgotten
 
 
-def _idle(producer: Producer, since_ms: int) -> bool:
+def _idle(producer: ProducerState, since_ms: int) -> bool:
     return producer.open_since == NOT_OPEN and producer.touched_ms <= since_ms
 
 
-def _follow_open(opened: OrderedDict[int, int], step: Step) -> None:
+def _follow_open(opened: OrderedDict[int, int], step: ProducerStep) -> None:
     since = step.after.open_since if step.after is not None else NOT_OPEN
     if since == NOT_OPEN:
         opened.pop(step.producer_id, None)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from flowshare.transactions.errors import InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
+from flowshare.core_errors import InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
 
 SEQUENCES: Final = 2**31
 """Sequences run from 0 to this, exclusive, and then from 0 again."""
@@ -29,7 +29,7 @@ NO_SEQUENCE: Final = -1
 NOT_OPEN: Final = -1
 
 
-class Batch(NamedTuple):
+class ProducerBatch(NamedTuple):
     """What a produced batch says of its producer; `sequence` is that of its first record, of `record_count`."""
 
     producer_id: int
@@ -53,7 +53,7 @@ class Written(NamedTuple):
     last_offset: int
 
 
-class Producer(NamedTuple):
+class ProducerState(NamedTuple):
     """A producer as one partition knows it.
 
     batches: its last ones of this epoch, oldest first. open_since: first offset of its open transaction, −1 without.
@@ -71,7 +71,7 @@ class Producer(NamedTuple):
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
 
-def duplicate(producer: Producer | None, batch: Batch) -> Written | None:
+def duplicate(producer: ProducerState | None, batch: ProducerBatch) -> Written | None:
     """The place that the batch has in the log already, if it is one of the producer's last."""
     if producer is None or producer.epoch != batch.epoch:
         return None
@@ -81,7 +81,7 @@ def duplicate(producer: Producer | None, batch: Batch) -> Written | None:
     return None
 
 
-def check(producer: Producer | None, batch: Batch) -> None:
+def check(producer: ProducerState | None, batch: ProducerBatch) -> None:
     """Whether a batch that is no duplicate may be written now.
 
     Raises: InvalidProducerEpoch, OutOfOrderSequence, InvalidTxnState.
@@ -102,7 +102,7 @@ def check(producer: Producer | None, batch: Batch) -> None:
         )
 
 
-def follow(producer: Producer | None, batch: Batch, base_offset: int, now_ms: int) -> Producer:
+def follow(producer: ProducerState | None, batch: ProducerBatch, base_offset: int, now_ms: int) -> ProducerState:
     """The producer after the batch, which `check` let pass, was placed at `base_offset`."""
     last_offset = base_offset + batch.record_count - 1
     written = Written(batch.sequence, batch.last_sequence, base_offset, last_offset)
@@ -110,19 +110,19 @@ def follow(producer: Producer | None, batch: Batch, base_offset: int, now_ms: in
     open_since = NOT_OPEN if producer is None else producer.open_since
     if open_since == NOT_OPEN and batch.transactional:
         open_since = base_offset
-    return Producer(batch.epoch, (*known[1 - BATCHES_KEPT :], written), open_since, now_ms)
+    return ProducerState(batch.epoch, (*known[1 - BATCHES_KEPT :], written), open_since, now_ms)
 
 
-def check_marker(producer: Producer | None, producer_id: int, epoch: int) -> None:
+def check_marker(producer: ProducerState | None, producer_id: int, epoch: int) -> None:
     """Whether a marker of this epoch may be written. Raises: InvalidProducerEpoch."""
     if producer is not None and epoch < producer.epoch:
         raise _old_epoch(producer_id, epoch, producer.epoch)
 
 
-def end(producer: Producer | None, epoch: int, now_ms: int) -> Producer:
+def end(producer: ProducerState | None, epoch: int, now_ms: int) -> ProducerState:
     """The producer after a marker of this epoch."""
     known = producer.batches if producer is not None and producer.epoch == epoch else ()
-    return Producer(epoch, known, NOT_OPEN, now_ms)
+    return ProducerState(epoch, known, NOT_OPEN, now_ms)
 
 
 def _old_epoch(producer_id: int, epoch: int, known: int) -> InvalidProducerEpoch:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import orjson
 
+from flowshare.core_errors import TransactionStateCorrupt
 from flowshare.transactions.aborted import Aborted
-from flowshare.transactions.errors import TransactionStateCorrupt
-from flowshare.transactions.producers import SEQUENCES, Producer, Written
-from flowshare.transactions.transaction import State, Transaction
+from flowshare.transactions.producers import SEQUENCES, ProducerState, Written
+from flowshare.transactions.transaction import Transaction, TransactionState
 
 LAYOUT: Final = 1
 _producer = struct.Struct(">BhqqB")
@@ -18,15 +18,15 @@ _written = struct.Struct(">iiq")
 _aborted = struct.Struct(">Bqqq")
 
 
-def encode_producer(producer: Producer) -> bytes:
+def encode_producer(producer: ProducerState) -> bytes:
     """A producer of a partition."""
     epoch, batches, open_since, touched_ms = producer
     head = _producer.pack(LAYOUT, epoch, open_since, touched_ms, len(batches))
     return head + b"".join(_written.pack(first, last, base) for first, last, base, _ in batches)
 
 
-def decode_producer(stored: bytes) -> Producer:
-    """Raises: TransactionStateCorrupt."""
+def decode_producer(stored: bytes) -> ProducerState:
+    """What `encode_producer` wrote. Raises: TransactionStateCorrupt."""
     try:
         layout, epoch, open_since, touched_ms, count = _producer.unpack_from(stored)
         _check_layout(layout)
@@ -39,7 +39,7 @@ def decode_producer(stored: bytes) -> Producer:
         )
     except struct.error as error:
         raise TransactionStateCorrupt(f"a stored producer cannot be read: {error}") from error
-    return Producer(epoch, batches, open_since, touched_ms)
+    return ProducerState(epoch, batches, open_since, touched_ms)
 
 
 def encode_aborted(aborted: Aborted) -> bytes:
@@ -48,7 +48,7 @@ def encode_aborted(aborted: Aborted) -> bytes:
 
 
 def decode_aborted(last: int, stored: bytes) -> Aborted:
-    """Raises: TransactionStateCorrupt."""
+    """What `encode_aborted` wrote. Raises: TransactionStateCorrupt."""
     try:
         layout, producer_id, first, stable = _aborted.unpack(stored)
     except struct.error as error:
@@ -76,7 +76,7 @@ def encode_transaction(transaction: Transaction) -> bytes:
 
 
 def decode_transaction(transactional_id: str, stored: bytes) -> Transaction:
-    """Raises: TransactionStateCorrupt."""
+    """What `encode_transaction` wrote. Raises: TransactionStateCorrupt."""
     try:
         fields: dict[str, Any] = orjson.loads(stored)
         _check_layout(fields.pop("layout"))
@@ -87,7 +87,7 @@ def decode_transaction(transactional_id: str, stored: bytes) -> Transaction:
             last_epoch=int(fields["last_epoch"]),
             last_producer_id=int(fields["last_producer_id"]),
             timeout_ms=int(fields["timeout_ms"]),
-            state=State(fields["state"]),
+            state=TransactionState(fields["state"]),
             partitions=frozenset((str(topic), int(partition)) for topic, partition in fields["partitions"]),
             groups=frozenset(str(group) for group in fields["groups"]),
             started_ms=int(fields["started_ms"]),

@@ -21,7 +21,7 @@ EPOCH_EXHAUSTED: Final = EPOCH_MAX - 1
 """From here on a producer gets a new id; the epoch above is left for fencing it."""
 
 
-class State(enum.Enum):
+class TransactionState(enum.Enum):
     """State of a transactional id; the value is Kafka's word, on the wire too."""
 
     EMPTY = "Empty"
@@ -35,12 +35,12 @@ class State(enum.Enum):
     @property
     def prepared(self) -> bool:
         """Whether an end is decided and not carried out everywhere yet."""
-        return self in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+        return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
     def idle(self) -> bool:
         """Whether there is no transaction."""
-        return self in (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+        return self in (TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Transaction:
     timeout_ms: int
     last_epoch: int = NO_EPOCH
     last_producer_id: int = NO_PRODUCER_ID
-    state: State = State.EMPTY
+    state: TransactionState = TransactionState.EMPTY
     partitions: frozenset[tuple[str, int]] = frozenset()
     groups: frozenset[str] = frozenset()
     started_ms: int = NOT_STARTED
@@ -80,4 +80,4 @@ class Transaction:
     @property
     def deadline_ms(self) -> int | None:
         """When the open transaction is aborted, None without one."""
-        return self.started_ms + self.timeout_ms if self.state is State.ONGOING else None
+        return self.started_ms + self.timeout_ms if self.state is TransactionState.ONGOING else None

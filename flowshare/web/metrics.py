@@ -1,25 +1,29 @@
 """Prometheus metrics of one worker, read from the agents' counters when they are asked for: nothing a record.
 
 Names follow Kafka's share-group metrics where there is one (RecordAcknowledgementsPerSec, AcquisitionLockTimeoutPerSec,
-InFlightMessageCount, DeadLetterQueueRecordCount; share-groups reference §7.1). A registry of its own, so that an
+InFlightMessageCount, DeadLetterQueueRecordCount; SG-17.7). A registry of its own, so that an
 application's metrics and flowshare's never collide.
+
+Of what this process leads there are those of `leading`: share-partitions, and in a fleet the slots they lie in.
+
+`MergedMetrics` makes one page of those of several workers. Under a worker's names stand sums; what is the whole group's
+stands once; by worker everything else stands once more, with the label `worker`, as `flowshare_worker_…`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from flowshare.web.leading import leading
-
 if TYPE_CHECKING:
-    from flowshare.agents.host import Host
-    from flowshare.agents.load import LoadWatch
+    from flowshare.agents.host.host import Host
+    from flowshare.agents.scale.load import LoadWatch
 
 _ACKNOWLEDGEMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "accept": ("accepted",),
@@ -56,47 +60,45 @@ _LAG: Final[Mapping[str, tuple[str, str]]] = {
     "in_flight": ("in_flight_messages", "Acquired records."),
     "delayed": ("delayed_records", "Released records whose delay has not passed."),
     "oldest_age_s": ("oldest_record_age_seconds", "Age of the oldest unfinished record."),
+    "retention_left_s": (
+        "retention_left_seconds",
+        "Time until retention deletes the first unfinished record; none where it never will or nobody knows.",
+    ),
 }
-
-
+_REDELIVERIES: Final[Mapping[str, tuple[str, str]]] = {
+    "redeliveries": ("redeliveries", "Deliveries after the first since the share-partition was loaded."),
+}
 _RATES: Final[Mapping[str, tuple[str, str]]] = {
     "arrival_rate": ("arriving_records_per_second", "New records of the topic."),
     "redelivery_rate": ("redeliveries_per_second", "Deliveries after the first of their record, of the whole group."),
     "needed_workers": ("needed_workers", "Workers that the topic keeps busy at the present rate, not rounded."),
 }
-
-
+_MEMBERS: Final[Mapping[str, tuple[str, str]]] = {"members": ("group_members", "Members of the share group.")}
 GROUP_WIDE: Final = frozenset(
-    f"flowshare_{name}"
-    for name in (
-        *(name for name, _ in (*_LAG.values(), *_RATES.values())),
-        "redeliveries",
-        "retention_left_seconds",
-        "group_members",
-    )
+    f"flowshare_{name}" for table in (_LAG, _REDELIVERIES, _RATES, _MEMBERS) for name, _ in table.values()
 )
 """Metrics of groups: every worker tells the same, so they are not to be added up."""
 
 
-class Metrics:
-    """Metrics of one host. load: what it found in the groups; a scrape asks nobody."""
-
-    def __init__(self, host: Host, load: LoadWatch) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_HostCollector(host, load))
-
-    def text(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self._registry)
-
-
-class _HostCollector(Collector):
-    def __init__(self, host: Host, load: LoadWatch) -> None:
-        self._host = host
-        self._load = load
+class Page(Collector):
+    """Metrics as text, collected when they are asked for."""
 
     def describe(self) -> Iterable[Metric]:
         return ()  # names are fixed; collecting at registration would only cost time
+
+    def text(self) -> bytes:
+        """The Prometheus text format."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+
+class Metrics(Page):
+    """Metrics of one host. load: what it found in the groups; a scrape asks nobody."""
+
+    def __init__(self, host: Host, load: LoadWatch) -> None:
+        self._host = host
+        self._load = load
 
     def collect(self) -> Iterable[Metric]:
         yield from self._agents()
@@ -106,18 +108,10 @@ class _HostCollector(Collector):
         yield from leading(self._host.led())
 
     def _agents(self) -> Iterable[Metric]:
-        stats = {(name, runtime.agent.group): runtime.stats() for name, runtime in list(self._host.runtimes.items())}
+        stats = [((name, runtime.agent.group), runtime.stats()) for name, runtime in list(self._host.runtimes.items())]
         yield _acknowledgements(stats)
-        for key, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"flowshare_{name}", text, labels=("agent", "group"))
-            for labels, values in stats.items():
-                counter.add_metric(labels, values[key])
-            yield counter
-        for key, (name, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"flowshare_{name}", text, labels=("agent", "group"))
-            for labels, values in stats.items():
-                gauge.add_metric(labels, values[key])
-            yield gauge
+        yield from families(CounterMetricFamily, _COUNTERS, ("agent", "group"), stats)
+        yield from families(GaugeMetricFamily, _GAUGES, ("agent", "group"), stats)
         yield self._handler_times()
 
     def _handler_times(self) -> Metric:
@@ -131,43 +125,15 @@ class _HostCollector(Collector):
 
     def _share_partitions(self) -> Iterable[Metric]:
         labels = ("group", "topic", "partition")
-        rows = self._load.rows
-        for key, (name, text) in _LAG.items():
-            gauge = GaugeMetricFamily(f"flowshare_{name}", text, labels=labels)
-            for row in rows:
-                if (value := row[key]) is not None and value >= 0:
-                    gauge.add_metric(_where(row), value)
-            yield gauge
-        redeliveries = CounterMetricFamily(
-            "flowshare_redeliveries", "Deliveries after the first since the share-partition was loaded.", labels=labels
-        )
-        for row in rows:
-            if row["redeliveries"] is not None:
-                redeliveries.add_metric(_where(row), row["redeliveries"])
-        yield redeliveries
-        retention = GaugeMetricFamily(
-            "flowshare_retention_left_seconds",
-            "Time until retention deletes the first unfinished record; none where it never will or nobody knows.",
-            labels=labels,
-        )
-        for row in rows:
-            if row["retention_left_s"] is not None:
-                retention.add_metric(_where(row), row["retention_left_s"])
-        yield retention
+        rows = [((row["group"], row["topic"], str(row["partition"])), row) for row in self._load.rows]
+        yield from families(GaugeMetricFamily, _LAG, labels, rows)
+        yield from families(CounterMetricFamily, _REDELIVERIES, labels, rows)
 
     def _groups(self) -> Iterable[Metric]:
-        rows = self._load.topics()
-        for key, (name, text) in _RATES.items():
-            gauge = GaugeMetricFamily(f"flowshare_{name}", text, labels=("agent", "group", "topic"))
-            for row in rows:
-                if row[key] is not None:
-                    gauge.add_metric((row["agent"], row["group"], row["topic"]), row[key])
-            yield gauge
-        members = GaugeMetricFamily("flowshare_group_members", "Members of the share group.", labels=("group",))
-        for group, count in self._load.members.items():
-            if count is not None:
-                members.add_metric((group,), count)
-        yield members
+        topics = [((row["agent"], row["group"], row["topic"]), row) for row in self._load.topics()]
+        yield from families(GaugeMetricFamily, _RATES, ("agent", "group", "topic"), topics)
+        members = [((group,), {"members": count}) for group, count in self._load.members.items()]
+        yield from families(GaugeMetricFamily, _MEMBERS, ("group",), members)
 
     def _process(self) -> Iterable[Metric]:
         host = self._host
@@ -189,15 +155,123 @@ class _HostCollector(Collector):
             )
 
 
-def _acknowledgements(stats: Mapping[tuple[str, str], Mapping[str, float]]) -> Metric:
+def families(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    table: Mapping[str, tuple[str, str]],
+    labels: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], Mapping[str, Any]]],
+    *,
+    prefix: str = "flowshare_",
+) -> Iterable[Metric]:
+    """A family for each entry of the table (key of a figure: name, text), with what each row says of it.
+
+    rows: their labels' values and their figures; one that is None or below 0 is not known. prefix: of the names.
+    """
+    for key, (name, text) in table.items():
+        family = kind(f"{prefix}{name}", text, labels=labels)
+        for values, figures in rows:
+            if (figure := figures[key]) is not None and figure >= 0:
+                family.add_metric(values, figure)
+        yield family
+
+
+def _acknowledgements(stats: Iterable[tuple[tuple[str, str], Mapping[str, float]]]) -> Metric:
     family = CounterMetricFamily(
         "flowshare_record_acknowledgements", "Acknowledged records by type.", labels=("agent", "group", "type")
     )
-    for (agent, group), values in stats.items():
+    for (agent, group), values in stats:
         for kind, names in _ACKNOWLEDGEMENTS.items():
             family.add_metric((agent, group, kind), sum(values[name] for name in names))
     return family
 
 
-def _where(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return row["group"], row["topic"], str(row["partition"])
+GAUGES: Final[Mapping[str, tuple[str, str]]] = {
+    "share_partitions": ("led_share_partitions", "Share-partitions that are loaded here."),
+    "sessions": ("share_sessions", "Share sessions with this process."),
+    "parked": ("share_fetches_parked", "Fetches that wait for records, or look for some."),
+    "slots": ("fleet_slots_led", "Slots of the fleet's state that this worker leads."),
+}
+COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
+    "lock_timeouts": ("led_acquisition_lock_timeouts", "Acquisition locks of records led here that lapsed."),
+    "records_acquired": ("led_records_acquired", "Records handed out."),
+    "redeliveries": ("led_redeliveries", "Records handed out that had been before."),
+    "state_writes": ("state_writes", "Writes of share-partition state."),
+    "failed_state_writes": ("state_writes_failed", "Writes of share-partition state that were refused or fenced."),
+    "loads": ("share_partition_loads", "Share-partitions read from the store."),
+    "failed_loads": ("share_partition_loads_failed", "Share-partitions that could not be loaded."),
+    "dead_letters": ("led_dead_letters", "Records that the leader copied to a dead-letter topic."),
+    "failed_dead_letters": ("led_dead_letters_failed", "Records that it could not copy."),
+    "log_cuts": ("log_truncations", "Times a log had lost records that were handed out before."),
+    "records_lost": ("log_records_lost", "Offsets that were lost so."),
+    "slots_claimed": ("fleet_slots_claimed", "Claims of slots."),
+    "slots_lost": ("fleet_slots_lost", "Slots that another worker claimed, or whose log could not be relied on."),
+}
+
+
+def leading(stats: Mapping[str, Any]) -> Iterable[Metric]:
+    """Metrics of a backend's stats (`Backend.stats`); none when nothing is led here."""
+    for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+        yield from families(kind, {key: about for key, about in table.items() if key in stats}, (), [((), stats)])
+
+
+READY: Final = "flowshare_ready"
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name of a sample and its labels."""
+
+
+class MergedMetrics(Page):
+    """Of a supervisor's workers."""
+
+    def __init__(
+        self, texts: Mapping[int, str], *, states: Mapping[str, int], ready: bool, led: Mapping[str, Any]
+    ) -> None:
+        """texts: the workers' pages, by number. states: how many workers are in each. ready: what /ready says.
+
+        led: stats of what the supervisor leads (`Backend.stats`).
+        """
+        self._states = states
+        self._ready = ready
+        self._sums: dict[str, dict[Series, float]] = {}
+        self._about: dict[str, tuple[str, str]] = {}
+        self._by_worker: dict[str, Metric] = {}
+        for number, text in sorted(texts.items()):
+            for family in text_string_to_metric_families(text):
+                self._add(family)
+                if family.name not in GROUP_WIDE:
+                    self._add_of_worker(number, family)
+        for family in leading(led):
+            self._add(family)
+        self._sums.pop(READY, None)  # that all together are ready is no sum
+
+    def collect(self) -> Iterable[Metric]:
+        workers = GaugeMetricFamily("flowshare_workers", "Workers of the supervisor.", labels=("state",))
+        for state, count in self._states.items():
+            workers.add_metric((state,), count)
+        yield workers
+        yield GaugeMetricFamily(READY, "1 when /ready answers 200.", value=float(self._ready))
+        for name, found in self._sums.items():
+            metric = Metric(name, *self._about[name])
+            for (sample, labels), value in found.items():
+                metric.add_sample(sample, dict(labels), value)
+            yield metric
+        yield from self._by_worker.values()
+
+    def _add(self, family: Metric) -> None:
+        self._about[family.name] = family.documentation, family.type
+        found = self._sums.setdefault(family.name, {})
+        for sample in family.samples:
+            series = sample.name, tuple(sorted(sample.labels.items()))
+            if family.name in GROUP_WIDE:
+                found.setdefault(series, sample.value)
+            else:
+                found[series] = found.get(series, 0.0) + sample.value
+
+    def _add_of_worker(self, number: int, family: Metric) -> None:
+        name = _of_worker(family.name)
+        metric = self._by_worker.setdefault(name, Metric(name, family.documentation, family.type))
+        for sample in family.samples:
+            metric.add_sample(_of_worker(sample.name), {**sample.labels, "worker": str(number)}, sample.value)
+
+
+def _of_worker(name: str) -> str:
+    return name.replace("flowshare_", "flowshare_worker_", 1)

@@ -8,29 +8,32 @@
     /scale     JSON: how many workers the app needs, as autoscalers read it; `?target_age=` seconds or text as 30s
     /drain     POST: fetch no more, finish what is running; answers when that is done
 
-Who gets what is decided in `agents.gate`: /live and /ready answer everybody but a page in a browser, the others who
-asks by one of our hosts, with numbers instead of names; names, stacks and /drain are the operator's. Bound to 127.0.0.1
-on a free port unless told otherwise. An application's own pages are Faust's web server's and run on the handler loop.
+Who gets what is decided in `agents.pages.gate`: /live and /ready answer everybody but a page in a browser, the others
+who asks by one of our hosts, with numbers instead of names; names, stacks and /drain are the operator's. Bound to
+127.0.0.1 on a free port unless told otherwise. An application's own pages are Faust's web server's and run on the
+handler loop.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowshare.agents.gate import Need, PageSettings, Verdict, numbers
-from flowshare.agents.load import LoadWatch
-from flowshare.agents.scaling import TARGET_AGE_S, read_seconds
+import orjson
+
+from flowshare.agents.pages.gate import Need, PageAdmission, PageSettings, numbers
+from flowshare.agents.scale.load import LoadWatch
+from flowshare.agents.scale.scaling import TARGET_AGE_S, read_seconds
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from flowshare.agents.host import Host
-    from flowshare.agents.site import Connection, Site
+    from flowshare.agents.host.host import Host
+    from flowshare.agents.pages.site import PageConnection, Site
     from flowshare.clock import Clock
-    from flowshare.web.metrics import Metrics
 
 T = TypeVar("T")
 Handler = Callable[["web.Request"], Awaitable["web.Response"]]
@@ -39,7 +42,7 @@ NEEDS: Final[Mapping[str, Need]] = {"/live": Need.NOTHING, "/ready": Need.NOTHIN
 KEPT_S: Final = 1.0
 
 
-class Kept:
+class PageCache:
     """What was costly to make: told again for a second, and made once for all who ask meanwhile.
 
     Keys are the code's, never what somebody wrote.
@@ -70,23 +73,16 @@ class Kept:
         return value
 
 
-class WebServer:
-    """Serves one host's health, metrics and lists. `start` and `close` on the service loop.
+class Pages(abc.ABC):
+    """Health and metrics over HTTP, as workers, supervisors and pipelines have them, each with more pages (`_routes`).
 
-    settings: where, and to whom. drain_timeout_s: seconds that handlers get when `/drain` is asked for; None: what the
-    agents say.
+    `start` and `close` on the loop that answers. settings: where, and to whom.
     """
 
-    def __init__(
-        self, host: Host, settings: PageSettings | None = None, *, drain_timeout_s: float | None = None
-    ) -> None:
-        self._host = host
+    def __init__(self, settings: PageSettings | None, clock: Clock) -> None:
         self._settings = settings or PageSettings()
-        self._drain_timeout_s = drain_timeout_s
-        self._load: LoadWatch | None = None
         self._site: Site | None = None
-        self._kept = Kept(host.clock)
-        self._metrics: Metrics | None = None
+        self._kept = PageCache(clock)
         self.address = ""
         """`host:port` once started."""
 
@@ -95,18 +91,68 @@ class WebServer:
         await asyncio.to_thread(_import)  # 0.1 s, while the agents on this loop fetch their first records
         from aiohttp import web
 
-        from flowshare.agents.site import PagesError, Site
-        from flowshare.web.metrics import Metrics
+        from flowshare.agents.pages.site import Site
 
-        self._load = LoadWatch(self._host)
-        self._metrics = Metrics(self._host, self._load)
         self._site = Site(self._settings, needs=NEEDS)
         routes = [web.get(path, handler) for path, handler in self._routes().items()]
-        try:
-            self.address = await self._site.open([*routes, web.post("/drain", self._drain)])
-        except PagesError:
-            await self.close()
-            raise
+        orders = [web.post(path, handler) for path, handler in self._orders().items()]
+        self.address = await self._site.open([*routes, *orders])
+        return self.address
+
+    async def close(self) -> None:
+        """Stop listening and drop what is open; harmless when it does not listen."""
+        if self._site is not None:
+            await self._site.close()
+
+    def _routes(self) -> dict[str, Handler]:
+        return {"/": self._index, "/live": self._live, "/ready": self._ready, "/metrics": self._prometheus}
+
+    def _orders(self) -> dict[str, Handler]:
+        """What is asked for by POST."""
+        return {}
+
+    @abc.abstractmethod
+    async def _reasons(self) -> Sequence[str]:
+        """Why /ready answers 503; nothing: all is well."""
+
+    @abc.abstractmethod
+    async def _text(self) -> bytes:
+        """The metrics."""
+
+    async def _index(self, _request: web.Request) -> web.Response:
+        return json_answer({"pages": [path for path in self._routes() if path != "/"]})
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return health(request, ())
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return health(request, await self._reasons())
+
+    async def _prometheus(self, _request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(body=await self._kept.get("metrics", self._text), headers={"Content-Type": TEXT})
+
+
+class WebServer(Pages):
+    """Serves one host's health, metrics and lists, on the service loop.
+
+    drain_timeout_s: seconds that handlers get when `/drain` is asked for; None: what the agents say.
+    """
+
+    def __init__(
+        self, host: Host, settings: PageSettings | None = None, *, drain_timeout_s: float | None = None
+    ) -> None:
+        super().__init__(settings, host.clock)
+        self._host = host
+        self._drain_timeout_s = drain_timeout_s
+        self._load: LoadWatch | None = None
+
+    async def start(self) -> str:
+        """Listen, and begin to look at the groups. Raises: PagesError when the port is taken."""
+        host = self._host
+        self._load = LoadWatch(host.runtimes, host.admin, host.backend.capabilities, clock=host.clock)
+        await super().start()
         self._load.start()
         return self.address
 
@@ -114,40 +160,27 @@ class WebServer:
         """Stop listening and drop what is open."""
         if self._load is not None:
             await self._load.close()
-        if self._site is not None:
-            await self._site.close()
+        await super().close()
 
     def _routes(self) -> dict[str, Handler]:
-        return {
-            "/": self._index,
-            "/live": self._live,
-            "/ready": self._ready,
-            "/metrics": self._prometheus,
-            "/inflight": self._in_flight,
-            "/lag": self._lag,
-            "/scale": self._scale,
-        }
+        return {**super()._routes(), "/inflight": self._in_flight, "/lag": self._lag, "/scale": self._scale}
 
-    async def _index(self, _request: web.Request) -> web.Response:
-        return json_answer({"pages": [path for path in self._routes() if path != "/"]})
+    def _orders(self) -> dict[str, Handler]:
+        return {"/drain": self._drain}
 
     async def _live(self, request: web.Request) -> web.Response:
         return health(request, self._host.live())
 
-    async def _ready(self, request: web.Request) -> web.Response:
-        return health(request, self._host.ready())
-
-    async def _prometheus(self, _request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        return web.Response(body=await self._kept.get("metrics", self._text), headers={"Content-Type": TEXT})
+    async def _reasons(self) -> Sequence[str]:
+        return self._host.ready()
 
     async def _text(self) -> bytes:
-        assert self._metrics is not None
-        return self._metrics.text()
+        from flowshare.web.metrics import Metrics
+
+        return Metrics(self._host, self._watched).text()
 
     async def _in_flight(self, request: web.Request) -> web.Response:
-        if "stacks" in request.query and verdict_of(request).operator:
+        if "stacks" in request.query and admission_of(request).operator:
             return json_answer(self._host.in_flight(stacks=True))
         return await kept_answer(request, self._kept, "inflight", self._records)
 
@@ -185,19 +218,19 @@ def _target_age(request: web.Request) -> float:
 
 
 def _import() -> None:
-    importlib.import_module("flowshare.agents.site")
+    importlib.import_module("flowshare.agents.pages.site")
     importlib.import_module("flowshare.web.metrics")
 
 
-def verdict_of(request: web.Request) -> Verdict:
+def admission_of(request: web.Request) -> PageAdmission:
     """As what who asks was let in."""
-    return cast("Connection", request.protocol).verdict
+    return cast("PageConnection", request.protocol).admission
 
 
 def health(request: web.Request, reasons: Sequence[str]) -> web.Response:
     """Whether all is well, and why not for who may know it: reasons name agents, brokers and workers."""
     told = list(reasons)
-    if told and not verdict_of(request).trusted:
+    if told and not admission_of(request).trusted:
         told = [f"{len(told)} reasons, for who asks by one of this server's hosts (--web-host) or with its token"]
     return json_answer({"ok": not reasons, "reasons": told}, status=503 if reasons else 200)
 
@@ -206,16 +239,16 @@ def rows_answer(
     request: web.Request, value: Any, *, keep: frozenset[str] = frozenset(), status: int = 200
 ) -> web.Response:
     """JSON for the operator; for others without names. keep: texts that are none."""
-    return json_answer(value if verdict_of(request).operator else numbers(value, keep), status=status)
+    return json_answer(value if admission_of(request).operator else numbers(value, keep), status=status)
 
 
-async def kept_answer(request: web.Request, kept: Kept, key: str, make: Callable[[], Awaitable[Any]]) -> web.Response:
+async def kept_answer(
+    request: web.Request, kept: PageCache, key: str, make: Callable[[], Awaitable[Any]]
+) -> web.Response:
     """As `rows_answer`, for what is costly to make and long to write down: kept in both forms."""
-    operator = verdict_of(request).operator
+    operator = admission_of(request).operator
 
     async def body() -> bytes:
-        import orjson
-
         found = await kept.get(key, make)
         return orjson.dumps(found if operator else numbers(found))
 
@@ -224,8 +257,6 @@ async def kept_answer(request: web.Request, kept: Kept, key: str, make: Callable
 
 def json_answer(value: Any, *, status: int = 200) -> web.Response:
     """An answer of JSON."""
-    import orjson
-
     return _json(orjson.dumps(value), status=status)
 
 

@@ -61,7 +61,7 @@ def run_app(
                 await bus.send("in", value)
             if during is not None:
                 await during(bus)
-            report = await bus.run_until_idle(limit_s=limit_s)
+            report = await bus.run_until_idle(limit=limit_s)
             agent = app.share_agents["agent"]
             dead = bus.dead_letters(agent) if agent.dead_letter_topic else []
             runtime = app.host.runtimes["agent"]

@@ -6,7 +6,8 @@ import asyncio
 import functools
 import itertools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
-from flowshare.agents.acks import ACCEPT, GAP, GATHERED_MAX, REJECT, RELEASE, AckSender, Confirmed
-from flowshare.agents.chunk import runs
-from flowshare.agents.stats import AgentStats
-from flowshare.client.member import AckResult
+from flowshare.agents.feed.acknowledgements import ACCEPT, GAP, GATHERED_MAX, REJECT, RELEASE, AckRange, AckSender
+from flowshare.agents.handler.chunk import runs
+from flowshare.agents.run.stats import AgentStats
+from flowshare.client.session.member import AckResult
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.testing import ManualClock
 from flowshare.testing.clock import settle
+from tests.waiting import until
 
 TP = TopicPartition(uuid.UUID(int=1), 0)
 OTHER = TopicPartition(uuid.UUID(int=1), 1)
@@ -61,18 +63,18 @@ class WritingMember:
 
 def acking(
     answer: Answer | None, act: Callable[[AckSender, WritingMember], Any]
-) -> tuple[WritingMember, AgentStats, list[Confirmed]]:
+) -> tuple[WritingMember, AgentStats, list[tuple[AckRange, str]]]:
     """Run `act` on a sender over a fake member until everything is settled."""
-    member, stats, confirmed = WritingMember(answer), AgentStats(), list[Confirmed]()
+    member, stats, confirmed = WritingMember(answer), AgentStats(), list[tuple[AckRange, str]]()
 
     async def main() -> None:
         clock = ManualClock()
-        sender = AckSender("agent", clock, stats, confirmed.append)
+        sender = AckSender("agent", clock, stats, lambda ack, _, how: confirmed.append((ack, how)))
         sender.start(member)  # type: ignore[arg-type]
         made = act(sender, member)
         if asyncio.iscoroutine(made):
             await made
-        settling = asyncio.ensure_future(sender.settle())
+        settling = asyncio.ensure_future(sender.flush())
         while not settling.done():
             await clock.advance(1)
         await sender.stop()
@@ -98,10 +100,10 @@ def test_runs_cover_exactly_the_offsets(offsets: set[int]):
 
 def test_ranges_of_all_types_are_sent_in_offset_order():
     def act(sender: AckSender, _: WritingMember) -> None:
-        sender.other((TP, 0), 7, 7, RELEASE, "retried", delay_ms=50)
+        sender.acknowledge((TP, 0), 7, 7, RELEASE, "retried", delay_ms=50)
         sender.accept((TP, 0), [9, 6])
-        sender.other((TP, 0), 1, 4, GAP, "gaps")
-        sender.other((TP, 0), 8, 8, REJECT, "dead_lettered")
+        sender.acknowledge((TP, 0), 1, 4, GAP, "gaps")
+        sender.acknowledge((TP, 0), 8, 8, REJECT, "dead_lettered")
 
     member, stats, _ = acking(None, act)
 
@@ -114,10 +116,9 @@ def test_what_finishes_while_a_request_is_under_way_goes_in_one_next_request():
     async def act(sender: AckSender, member: WritingMember) -> None:
         member.gate = asyncio.Event()
         sender.accept((TP, 0), [0])
-        await asyncio.sleep(0.01)
+        await until(lambda: member.requests)
         for offset in range(1, 50):
             sender.accept((TP, 0), [offset])
-        await asyncio.sleep(0.01)
         member.gate.set()
 
     member, _, _ = acking(None, act)
@@ -133,7 +134,7 @@ def test_a_lost_lock_among_many_loses_only_itself():
     member, stats, confirmed = acking(answer, lambda sender, _: sender.accept((TP, 0), list(range(100))))
 
     assert (stats.accepted, stats.lock_lost) == (99, 1)
-    assert [one.ack.first for one in confirmed if one.how == "lock_lost"] == [37]
+    assert [ack.first for ack, how in confirmed if how == "lock_lost"] == [37]
     assert len(member.requests) < 20
 
 
@@ -159,49 +160,45 @@ class MovingMember(WritingMember):
         return [result for result in results if on_late is None or result.tp != OTHER]
 
 
-def test_a_partition_without_a_leader_holds_up_no_other():
+@pytest.mark.flowshare
+async def test_a_partition_without_a_leader_holds_up_no_other():
     def lost(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
         hit = tp == OTHER and any(one.first <= 7 <= one.last for one in batches)
         return ErrorCode.INVALID_RECORD_STATE if hit else ErrorCode.NONE
 
-    async def main() -> None:
-        member, stats = MovingMember(lost), AgentStats()
-        sender = AckSender("agent", ManualClock(), stats)
-        sender.start(member)  # type: ignore[arg-type]
-        sender.accept((TP, 0), [1, 2])
-        sender.accept((OTHER, 0), [5, 6, 7])
-        await settle()
-        assert (stats.accepted, sender.unconfirmed) == (2, 3)
-        settling = asyncio.ensure_future(sender.settle())
-        sender.accept((TP, 0), [3])
-        await settle()
-        assert (stats.accepted, sender.unconfirmed) == (3, 3)
-        assert not settling.done()
+    member, stats = MovingMember(lost), AgentStats()
+    sender = AckSender("agent", ManualClock(), stats)
+    sender.start(member)  # type: ignore[arg-type]
+    sender.accept((TP, 0), [1, 2])
+    sender.accept((OTHER, 0), [5, 6, 7])
+    await settle()
+    assert (stats.accepted, sender.unconfirmed) == (2, 3)
+    settling = asyncio.ensure_future(sender.flush())
+    sender.accept((TP, 0), [3])
+    await settle()
+    assert (stats.accepted, sender.unconfirmed) == (3, 3)
+    assert not settling.done()
 
-        for late in member.late:
-            late()
-        await settle()
+    for late in member.late:
+        late()
+    await settle()
 
-        assert (stats.accepted, stats.lock_lost, sender.unconfirmed) == (5, 1, 0)
-        await settling
-        await sender.stop()
-
-    fs.testing.run(main())
+    assert (stats.accepted, stats.lock_lost, sender.unconfirmed) == (5, 1, 0)
+    await settling
+    await sender.stop()
 
 
-def test_what_waits_for_a_leader_when_the_agent_stops_is_left():
-    async def main() -> None:
-        member, stats = MovingMember(), AgentStats()
-        sender = AckSender("agent", ManualClock(), stats)
-        sender.start(member)  # type: ignore[arg-type]
-        sender.accept((OTHER, 0), [5])
-        await settle()
-        member.late[0]()
-        await sender.stop()
+@pytest.mark.flowshare
+async def test_what_waits_for_a_leader_when_the_agent_stops_is_left():
+    member, stats = MovingMember(), AgentStats()
+    sender = AckSender("agent", ManualClock(), stats)
+    sender.start(member)  # type: ignore[arg-type]
+    sender.accept((OTHER, 0), [5])
+    await settle()
+    member.late[0]()
+    await sender.stop()
 
-        assert stats.accepted == 0
-
-    fs.testing.run(main())
+    assert stats.accepted == 0
 
 
 def test_a_failure_of_one_partition_leaves_the_other_alone():
@@ -236,7 +233,7 @@ def test_a_result_that_is_unknown_is_counted_and_not_sent_again(caplog: pytest.L
         sender = AckSender("agent", ManualClock(), stats)
         sender.start(member)  # type: ignore[arg-type]
         sender.accept((TP, 0), [1, 2, 3])
-        await sender.settle()
+        await sender.flush()
         await sender.stop()
 
     fs.testing.run(main())
@@ -306,25 +303,23 @@ def test_a_fault_while_acknowledging_is_logged_and_the_next_ones_are_sent(caplog
     _, stats, confirmed = acking(answer, act)
 
     assert (stats.ack_unknown, stats.accepted) == (2, 1)
-    assert [(one.ack.first, one.how) for one in confirmed] == [(7, "accepted")]
+    assert [(ack.first, how) for ack, how in confirmed] == [(7, "accepted")]
     assert "what was not confirmed may run again" in caplog.text
 
 
-def gathering(act: Callable[[AckSender, WritingMember, ManualClock], Any]) -> None:
-    """Run `act` on a sender that gathers for 5 ms over a fake member."""
-
-    async def main() -> None:
-        clock, member = ManualClock(), WritingMember(None)
-        sender = AckSender("agent", clock, AgentStats(), gather_s=0.005)
-        sender.start(member)  # type: ignore[arg-type]
-        await act(sender, member, clock)
-        await sender.stop()
-
-    fs.testing.run(main())
+@asynccontextmanager
+async def gathering() -> AsyncIterator[tuple[AckSender, WritingMember, ManualClock]]:
+    """A sender that gathers for 5 ms, over a fake member."""
+    clock, member = ManualClock(), WritingMember(None)
+    sender = AckSender("agent", clock, AgentStats(), gather_s=0.005)
+    sender.start(member)  # type: ignore[arg-type]
+    yield sender, member, clock
+    await sender.stop()
 
 
-def test_where_requests_are_dear_the_first_goes_at_once_and_what_follows_is_gathered():
-    async def act(sender: AckSender, member: WritingMember, clock: ManualClock) -> None:
+@pytest.mark.flowshare
+async def test_where_requests_are_dear_the_first_goes_at_once_and_what_follows_is_gathered():
+    async with gathering() as (sender, member, clock):
         for offset in range(3):
             sender.accept((TP, 0), [offset])
             await clock.advance(0.001)
@@ -337,11 +332,10 @@ def test_where_requests_are_dear_the_first_goes_at_once_and_what_follows_is_gath
         await settle()
         assert member.sent[2:] == [(3, 3, ACCEPT)]
 
-    gathering(act)
 
-
-def test_many_are_not_gathered_for_long():
-    async def act(sender: AckSender, member: WritingMember, clock: ManualClock) -> None:
+@pytest.mark.flowshare
+async def test_many_are_not_gathered_for_long():
+    async with gathering() as (sender, member, _):
         sender.accept((TP, 0), [0])
         await settle()
         sender.accept((TP, 0), [1])
@@ -350,18 +344,15 @@ def test_many_are_not_gathered_for_long():
         await settle()
         assert member.sent == [(0, 0, ACCEPT), (1, 1 + GATHERED_MAX, ACCEPT)]
 
-    gathering(act)
 
-
-def test_who_waits_until_all_is_settled_does_not_wait_for_more_to_gather():
-    async def act(sender: AckSender, member: WritingMember, clock: ManualClock) -> None:
+@pytest.mark.flowshare
+async def test_who_waits_until_all_is_settled_does_not_wait_for_more_to_gather():
+    async with gathering() as (sender, member, _):
         sender.accept((TP, 0), [0])
         await settle()
         sender.accept((TP, 0), [1])
         await settle()
-        settling = asyncio.ensure_future(sender.settle())
+        settling = asyncio.ensure_future(sender.flush())
         await settle()
         assert settling.done()
         assert member.sent == [(0, 0, ACCEPT), (1, 1, ACCEPT)]
-
-    gathering(act)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import AnnotationError, UsageError
+from flowshare.agents.handler.errors import AnnotationError, UsageError
 from tests.agents.agents_kit import run_agent
 
 
@@ -169,7 +169,8 @@ def test_an_agent_can_be_called_as_the_function_it_is():
     assert declare(handler)(1) == 2
 
 
-def test_several_agents_read_one_topic_and_one_agent_several_topics():
+@pytest.mark.flowshare
+async def test_several_agents_read_one_topic_and_one_agent_several_topics():
     app = fs.App("t")
     got: dict[str, list[Any]] = {"one": [], "two": []}
 
@@ -181,13 +182,10 @@ def test_several_agents_read_one_topic_and_one_agent_several_topics():
     async def two(value: int) -> None:
         got["two"].append(value)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            await bus.send("in", 1)
-            await bus.send("other", 2)
-            await bus.run_until_idle()
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        await bus.send("in", 1)
+        await bus.send("other", 2)
+        await bus.run_until_idle()
 
     assert sorted(got["one"]) == [("in", 1), ("other", 2)]
     assert got["two"] == [1]
@@ -243,7 +241,8 @@ def test_pausing_an_agent_that_does_not_run_says_where_it_can_be_done(what: str)
         getattr(agent, what)()
 
 
-def test_a_paused_agent_handles_nothing_until_it_is_resumed():
+@pytest.mark.flowshare
+async def test_a_paused_agent_handles_nothing_until_it_is_resumed():
     got: list[int] = []
     app = fs.App("t")
 
@@ -251,18 +250,15 @@ def test_a_paused_agent_handles_nothing_until_it_is_resumed():
     async def bill(value: int) -> None:
         got.append(value)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            bill.pause()
-            assert bill.paused
-            await bus.send("in", 1)
-            await bus.advance(60)
-            assert got == []
-            bill.resume()
-            await bus.run_until_idle()
-            assert got == [1]
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        bill.pause()
+        assert bill.paused
+        await bus.send("in", 1)
+        await bus.advance(60)
+        assert got == []
+        bill.resume()
+        await bus.run_until_idle()
+        assert got == [1]
 
 
 @pytest.mark.parametrize("given", [lambda delivery: None, 3])

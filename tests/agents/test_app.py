@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 
 import flowshare as fs
-from flowshare.agents.diagnose import of_configs, of_offsets
-from flowshare.agents.errors import UsageError
+from flowshare.agents.feed.stalls import of_configs, of_offsets
+from flowshare.agents.handler.errors import UsageError
 from flowshare.protocol.messages import SharePartitionOffsets
+from tests.waiting import until
 
 
 async def nothing(value: bytes) -> None: ...
@@ -101,10 +102,7 @@ def test_timers_tasks_and_leader_timers_run():
 
     async def main() -> None:
         async with app.running():
-            for _ in range(200):
-                if {"timer", "leader", "task"} <= set(ran):
-                    return
-                await asyncio.sleep(0.01)
+            await until(lambda: {"timer", "leader", "task"} <= set(ran))
 
     asyncio.run(main())
 
@@ -144,8 +142,7 @@ def test_an_app_can_run_again_on_another_loop():
     async def main() -> None:
         async with app.running():
             await app.topic("in").send(value="x")
-            while not app.host.runtimes["agent"].stats()["accepted"]:  # noqa: ASYNC110 - counters have no event
-                await asyncio.sleep(0.005)
+            await until(lambda: app.host.runtimes["agent"].stats()["accepted"])
 
     asyncio.run(main())
     asyncio.run(main())
@@ -290,25 +287,23 @@ def test_topics_are_made_with_their_settings_and_groups_get_theirs():
     asyncio.run(main())
 
 
-def test_a_renamed_function_is_warned_of(caplog: pytest.LogCaptureFixture):
+@pytest.mark.flowshare
+async def test_a_renamed_function_is_warned_of(caplog: pytest.LogCaptureFixture):
     app = app_with_agent()
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            admin = bus.host.admin
-            await bus.send("in", 1)
-            bus.host.runtimes["agent"].pause()
-            await bus.advance(1)
-            old = fs.App("t")
-            old.share_agent("in", name="older")(nothing)
-            from flowshare.agents.setup import _warn_of_older_group
+    async with fs.testing.harness(app) as bus:
+        admin = bus.host.admin
+        await bus.send("in", 1)
+        bus.host.runtimes["agent"].pause()
+        await bus.advance(1)
+        old = fs.App("t")
+        old.share_agent("in", name="older")(nothing)
+        from flowshare.agents.feed.setup import _warn_of_older_group
 
-            async with _running_on(old, bus):
-                pass
-            caplog.clear()
-            await _warn_of_older_group(app.share_agents["agent"], admin)
-
-    fs.testing.run(main())
+        async with _running_on(old, bus):
+            pass
+        caplog.clear()
+        await _warn_of_older_group(app.share_agents["agent"], admin)
 
     assert "Was the function renamed?" in caplog.text
 
@@ -317,7 +312,7 @@ class _running_on:  # noqa: N801 - reads as a function
     """A second app on the harness's backend, paused so that its backlog stays."""
 
     def __init__(self, app: fs.App, bus: Any) -> None:
-        from flowshare.agents.host import Host, HostSettings
+        from flowshare.agents.host.host import Host, HostSettings
 
         self._host = Host(
             app, backend=bus.host.backend, clock=bus.clock, settings=HostSettings(threads=False, inline_threads=True)
@@ -376,32 +371,28 @@ def test_a_stall_is_explained_by_the_groups_settings(configs: dict[str, str], sa
         assert reason.normal
 
 
-def test_an_agent_of_a_paused_group_says_so(caplog: pytest.LogCaptureFixture):
+@pytest.mark.flowshare
+async def test_an_agent_of_a_paused_group_says_so(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "flowshare.agents")
     app = app_with_agent()
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            assert app.host is not None
-            await app.host.admin.pause_group(app.share_agents["agent"].group)
-            await bus.send("in", b"x")
-            await bus.advance(60)
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        assert app.host is not None
+        await app.host.admin.pause_group(app.share_agents["agent"].group)
+        await bus.send("in", b"x")
+        await bus.advance(60)
 
     [told] = [record.message for record in caplog.records if "nothing to handle" in record.message]
     assert "the group is paused" in told
 
 
-def test_a_stall_is_told_once(caplog: pytest.LogCaptureFixture):
+@pytest.mark.flowshare
+async def test_a_stall_is_told_once(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "flowshare.agents")
     app = app_with_agent()
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            await bus.advance(60)
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        await bus.advance(60)
 
     told = [record.message for record in caplog.records if "nothing to handle" in record.message]
     assert len(told) == 1
@@ -412,22 +403,20 @@ def test_a_stall_is_told_once(caplog: pytest.LogCaptureFixture):
     ("options", "pause", "said"),
     [({}, True, "the agent is paused"), ({"rate_limit": "30/h"}, False, "rate_limit allows 30 records an hour")],
 )
-def test_a_pause_and_a_slow_rate_are_told_though_nothing_is_fetched(
+@pytest.mark.flowshare
+async def test_a_pause_and_a_slow_rate_are_told_though_nothing_is_fetched(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any], pause: bool, said: str
 ):
     caplog.set_level(logging.INFO, "flowshare.agents")
     app = fs.App("t")
     app.share_agent("in", name="agent", **options)(nothing)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            if pause:
-                bus.host.runtimes["agent"].pause()
-            await bus.send("in", 1)
-            await bus.send("in", 2)
-            await bus.advance(30)
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        if pause:
+            bus.host.runtimes["agent"].pause()
+        await bus.send("in", 1)
+        await bus.send("in", 2)
+        await bus.advance(30)
 
     assert sum(said in record.message for record in caplog.records) == 1
 

@@ -10,8 +10,8 @@ import pytest
 from faust.web.views import View
 
 import flowshare as fs
-from flowshare.agents.errors import UsageError
-from flowshare.agents.site import OF_APPS
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.pages.site import OF_APPS
 
 TOKEN = "a-token-of-24-characters"
 

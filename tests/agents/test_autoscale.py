@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from flowshare.agents.autoscale import Autoscaler, median_report, why
-from flowshare.agents.scaling import ScalePolicy
+from flowshare.agents.scale.scaling import Autoscaler, ScalePolicy, median_report, why
 from flowshare.testing import virtual
 from flowshare.testing.clock import LoopTimeClock
 

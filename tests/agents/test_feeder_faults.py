@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import flowshare as fs
-from flowshare.client.member import Fetched, ShareMember
+from flowshare.client.session.member import Fetched, ShareMember
 
 
 @pytest.mark.flowshare
@@ -19,16 +19,16 @@ async def test_a_fetch_that_fails_unexpectedly_is_logged_and_tried_again(
     async def read(word: str) -> None:
         seen.append(word)
 
-    fetch, failing = ShareMember.fetched, 2
+    fetch, failing = ShareMember.take_fetched, 2
 
-    async def sometimes(self: ShareMember) -> object:
+    def sometimes(self: ShareMember) -> object:
         nonlocal failing
         if failing:
             failing -= 1
             raise RuntimeError("a fault of ours")
-        return await fetch(self)
+        return fetch(self)
 
-    monkeypatch.setattr(ShareMember, "fetched", sometimes)
+    monkeypatch.setattr(ShareMember, "take_fetched", sometimes)
     async with fs.testing.harness(app) as bus:
         await bus.send("words", "a")
         report = await bus.run_until_idle()
@@ -49,17 +49,17 @@ async def test_an_answer_that_cannot_be_read_gives_its_records_back_instead_of_r
     async def read(word: str) -> None:
         seen.append(word)
 
-    fetch, garbled = ShareMember.fetched, 1
+    fetch, garbled = ShareMember.take_fetched, 1
 
-    async def sometimes(self: ShareMember) -> list[Fetched]:
+    def sometimes(self: ShareMember) -> list[Fetched]:
         nonlocal garbled
-        fetched = await fetch(self)
+        fetched = fetch(self)
         if fetched and garbled:
             garbled -= 1
             return [part._replace(records=b"\x00" * 200) for part in fetched]
         return fetched
 
-    monkeypatch.setattr(ShareMember, "fetched", sometimes)
+    monkeypatch.setattr(ShareMember, "take_fetched", sometimes)
     async with fs.testing.harness(app) as bus:
         await bus.send("words", "a")
         report = await bus.run_until_idle()

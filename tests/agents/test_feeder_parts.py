@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import flowshare as fs
-from flowshare.agents.acks import RELEASE, AckSender
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import PREFIX, dead_letter, without_trace
-from flowshare.agents.held import Holdings
-from flowshare.agents.intake import Intake
-from flowshare.agents.outcomes import Kind, Outcome
-from flowshare.agents.stats import AgentStats
-from flowshare.agents.texts import TRACE_MAX
+from flowshare.agents.feed.acknowledgements import RELEASE, AckSender
+from flowshare.agents.feed.dead_letter import PREFIX, dead_letter, without_trace
+from flowshare.agents.feed.locks import HeldRecords
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
+from flowshare.agents.handler.texts import TRACE_MAX
+from flowshare.agents.run.stats import AgentStats
 from flowshare.client.errors import BufferFull, RecordTooLarge
-from flowshare.client.member import ShareMember
+from flowshare.client.session.member import ShareMember
 from flowshare.protocol.batches import BatchBuilder, place
-from flowshare.protocol.decoding import DecodedRecord, decode_raw
+from flowshare.protocol.decoding import DecodedRecord, LastBatch, decode_raw
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcquiredRange
 from flowshare.testing import Bus, ManualClock
@@ -46,9 +45,9 @@ def chunk_of(first: int, last: int) -> Chunk:
 
 
 def test_single_records_out_of_one_batch_are_read_once():
-    intake, records = Intake(), batch(10, 100)
+    decode, records = partial(decode_raw, last=LastBatch()), batch(10, 100)
 
-    found = [intake.decode(records, [AcquiredRange(n, n, 2)]).runs for n in (10, 55, 109)]
+    found = [decode(records, [AcquiredRange(n, n, 2)]).runs for n in (10, 55, 109)]
 
     assert [[(raw.offset, raw.value, count) for raw in raws] for [(raws, count)] in found] == [
         [(10, b"10", 2)],
@@ -58,39 +57,39 @@ def test_single_records_out_of_one_batch_are_read_once():
 
 
 def test_a_batch_that_reaches_into_the_next_answer_is_read_once():
-    intake, whole, torn = Intake(), batch(0, 5), batch(5, 5)
+    decode, whole, torn = partial(decode_raw, last=LastBatch()), batch(0, 5), batch(5, 5)
 
-    before = intake.decode(whole + torn, [AcquiredRange(0, 6, 1)]).records
-    after = intake.decode(torn + batch(10, 5), [AcquiredRange(6, 12, 1)]).records
+    before = decode(whole + torn, [AcquiredRange(0, 6, 1)]).records
+    after = decode(torn + batch(10, 5), [AcquiredRange(6, 12, 1)]).records
 
     assert [raw.offset for raw in after] == [6, 7, 8, 9, 10, 11, 12]
     assert after[0] is before[-1]
 
 
 def test_a_kept_batch_is_not_taken_for_another_one_at_its_place():
-    intake = Intake()
-    intake.decode(batch(0, 5), [AcquiredRange(0, 0, 1)])
+    decode = partial(decode_raw, last=LastBatch())
+    decode(batch(0, 5), [AcquiredRange(0, 0, 1)])
 
-    decoded = intake.decode(batch(0, 3), [AcquiredRange(1, 2, 1)])
+    decoded = decode(batch(0, 3), [AcquiredRange(1, 2, 1)])
 
     assert [(raw.offset, raw.value) for raw in decoded.records] == [(1, b"1"), (2, b"2")]
 
 
 def test_gaps_are_found_in_a_kept_batch_too():
-    intake, records = Intake(), batch(0, 5) + batch(8, 2)
-    intake.decode(records, [AcquiredRange(0, 0, 1)])
+    decode, records = partial(decode_raw, last=LastBatch()), batch(0, 5) + batch(8, 2)
+    decode(records, [AcquiredRange(0, 0, 1)])
 
-    decoded = intake.decode(records, [AcquiredRange(4, 9, 1)])
+    decoded = decode(records, [AcquiredRange(4, 9, 1)])
 
     assert [one.offset for one in decoded.records] == [4, 8, 9]
     assert decoded.gaps == [(5, 7)]
 
 
 def test_damaged_bytes_are_reported_record_by_record_not_kept():
-    intake, records = Intake(), bytearray(batch(0, 5))
+    decode, records = partial(decode_raw, last=LastBatch()), bytearray(batch(0, 5))
     records[-1] ^= 0xFF
 
-    decoded = intake.decode(bytes(records), [AcquiredRange(1, 2, 1)])
+    decoded = decode(bytes(records), [AcquiredRange(1, 2, 1)])
 
     assert decoded.records == []
     assert [(first, last) for first, last, _ in decoded.corrupt] == [(1, 2)]
@@ -100,12 +99,12 @@ def test_damaged_bytes_are_reported_record_by_record_not_kept():
 
 
 class Ledger:
-    """Holdings over a sender that is never started."""
+    """HeldRecords over a sender that is never started."""
 
     def __init__(self) -> None:
         self.stats, self.fed = AgentStats(), list[Chunk]()
         self.acks = AckSender("agent", ManualClock(), self.stats)
-        self.held = Holdings(self.acks, self.stats, self.fed.extend, asyncio.Event())
+        self.held = HeldRecords(self.acks, self.stats, self.fed.extend, lambda: None)
 
     def releases(self) -> list[tuple[int, int]]:
         return [
@@ -159,7 +158,7 @@ def test_after_another_connection_nothing_old_is_held_or_given_back():
 
 def letter_for(error: BaseException | None, **record: Any) -> Any:
     made = DecodedRecord(5, 99, b"k", b"v", record.get("headers", ()), 3)
-    return dead_letter("dlq", "g", chunk_of(5, 5), made, Outcome(Kind.DEAD, error, "because"))
+    return dead_letter("dlq", "g", chunk_of(5, 5), made, Outcome(OutcomeKind.DEAD, error, "because"))
 
 
 def test_a_dead_letter_keeps_the_record_and_replaces_older_dead_letter_headers():

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from flowshare.agents.gate import (
-    Asked,
+from flowshare.agents.pages.gate import (
     BadPages,
     Gate,
     Named,
     Need,
+    RequestHead,
     numbers,
     read_host,
     read_hosts,
@@ -29,7 +29,7 @@ def gate(*listed, bind="0.0.0.0", token=TOKEN, **options):
 
 
 def asked(host="localhost:8081", *, peer=HERE, method="GET", **more):
-    return Asked(method=method, hosts=() if host is None else (host,), peer=peer, **more)
+    return RequestHead(method=method, hosts=() if host is None else (host,), peer=peer, **more)
 
 
 def status(found, request, need=Need.HOST):
@@ -98,7 +98,7 @@ def test_a_foreign_host_is_refused_but_for_probes_and_the_operator(host):
 
 
 def test_a_request_with_several_hosts_or_origins_is_refused():
-    twice = Asked(method="GET", hosts=("localhost", "localhost"), peer=HERE)
+    twice = RequestHead(method="GET", hosts=("localhost", "localhost"), peer=HERE)
 
     assert status(gate(), twice, Need.NOTHING) == 400
     assert status(gate(), asked(origins=("http://localhost:8081",) * 2)) == 400
@@ -259,6 +259,6 @@ def test_numbers_are_what_is_left_of_an_answer_without_its_texts():
 
 
 def test_no_text_of_settings_shows_the_token():
-    from flowshare.agents.gate import PageSettings
+    from flowshare.agents.pages.gate import PageSettings
 
     assert TOKEN not in repr(PageSettings(token=TOKEN.encode()))

@@ -6,10 +6,12 @@ import threading
 import pytest
 
 import flowshare as fs
-from flowshare.agents import errors as fs_errors
-from flowshare.agents.host import Host, HostSettings
+from flowshare.agents.handler import errors as fs_errors
+from flowshare.agents.handler.send import ProducerRecord
+from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.log.base import StorageHeld
+from tests.waiting import LIMIT_S, until
 
 
 class Part:
@@ -90,8 +92,8 @@ def test_a_producer_is_not_timed_out_by_a_blocked_handler_loop():
     async def main():
         host = Host(app)
         await host.start()
-        futures = [await host.outbox.enqueue("other", b"x") for _ in range(10)]
-        host.service.submit(host.producer.flush).result(10)  # blocks this loop
+        futures = [await host.outbox.enqueue(ProducerRecord("other", b"x", None, (), None, None)) for _ in range(10)]
+        host.service.submit(host.producer.flush).result(LIMIT_S)  # blocks this loop
         assert host.producer.buffered_bytes == 0
         offsets = [done.offset for done in await asyncio.gather(*futures)]
         await host.stop()
@@ -201,8 +203,11 @@ def test_what_is_in_flight_is_shown_with_its_stack():
         host = Host(app)
         await host.start()
         await app.topic("orders").send(value={"id": 1})
-        await asyncio.wait_for(begun.wait(), 10)
-        rows = await host.service.call(lambda: asyncio.to_thread(host.in_flight, stacks=True))
+        await asyncio.wait_for(begun.wait(), LIMIT_S)
+        rows = await until(  # it waits a moment after it has begun
+            lambda: host.service.call(lambda: asyncio.to_thread(host.in_flight, stacks=True)),
+            good=lambda rows: "await go_on.wait()" in rows[0]["stack"],
+        )
         go_on.set()
         await host.drain(5)
         await host.stop()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from flowshare.agents import loading
+from flowshare.agents.app import loading
 
 
 @pytest.fixture

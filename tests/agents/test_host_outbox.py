@@ -5,9 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.outbox import Outbox
-from flowshare.agents.service import ServiceLoop
+from flowshare.agents.handler.send import ProducerRecord
+from flowshare.agents.host.outbox import Outbox
+from flowshare.agents.host.service import ServiceLoop
 from flowshare.client.errors import BufferFull, RecordTooLarge
+from tests.waiting import LIMIT_S
+
+
+def record(value: bytes) -> ProducerRecord:
+    return ProducerRecord("t", value, None, (), None, None)
 
 
 class FakeProducer:
@@ -48,7 +54,7 @@ def test_records_keep_their_order_and_get_their_results(service):
 
     async def handlers():
         outbox = Outbox(producer, service.loop)
-        futures = [await outbox.enqueue("t", str(n).encode()) for n in range(200)]
+        futures = [await outbox.enqueue(record(str(n).encode())) for n in range(200)]
         return [done.offset for done in await asyncio.gather(*futures)]
 
     assert asyncio.run(handlers()) == list(range(200))
@@ -61,7 +67,7 @@ def test_a_full_buffer_holds_the_queue_and_keeps_its_order(service):
 
     async def handlers():
         outbox = Outbox(producer, service.loop)
-        futures = [await outbox.enqueue("t", str(n).encode()) for n in range(20)]
+        futures = [await outbox.enqueue(record(str(n).encode())) for n in range(20)]
         await outbox.flush()
         return [future.result().offset for future in futures]
 
@@ -72,8 +78,8 @@ def test_a_refusal_reaches_the_sender(service):
     async def handlers():
         outbox = Outbox(FakeProducer(), service.loop)
         with pytest.raises(RecordTooLarge):
-            await (await outbox.enqueue("t", b"too large"))
-        return (await (await outbox.enqueue("t", b"x"))).offset
+            await (await outbox.enqueue(record(b"too large")))
+        return (await (await outbox.enqueue(record(b"x")))).offset
 
     assert asyncio.run(handlers()) == 0
 
@@ -82,7 +88,7 @@ def test_one_loop_needs_no_thread():
     async def both():
         service = ServiceLoop(threads=False)
         service.start()
-        sent = await Outbox(FakeProducer(), service.loop).enqueue("t", b"x")
+        sent = await Outbox(FakeProducer(), service.loop).enqueue(record(b"x"))
         return (await sent).offset
 
     assert asyncio.run(both()) == 0
@@ -93,10 +99,10 @@ def test_confirmations_go_on_while_the_handler_loop_is_blocked(service):
 
     async def handlers():
         outbox = Outbox(producer, service.loop)
-        futures = [await outbox.enqueue("t", str(n).encode()) for n in range(50)]
-        service.submit(lambda: asyncio.sleep(0)).result(5)  # blocks this loop until the other one has turned
+        futures = [await outbox.enqueue(record(str(n).encode())) for n in range(50)]
+        service.submit(lambda: asyncio.sleep(0)).result(LIMIT_S)  # blocks this loop until the other one has turned
         while len(producer.sent) < 50:
-            service.submit(lambda: asyncio.sleep(0)).result(5)
+            service.submit(lambda: asyncio.sleep(0)).result(LIMIT_S)
         return len(await asyncio.gather(*futures))
 
     assert asyncio.run(handlers()) == 50

@@ -3,12 +3,12 @@
 import os
 import queue
 import signal
-import time
 
 import pytest
 
-from flowshare.agents.signals import Signals
+from flowshare.agents.worker.signals import Signals
 from flowshare.clock import LoopClock
+from tests.waiting import LIMIT_S, blocking_pause
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def watched():
 
 def test_the_first_ctrl_c_stops_and_the_second_ends(watched):
     os.kill(os.getpid(), signal.SIGINT)
-    assert watched.get(timeout=5) == ("stop", signal.SIGINT)
+    assert watched.get(timeout=LIMIT_S) == ("stop", signal.SIGINT)
 
     os.kill(os.getpid(), signal.SIGINT)
-    assert watched.get(timeout=5) == ("second", signal.SIGINT)
+    assert watched.get(timeout=LIMIT_S) == ("second", signal.SIGINT)
 
 
 def test_repeated_sigterm_changes_nothing(watched):
@@ -38,8 +38,8 @@ def test_repeated_sigterm_changes_nothing(watched):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
 
-    assert watched.get(timeout=5) == ("stop", signal.SIGTERM)
-    assert watched.get(timeout=5) == ("show", None)
+    assert watched.get(timeout=LIMIT_S) == ("stop", signal.SIGTERM)
+    assert watched.get(timeout=LIMIT_S) == ("show", None)
 
 
 def test_a_terminal_and_a_parent_that_pass_on_one_ctrl_c_do_not_count_twice(watched):
@@ -47,7 +47,7 @@ def test_a_terminal_and_a_parent_that_pass_on_one_ctrl_c_do_not_count_twice(watc
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGUSR1)
 
-    assert [watched.get(timeout=5)[0] for _ in range(2)] == ["stop", "show"]
+    assert [watched.get(timeout=LIMIT_S)[0] for _ in range(2)] == ["stop", "show"]
 
 
 @pytest.mark.slow
@@ -56,9 +56,9 @@ def test_a_signal_is_seen_while_the_main_thread_sleeps(watched):
 
     main = threading.get_ident()
     threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGTERM)).start()
-    time.sleep(0.4)
+    blocking_pause(0.4, "the main thread sleeps while the signal comes")
 
-    assert watched.get_nowait() == ("stop", signal.SIGTERM)
+    assert watched.get(timeout=LIMIT_S) == ("stop", signal.SIGTERM)
 
 
 def test_signals_are_given_back():

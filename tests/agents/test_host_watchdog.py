@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from flowshare.agents.watchdog import Watchdog, WatchdogSettings
+from flowshare.agents.host.watchdog import LIVE_S, Watchdog
 
 
 class FakeClock:
@@ -27,7 +27,7 @@ class FakeClock:
 @pytest.mark.asyncio
 async def test_a_blocked_handler_loop_is_reported_with_its_stack(caplog):
     clock = FakeClock()
-    dog = Watchdog(clock, WatchdogSettings(stall_s=1.0, ready_s=5.0, live_s=60.0), dump_to_stderr=False)
+    dog = Watchdog(clock, dump_to_stderr=False)
     go_on = threading.Event()
     blocked = threading.Event()
 
@@ -55,7 +55,7 @@ async def test_a_blocked_handler_loop_is_reported_with_its_stack(caplog):
     clock.now += 4.0
     assert not dog.ready()
     assert dog.live()
-    clock.now += 60.0
+    clock.now += LIVE_S
     assert not dog.live()
     dog.stop()
     assert dog.live()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.setup import HEADERS_BYTES, MESSAGE_BYTES, prepare
-from flowshare.client.admin import ShareAdmin
+from flowshare.agents.feed.setup import HEADERS_BYTES, MESSAGE_BYTES, prepare
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import Bus
@@ -45,17 +45,15 @@ def test_a_dead_letter_topic_that_is_made_takes_the_largest_record_of_its_source
     assert seen.dead[0].value == LARGE
 
 
-def test_the_producer_takes_dead_letters_as_large_as_what_is_read_whatever_its_own_limit():
+@pytest.mark.flowshare
+async def test_the_producer_takes_dead_letters_as_large_as_what_is_read_whatever_its_own_limit():
     app = failing_app()
     app._default_options[1].pop("producer_max_request_size")
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            sent = bus.host.producer.send_nowait("t.agent.dlq", LARGE)
-            await bus.advance(1)
-            assert (await sent).offset == 0
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        sent = bus.host.producer.send_nowait("t.agent.dlq", LARGE)
+        await bus.advance(1)
+        assert (await sent).offset == 0
 
 
 def test_a_dead_letter_topic_that_is_smaller_is_widened_at_the_start():

@@ -1,4 +1,4 @@
-"""What is `on_leader` runs in one process: the leader group, and what becomes of what runs when the lease lapses."""
+"""What is `on_leader` runs in one process: the lease group, and what becomes of what runs when the lease lapses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 import flowshare as fs
-from flowshare.agents.candidate import SESSION_S, Candidate, leader_group
-from flowshare.agents.leader import Leader
-from flowshare.agents.lease import HELD_S, WAIT_S, Lease, Moment
+from flowshare.agents.host.candidate import SESSION_S, LeaseCandidate, leader_group
+from flowshare.agents.host.lease import HELD_S, WAIT_S, Lease, LeaseGuard, Moment
 from flowshare.backend.memory import MemoryBackend
 from flowshare.groups.types import Supported
 from flowshare.protocol.messages import JoinGroupRequest
@@ -30,7 +29,7 @@ class Fleet:
     def __init__(self, backend: MemoryBackend) -> None:
         self._backend = backend
         self.leases: list[Lease] = []
-        self.candidates: list[Candidate] = []
+        self.candidates: list[LeaseCandidate] = []
         self.cut: set[int] = set()
         self._connections: dict[int, list[object]] = {}
 
@@ -45,7 +44,7 @@ class Fleet:
             self._connections.setdefault(number, []).append(connection)
             return connection
 
-        candidate = Candidate("shop", lease, connect=connect, clock=CLOCK)
+        candidate = LeaseCandidate("shop", lease, connect=connect, clock=CLOCK)
         candidate.start()
         self.leases.append(lease)
         self.candidates.append(candidate)
@@ -86,72 +85,62 @@ async def fleet() -> AsyncIterator[Fleet]:
         await backend.close()
 
 
-def test_the_first_process_holds_the_lease_and_joins_take_it_from_nobody():
-    async def main() -> None:
-        async with fleet() as made:
+@pytest.mark.flowshare
+async def test_the_first_process_holds_the_lease_and_joins_take_it_from_nobody():
+    async with fleet() as made:
+        made.add()
+        assert (await made.watch(6))[-1] == [0]
+        for _ in range(4):
             made.add()
-            assert (await made.watch(6))[-1] == [0]
-            for _ in range(4):
-                made.add()
-                assert await made.watch(4) == [[0]]
-
-    fs.testing.run(main())
+            assert await made.watch(4) == [[0]]
 
 
-def test_three_processes_that_start_at_once_make_one_holder():
-    async def main() -> None:
-        async with fleet() as made:
-            for _ in range(3):
-                made.add()
-            seen = await made.watch(30)
-            assert len(seen) == 2
-            assert len(made.holders) == 1
-
-    fs.testing.run(main())
-
-
-def test_a_process_that_ends_is_followed_by_another_after_the_wait():
-    async def main() -> None:
-        async with fleet() as made:
+@pytest.mark.flowshare
+async def test_three_processes_that_start_at_once_make_one_holder():
+    async with fleet() as made:
+        for _ in range(3):
             made.add()
-            await made.watch(6)
-            made.add()
-            await made.watch(4)
-            await made.candidates[0].close()
-            assert made.holders == []
-            assert await made.watch(WAIT_S - 0.1) == [[]]
-            assert (await made.watch(3))[-1] == [1]
-
-    fs.testing.run(main())
+        seen = await made.watch(30)
+        assert len(seen) == 2
+        assert len(made.holders) == 1
 
 
-def test_a_process_that_is_cut_off_holds_it_no_longer_when_another_one_gets_it():
-    async def main() -> None:
-        async with fleet() as made:
-            made.add()
-            await made.watch(6)
-            made.add()
-            await made.watch(4)
-            await made.cut_off(0)
-            assert await made.watch(HELD_S + SESSION_S + WAIT_S + 4) == [[0], [], [1]]
-            made.cut.clear()
-            assert await made.watch(20) == [[1]], "who comes back takes it from nobody"
-
-    fs.testing.run(main())
+@pytest.mark.flowshare
+async def test_a_process_that_ends_is_followed_by_another_after_the_wait():
+    async with fleet() as made:
+        made.add()
+        await made.watch(6)
+        made.add()
+        await made.watch(4)
+        await made.candidates[0].close()
+        assert made.holders == []
+        assert await made.watch(WAIT_S - 0.1) == [[]]
+        assert (await made.watch(3))[-1] == [1]
 
 
-def test_a_short_outage_of_the_broker_costs_the_lease_for_as_long_and_no_other_gets_it():
-    async def main() -> None:
-        async with fleet() as made:
-            made.add()
-            await made.watch(6)
-            await made.cut_off(0)
-            await made.watch(HELD_S - 2)
-            assert made.holders == [0]
-            made.cut.clear()
-            assert await made.watch(10) == [[0]]
+@pytest.mark.flowshare
+async def test_a_process_that_is_cut_off_holds_it_no_longer_when_another_one_gets_it():
+    async with fleet() as made:
+        made.add()
+        await made.watch(6)
+        made.add()
+        await made.watch(4)
+        await made.cut_off(0)
+        assert await made.watch(HELD_S + SESSION_S + WAIT_S + 4) == [[0], [], [1]]
+        made.cut.clear()
+        assert await made.watch(20) == [[1]], "who comes back takes it from nobody"
 
-    fs.testing.run(main())
+
+@pytest.mark.flowshare
+async def test_a_short_outage_of_the_broker_costs_the_lease_for_as_long_and_no_other_gets_it():
+    async with fleet() as made:
+        made.add()
+        await made.watch(6)
+        await made.cut_off(0)
+        await made.watch(HELD_S - 2)
+        assert made.holders == [0]
+        made.cut.clear()
+        assert await made.watch(10) == [[0]]
 
 
 def test_a_group_of_another_kind_under_its_name_is_told_with_what_to_do(caplog):
@@ -189,7 +178,7 @@ class Held:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.leader = Leader()
+        self.leader = LeaseGuard()
         self.leader.clock = self.clock
         self.leader.join(lambda: None)
 
@@ -322,7 +311,7 @@ async def test_errors_of_what_runs_are_its_own_and_a_stop_of_the_app_waits_for_i
 
 @pytest.mark.asyncio
 async def test_the_first_question_makes_the_process_ask_for_the_lease():
-    leader = Leader()
+    leader = LeaseGuard()
     asked = []
     leader.join(lambda: asked.append(1))
     assert not asked

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flowshare.agents.candidate import Known, choose
-from flowshare.agents.lease import HELD_S, WAIT_S, Lease, Moment
+from flowshare.agents.host.candidate import Known, choose
+from flowshare.agents.host.lease import HELD_S, WAIT_S, Lease, Moment
 from flowshare.groups.types import JoinedMember
 
 DRIFT = 0.05

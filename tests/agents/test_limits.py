@@ -7,10 +7,10 @@ import logging
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import OptionError, UsageError
-from flowshare.agents.limits import native_limits
-from flowshare.agents.prefetch import Prefetch
-from flowshare.agents.setup import check_kind
+from flowshare.agents.feed.limits import native_limits
+from flowshare.agents.feed.prefetch import Prefetch
+from flowshare.agents.feed.setup import check_kind
+from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry

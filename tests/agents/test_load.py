@@ -8,11 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import flowshare as fs
-from flowshare.agents.load import STALE_S, LoadWatch
-from flowshare.backend.capabilities import NATIVE
+from flowshare.agents.host.host import Host
+from flowshare.agents.scale.load import STALE_S, LoadWatch
+from flowshare.backend.base import NATIVE
 from flowshare.client.errors import NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import Bus
+
+
+def watch_of(host: Host) -> LoadWatch:
+    return LoadWatch(host.runtimes, host.admin, host.backend.capabilities, clock=host.clock)
 
 
 def watched(
@@ -31,7 +36,7 @@ def watched(
         async with fs.testing.harness(app) as bus:
             await bus.send("orders", b"first")
             await bus.advance(0.01)  # the group has a position, and the topic is there
-            await call(bus, LoadWatch(bus.host))
+            await call(bus, watch_of(bus.host))
             await bus.run_until_idle()
 
     fs.testing.run(main())
@@ -105,7 +110,7 @@ def test_settings_that_are_not_there_or_not_shown_leave_the_rest_of_the_look(mon
 
         monkeypatch.setattr(bus.host.admin, "group_configs", refused)
         if not asked:
-            monkeypatch.setattr(type(bus.host.backend), "capabilities", NATIVE)
+            monkeypatch.setattr(watch, "_capabilities", NATIVE)
 
         await flow(bus, watch, 1, per_s=204)
         await flow(bus, watch, 30)
@@ -158,7 +163,7 @@ def test_a_look_that_is_too_old_tells_nothing(monkeypatch):
         async def lost(*_: object) -> None:
             raise NotConnected("no server")
 
-        monkeypatch.setattr("flowshare.agents.lag.rows", lost)
+        monkeypatch.setattr("flowshare.agents.scale.lag.rows", lost)
         await bus.clock.sleep(STALE_S + 3)
 
         assert watch.rows == ()

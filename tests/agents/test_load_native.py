@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 import flowshare as fs
-from flowshare.agents import lag
-from flowshare.agents.rates import Rates
-from flowshare.agents.retention import Facts
+from flowshare.agents.scale import lag
+from flowshare.agents.scale.rates import Rates
+from flowshare.agents.scale.retention import Facts
 from flowshare.clock import LoopClock
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 async def finish_one(broker: fs.Broker, group: str, topic: str) -> None:
     """Brokers do not tell a group's position before it has finished something; they may tell that record's then."""
-    consumer = broker.consumer(group, [topic])
+    consumer = fs.ShareConsumer(broker, [topic], group_id=group)
     while not await consumer.poll(60):
         continue
     await consumer.commit_sync()
@@ -29,13 +29,13 @@ def test_age_and_retention_of_the_first_unfinished_record_are_read_from_its_log(
 
     async def look() -> tuple[lag.Rows, lag.Rows]:
         async with fs.Broker(kafka.url) as broker:
-            admin, producer, clock = broker.admin(), broker.producer(), LoopClock()
+            admin, producer, clock = fs.ShareAdmin(broker), fs.Producer(broker), LoopClock()
             await admin.create_topic(topic, configs={"retention.ms": "3600000", "retention.bytes": "1000000"})
             await admin.alter_group_configs(group, {"share.auto.offset.reset": "earliest"})
             half_an_hour_ago_ms = clock.now_ms() - 1_800_000
-            await producer.send(topic, b"x" * 100, timestamp_ms=half_an_hour_ago_ms)
+            await producer.send(topic, b"x" * 100, timestamp=half_an_hour_ago_ms / 1000)
             await finish_one(broker, group, topic)
-            await producer.send(topic, b"x" * 100, timestamp_ms=half_an_hour_ago_ms)
+            await producer.send(topic, b"x" * 100, timestamp=half_an_hour_ago_ms / 1000)
             await producer.send(topic, b"x" * 100)
             facts, rates, found = Facts(admin), Rates(), []
             for second in range(2):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.service import ServiceLoop, new_loop, run_through
-from flowshare.agents.texts import REASON_MAX, TRACE_MAX, named, said, shown, trace
+from flowshare.agents.handler.texts import REASON_MAX, TRACE_MAX, named, said, shown, trace
+from flowshare.agents.host.service import ServiceLoop, run_through
+from flowshare.clock import new_loop
 from tests.agents.agents_kit import run_agent, run_app
 from tests.agents.test_threads import app_of, threaded
 
@@ -177,16 +178,16 @@ def test_a_handler_whose_task_is_destroyed_ends_as_any_coroutine_does():
     closed: list[str] = []
 
     async def main() -> None:
-        from flowshare.agents.slots import Slot
-        from flowshare.agents.tasks import is_closing
+        from flowshare.agents.run.async_pool import is_closing
+        from flowshare.agents.run.pool import Runner
 
-        slot = Slot(0)
+        runner = Runner(0)
 
         async def work() -> None:
             try:
                 await asyncio.get_running_loop().create_future()
             except BaseException as error:
-                closed.append("closing" if is_closing(slot, error) else "raised")
+                closed.append("closing" if is_closing(runner, error) else "raised")
                 raise
 
         coroutine = work()
@@ -249,6 +250,18 @@ def test_a_loop_goes_on_after_an_exit_in_a_task_and_in_a_callback(
     factory: Callable[[], asyncio.AbstractEventLoop], error: type[BaseException]
 ):
     caught: list[str] = []
+    passed = 0
+    another = asyncio.Event()
+
+    def count() -> None:
+        nonlocal passed
+        passed += 1
+        another.set()
+
+    async def until_passed(wanted: int) -> None:
+        while passed < wanted:  # a loop may run a turn to its end before it lets an exception through
+            another.clear()
+            await another.wait()
 
     async def main() -> str:
         loop = asyncio.get_running_loop()
@@ -257,17 +270,18 @@ def test_a_loop_goes_on_after_an_exit_in_a_task_and_in_a_callback(
                 await begin(error("own"))
             except (SystemExit, KeyboardInterrupt) as own:
                 caught.append(str(own))
+        await until_passed(3)
         loop.call_soon(_raise, error)
-        await asyncio.sleep(0)
+        await until_passed(4)
         loop.call_later(0, _raise, error)
-        await asyncio.sleep(0.001)
+        await until_passed(5)
         return "done"
 
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as a worker takes it over
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
             loop = runner.get_loop()
-            assert run_through(loop, loop.create_task(main())) == "done"
+            assert run_through(loop, loop.create_task(main()), again=count) == "done"
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-from flowshare.agents.lease import HELD_S, WAIT_S
+from flowshare.agents.host.lease import HELD_S, WAIT_S
 from flowshare.dev.processes import tied_to_parent
 from flowshare.log.owner import read_owner
+from tests.waiting import blocking_pause, blocking_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -116,15 +117,14 @@ class Workers:
 
     def holder(self, *others: int, limit_s: float = 60) -> int:
         """The process that runs it, as soon as one does that is none of these."""
-        until_s = time.monotonic() + limit_s
         began_s = time.monotonic()
-        while time.monotonic() < until_s:
+
+        def holding() -> int:
             steps = self.steps()
-            if steps and steps[-1].pid not in others and steps[-1].at_s > began_s:
-                return steps[-1].pid
-            time.sleep(0.05)
-        logs = "\n".join(file.read_text()[-2000:] for file in sorted(self._folder.glob("*.log")))
-        raise AssertionError(f"nothing ran for {limit_s:g} s:\n{logs}")
+            return steps[-1].pid if steps and steps[-1].pid not in others and steps[-1].at_s > began_s else 0
+
+        logs = sorted(self._folder.glob("*.log"))
+        return blocking_until(holding, lambda: "\n".join(log.read_text()[-2000:] for log in logs), limit_s=limit_s)
 
     def check(self) -> int:
         """That no two processes ran it at once; how often it went from one to another."""
@@ -150,7 +150,7 @@ def play(workers: Workers, seed: int) -> int:
     assert workers.holder() == first
     for _ in range(2):
         workers.add()
-        time.sleep(rng.uniform(1, 4))
+        blocking_pause(rng.uniform(1, 4), "a join at any moment")
     assert workers.holder() == first, "a join takes it from nobody"
 
     workers.signal(first, signal.SIGSTOP)
@@ -162,12 +162,13 @@ def play(workers: Workers, seed: int) -> int:
     workers.add()
     fourth = workers.holder(third)
     workers.signal(fourth, signal.SIGSTOP)
-    time.sleep(rng.uniform(HELD_S - 2, HELD_S + 3))
+    blocking_pause(rng.uniform(HELD_S - 2, HELD_S + 3), "a standstill that the lease does or does not outlive")
     workers.signal(fourth, signal.SIGCONT)
     workers.holder()
     return workers.check()
 
 
+@pytest.mark.real
 def test_joins_ends_kills_and_standstills_never_make_two_on_an_embedded_path(tmp_path):
     seed = random.randrange(2**32)
     print("seed", seed)
@@ -176,9 +177,8 @@ def test_joins_ends_kills_and_standstills_never_make_two_on_an_embedded_path(tmp
     (tmp_path / "holder.py").write_text(HOLDER)
     try:
         holder = workers.add("holder")
-        while read_owner(tmp_path / "path") is None:
-            assert holder in workers.living
-            time.sleep(0.05)
+        blocking_until(lambda: read_owner(tmp_path / "path") is not None or holder not in workers.living)
+        assert holder in workers.living
         assert play(workers, seed) >= 2
         assert {step.word for step in workers.steps()} == {"tick", "task"}
     finally:

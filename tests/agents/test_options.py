@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
-from flowshare.agents.errors import OptionError, UsageError
-from flowshare.agents.options import AgentOptions
-from flowshare.agents.prefetch import Prefetch
-from flowshare.agents.ratelimit import TokenBucket, parse_rate
+from flowshare.agents.feed.prefetch import Prefetch
+from flowshare.agents.handler.errors import OptionError, UsageError
+from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.handler.rate_limit import TokenBucket, parse_rate
 
 
 def test_the_defaults_are_those_of_the_architecture():
@@ -31,6 +31,13 @@ def test_the_defaults_are_those_of_the_architecture():
     app = fs.App("shop")
     agent = app.share_agent("in")(_handler)
     assert (agent.group, agent.dead_letter_topic) == ("shop._handler", "shop._handler.dlq")
+
+
+def test_an_agents_sink_is_a_topic_a_name_or_produce_as_a_pipelines_is():
+    out = fs.App("shop").topic("out")
+
+    assert AgentOptions.parse("a", {"sink": "out"}).sink == ("out",)
+    assert AgentOptions.parse("a", {"sink": [out, fs.Produce("more")]}).sink == (out, "more")
 
 
 def test_an_unknown_option_is_refused_at_import_with_the_nearest_name():
@@ -58,12 +65,17 @@ def test_an_unknown_option_of_the_app_is_refused_with_the_nearest_name():
         ({"dead_letter": 3}, "dead_letter takes True"),
         ({"reject": "ValueError"}, "reject takes exception classes"),
         ({"batch": 5}, "batch takes fs.Batch"),
+        ({"sink": 5}, "sink takes a topic, its name or a list of them, not 5"),
+        ({"sink": [fs.Folder("/data")]}, "Folder.* is a sink of pipelines"),
+        (
+            {"sink": fs.Produce("out", delivery="exactly_once")},
+            "options of fs.Produce.* are for pipelines",
+        ),
         ({"max_in_flight": 0}, "max_in_flight takes a number from 1"),
         ({"max_in_flight": True}, "max_in_flight takes a number from 1"),
         ({"priority": "old"}, "priority takes 'redeliveries', 'new' or 'mixed'"),
         ({"priority": ["new"]}, "priority takes 'redeliveries', 'new' or 'mixed'"),
         ({"rate_limit": "fast"}, "rate_limit takes records a second"),
-        ({"sink": [3]}, "neither a topic of the app nor a name"),
         ({"renew": 1}, "renew takes True or False"),
         ({"group": ""}, "group takes a name"),
         ({"drain_timeout": None}, "drain_timeout takes seconds"),

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 import flowshare as fs
-from flowshare.agents.outage import AWAY_S, Outage
-from flowshare.agents.streams import CRASH_S
+from flowshare.agents.faust.streams import CRASH_S
+from flowshare.agents.host.outage import AWAY_S, Outage
 from flowshare.client.errors import NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock

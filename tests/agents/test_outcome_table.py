@@ -1,4 +1,4 @@
-"""Every row of the outcome table (architecture §7): what a handler's result becomes."""
+"""Every row of the outcome table (README, "What happens to a record"): what a handler's result becomes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.outcomes import Kind, Outcome
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.client.errors import RecordTooLarge
 from tests.agents.agents_kit import one_agent, run_agent, run_app
 
@@ -221,9 +221,9 @@ def test_a_record_that_arrives_with_too_many_attempts_is_dead_lettered_unrun(mon
         raise asyncio.CancelledError
 
     def as_after_a_crash(agent: Any, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
-        return Outcome(Kind.RELEASE, error)  # it costs an attempt and has no outcome
+        return Outcome(OutcomeKind.RELEASE, error)  # it costs an attempt and has no outcome
 
-    monkeypatch.setattr("flowshare.agents.pool.of_exception", as_after_a_crash)
+    monkeypatch.setattr("flowshare.agents.run.pool.of_exception", as_after_a_crash)
 
     seen = run_agent(crashing, retry=fs.Retry(3))
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import flowshare as fs
-from flowshare.agents.delays import HOLD_S, REWRITE_S
-from flowshare.agents.retry_topic import origin_of
-from flowshare.backend.capabilities import NATIVE
+from flowshare.agents.feed.delays import HOLD_S, REWRITE_S
+from flowshare.agents.handler.retry_headers import origin_of
+from flowshare.backend.base import NATIVE
 from flowshare.backend.memory import MemoryBackend
 from tests.agents.agents_kit import one_agent, run_agent, run_app
 
@@ -82,7 +82,7 @@ def test_the_dead_letter_names_the_record_that_died_not_where_it_waited():
 
 
 def test_no_more_than_a_quarter_of_the_locks_is_held_the_rest_waits_in_the_topic(monkeypatch):
-    monkeypatch.setattr("flowshare.agents.crowd.Crowd.share", property(lambda _: 8))
+    monkeypatch.setattr("flowshare.agents.feed.prefetch.GroupSize.locks", property(lambda _: 8))
     seen = []
     app = one_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=2), concurrency=6)
     waited = []
@@ -98,7 +98,7 @@ def test_no_more_than_a_quarter_of_the_locks_is_held_the_rest_waits_in_the_topic
 
 
 def test_a_record_that_many_others_have_passed_makes_way_for_its_partition(monkeypatch):
-    monkeypatch.setattr("flowshare.agents.crowd.Crowd.share", property(lambda _: 40))
+    monkeypatch.setattr("flowshare.agents.feed.prefetch.GroupSize.locks", property(lambda _: 40))
     seen, waited = [], []
 
     async def handler(value: bytes, delivery: fs.Delivery) -> None:
@@ -122,7 +122,8 @@ def test_a_record_that_many_others_have_passed_makes_way_for_its_partition(monke
     assert (0, 2) in seen
 
 
-def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
+@pytest.mark.flowshare
+async def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
     seen = []
     app = one_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=HOLD_S))
     waited = []
@@ -133,12 +134,9 @@ def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
         await bus.advance(0)
         waited.extend(bus.records("t.agent.retry"))
 
-    async def main():
-        async with fs.testing.harness(app) as bus:
-            await bus.send("in", b"x")
-            await during(bus)
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        await bus.send("in", b"x")
+        await during(bus)
 
     assert len(waited) == 1
 
@@ -158,7 +156,7 @@ def test_what_others_write_into_a_retry_topic_is_rejected_not_run(caplog):
 
 def test_a_dead_letter_that_cannot_be_written_is_tried_again_without_costing_attempts(monkeypatch):
     seen, refused = [], [2]
-    from flowshare.client.producer import Producer
+    from flowshare.client.producer.producer import Producer
 
     send_nowait = Producer.send_nowait
 
@@ -180,7 +178,7 @@ def test_a_dead_letter_that_cannot_be_written_is_tried_again_without_costing_att
 def test_a_record_that_the_retry_topic_does_not_take_waits_with_its_lock_held(monkeypatch, caplog):
     seen, refused = [], []
     from flowshare.client.errors import RecordTooLarge
-    from flowshare.client.producer import Producer
+    from flowshare.client.producer.producer import Producer
 
     send_nowait = Producer.send_nowait
 

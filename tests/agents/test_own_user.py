@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from flowshare.agents import own_user
+from flowshare.agents.pages import own_user
 
 
 class Peer:

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import pytest
 
 import flowshare as fs
-from flowshare.agents.ddl import NoColumn, column_type, struct_fields
-from flowshare.agents.errors import OptionError, UsageError
+from flowshare.agents.handler.ddl import NoColumn, column_type, struct_fields
+from flowshare.agents.handler.errors import OptionError, UsageError
 
 
 @pytest.fixture

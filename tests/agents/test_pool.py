@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
 import flowshare as fs
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.delivery import current
+from flowshare.agents.handler.retry_headers import RetryOrigin
+from flowshare.agents.run import logs
+from flowshare.protocol.messages import TopicPartition
 from flowshare.testing import Bus
 from tests.agents.agents_kit import one_agent, run_agent, run_app
 
@@ -265,7 +272,32 @@ def test_log_lines_of_a_handler_name_agent_record_and_attempt(caplog: pytest.Log
     assert lines[0].flowshare == "[agent in-0@0 attempt 1] "
 
 
-def test_trace_context_goes_from_headers_into_what_is_produced():
+def test_a_log_line_names_the_place_that_a_record_of_the_retry_topic_came_from(caplog: pytest.LogCaptureFixture):
+    origin = RetryOrigin("in", uuid.UUID(int=1), 3, 70, attempts=2, due_ms=0)
+    record: Any = SimpleNamespace(offset=0)
+    chunk = Chunk(
+        "agent",
+        "in",
+        TopicPartition(uuid.UUID(int=2), 0),
+        [([record], 1)],
+        decode=None,
+        deadline=0.0,
+        generation=0,
+        arrived=0.0,
+        origins={0: origin},
+    )
+    logs.install()
+    token = current.set((chunk, record))
+    try:
+        logging.getLogger("shop").warning("working")
+    finally:
+        current.reset(token)
+
+    assert caplog.records[0].flowshare == "[agent in-3@70 attempt 3] "
+
+
+@pytest.mark.flowshare
+async def test_trace_context_goes_from_headers_into_what_is_produced():
     parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     found: list[str | None] = []
 
@@ -279,18 +311,15 @@ def test_trace_context_goes_from_headers_into_what_is_produced():
 
     app = one_agent(handler)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            await bus.send("in", 1, headers={"traceparent": parent, "tracestate": b"a=b"})
-            await bus.send("in", 2)
-            await bus.send("in", 3, headers={"traceparent": b"nonsense"})
-            await bus.run_until_idle()
-            by_value = {record.value: record.headers for record in bus.records("out")}
-            assert by_value[1] == {"traceparent": parent, "tracestate": b"a=b"}
-            assert by_value[5]["traceparent"].startswith(b"00-1111")
-            assert by_value[3] == {}
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        await bus.send("in", 1, headers={"traceparent": parent, "tracestate": b"a=b"})
+        await bus.send("in", 2)
+        await bus.send("in", 3, headers={"traceparent": b"nonsense"})
+        await bus.run_until_idle()
+        by_value = {record.value: record.headers for record in bus.records("out")}
+        assert by_value[1] == {"traceparent": parent, "tracestate": b"a=b"}
+        assert by_value[5]["traceparent"].startswith(b"00-1111")
+        assert by_value[3] == {}
 
     assert found == [parent.decode(), None, None]
 
@@ -368,7 +397,8 @@ def test_in_flight_names_record_age_and_lock():
     assert row.task is not None
 
 
-def test_draining_waits_for_handlers_and_gives_the_rest_back():
+@pytest.mark.flowshare
+async def test_draining_waits_for_handlers_and_gives_the_rest_back():
     ended: list[int] = []
 
     async def handler(value: int) -> None:
@@ -377,44 +407,40 @@ def test_draining_waits_for_handlers_and_gives_the_rest_back():
 
     app = one_agent(handler, concurrency=2)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            for value in range(10):
-                await bus.send("in", value)
-            await bus.advance(1)
-            runtime = bus.host.runtimes["agent"]
-            assert await runtime.drain(20)
-            assert sorted(ended) == [0, 1]
-            [part] = await bus.host.admin.group_offsets("t.agent")
-            assert (part.lag, part.in_flight) == (8, 0)
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        for value in range(10):
+            await bus.send("in", value)
+        await bus.advance(1)
+        runtime = bus.host.runtimes["agent"]
+        assert await runtime.drain(20)
+        assert sorted(ended) == [0, 1]
+        [part] = await bus.host.admin.group_offsets("t.agent")
+        assert (part.lag, part.in_flight) == (8, 0)
 
 
-def test_while_handlers_finish_the_agents_partitions_are_others():
+@pytest.mark.flowshare
+async def test_while_handlers_finish_the_agents_partitions_are_others():
     async def handler(value: int) -> None:
         await asyncio.sleep(5)
 
     app = one_agent(handler)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            await bus.send("in", 1)
-            await bus.advance(1)
-            runtime = bus.host.runtimes["agent"]
-            draining = asyncio.ensure_future(runtime.drain(20))
-            await bus.advance(1)
-            group = await bus.host.admin.describe_group("t.agent")
-            assert [dict(member.assignment) for member in group.members] == [{}]
-            assert runtime.stats()["running"] == 1
-            await bus.advance(10)
-            assert await draining
-            assert runtime.stats()["accepted"] == 1
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        await bus.send("in", 1)
+        await bus.advance(1)
+        runtime = bus.host.runtimes["agent"]
+        draining = asyncio.ensure_future(runtime.drain(20))
+        await bus.advance(1)
+        group = await bus.host.admin.describe_group("t.agent")
+        assert [dict(member.assignment) for member in group.members] == [{}]
+        assert runtime.stats()["running"] == 1
+        await bus.advance(10)
+        assert await draining
+        assert runtime.stats()["accepted"] == 1
 
 
-def test_handlers_past_the_drain_deadline_are_cancelled_and_their_records_released():
+@pytest.mark.flowshare
+async def test_handlers_past_the_drain_deadline_are_cancelled_and_their_records_released():
     attempts: list[int] = []
 
     async def handler(value: int, delivery: fs.Delivery) -> None:
@@ -423,16 +449,13 @@ def test_handlers_past_the_drain_deadline_are_cancelled_and_their_records_releas
 
     app = one_agent(handler, concurrency=1)
 
-    async def main() -> None:
-        async with fs.testing.harness(app) as bus:
-            await bus.send("in", 1)
-            await bus.advance(1)
-            runtime = bus.host.runtimes["agent"]
-            assert not await runtime.drain(3)
-            [part] = await bus.host.admin.group_offsets("t.agent")
-            assert (part.lag, part.in_flight) == (1, 0)
-            assert runtime.stats()["cancelled"] == 1
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        await bus.send("in", 1)
+        await bus.advance(1)
+        runtime = bus.host.runtimes["agent"]
+        assert not await runtime.drain(3)
+        [part] = await bus.host.admin.group_offsets("t.agent")
+        assert (part.lag, part.in_flight) == (1, 0)
+        assert runtime.stats()["cancelled"] == 1
 
     assert attempts == [1]

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.crowd import Crowd
-from flowshare.agents.prefetch import Prefetch
-from flowshare.agents.room import FEW, UNCONFIRMED_MAX, Room
+from flowshare.agents.feed.prefetch import FEW, UNCONFIRMED_MAX, FetchSize, GroupSize, Prefetch
 from flowshare.clock import LoopClock
 
 TARGET = 200
-"""What a `Prefetch` of half as many slots asks for before it knows the handlers' speed."""
+"""What a `Prefetch` of half as many handlers asks for before it knows the handlers' speed."""
 
 
 class Agent:
@@ -22,13 +20,13 @@ class Agent:
         self.held = SimpleNamespace(outstanding=0)
         self.acks = SimpleNamespace(unconfirmed=0)
         self.reader = SimpleNamespace(batch_records=0)
-        self.room = Room(Prefetch(TARGET // 2), self.held, self.acks, self.reader, delays)
+        self.size = FetchSize(Prefetch(TARGET // 2), self.held, self.acks, self.reader, delays)
 
     def shares(self, locks: int, members: int) -> None:
         """The agent's record locks are a broker's, for so many members."""
         group = SimpleNamespace(group="g", topics=["in"])
-        self.room.crowd = Crowd(group, locks, clock=LoopClock(), admin=None)
-        self.room.crowd.members = members
+        self.size.group = GroupSize(group, locks, clock=LoopClock(), admin=None)
+        self.size.group.members = members
 
 
 @pytest.fixture
@@ -37,61 +35,61 @@ def agent():
 
 
 def test_an_agent_that_holds_nothing_asks_for_all_that_its_handlers_finish_soon(agent):
-    assert agent.room.more() == TARGET
+    assert agent.size.wanted() == TARGET
 
 
 def test_what_is_held_and_what_is_not_read_yet_need_no_room(agent):
     agent.held.outstanding = 60
 
-    assert (agent.room.more(), agent.room.more(40)) == (TARGET - 60, TARGET - 100)
+    assert (agent.size.wanted(), agent.size.wanted(40)) == (TARGET - 60, TARGET - 100)
 
 
 @pytest.mark.parametrize(("free", "asked"), [(TARGET // 4, TARGET // 4), (TARGET // 4 - 1, 0), (-5, 0)])
 def test_less_than_a_quarter_of_the_room_is_not_worth_asking(agent, free, asked):
     agent.held.outstanding = TARGET - free
 
-    assert agent.room.more() == asked
+    assert agent.size.wanted() == asked
 
 
 def test_a_paused_agent_asks_for_nothing_until_it_is_resumed(agent):
-    agent.room.paused = True
-    assert agent.room.more() == 0
+    agent.size.paused = True
+    assert agent.size.wanted() == 0
 
-    agent.room.paused = False
+    agent.size.paused = False
 
-    assert agent.room.more() == TARGET
+    assert agent.size.wanted() == TARGET
 
 
 def test_nothing_is_asked_for_while_too_many_acknowledgements_have_no_answer(agent):
     agent.acks.unconfirmed = UNCONFIRMED_MAX
-    assert agent.room.more() == 0
+    assert agent.size.wanted() == 0
 
     agent.acks.unconfirmed -= 1
 
-    assert agent.room.more() == TARGET
+    assert agent.size.wanted() == TARGET
 
 
 def test_one_fetch_takes_a_part_of_the_record_locks_at_most(agent):
     agent.shares(locks=300, members=2)
 
-    assert agent.room.more() == 300 // 2 // 3
+    assert agent.size.wanted() == 300 // 2 // 3
 
 
 def test_where_delays_hold_records_an_agent_holds_no_more_than_its_share_of_the_locks():
-    delays = SimpleNamespace(locks=0, parked=0)
+    delays = SimpleNamespace(locks=0, waiting=0)
     agent = Agent(delays=delays)
     agent.shares(locks=300, members=2)
     agent.held.outstanding = 120
-    assert agent.room.more() == 0
+    assert agent.size.wanted() == 0
     assert delays.locks == 150
 
-    delays.parked = 90
+    delays.waiting = 90
 
-    assert agent.room.more() == 50
+    assert agent.size.wanted() == 50
 
 
 def test_nothing_is_asked_ahead_of_few_records_which_are_read_sooner(agent):
-    assert (agent.room.ahead(FEW), agent.room.ahead(FEW + 1)) == (0, TARGET - FEW - 1)
+    assert (agent.size.ahead(FEW), agent.size.ahead(FEW + 1)) == (0, TARGET - FEW - 1)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +108,10 @@ def test_a_broker_may_send_whole_batches_where_nobody_else_waits_and_there_is_ro
     agent.shares(locks=300, members=members)
     agent.reader.batch_records = batch_records
 
-    assert agent.room.whole(room) is whole
+    assert agent.size.whole(room) is whole
 
 
 def test_where_servers_count_records_batches_need_not_come_whole(agent):
     agent.reader.batch_records = 10
 
-    assert not agent.room.whole(10)
+    assert not agent.size.whole(10)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from flowshare.agents.lag import by_topic
-from flowshare.agents.retention import FINISHED, FOREVER, Keeping, left, read_keeping
+from flowshare.agents.scale.lag import by_topic
+from flowshare.agents.scale.retention import FINISHED, FOREVER, Keeping, left, read_keeping
 
 HOUR_MS = 3_600_000
 

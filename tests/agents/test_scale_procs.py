@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import blocking_until
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +49,7 @@ import asyncio, os, sys
 import flowshare as fs
 
 async def main(url):
-    async with fs.Broker(url) as broker:
-        producer = broker.producer()
+    async with fs.Producer(url) as producer:
         for step in sys.argv[2:]:
             per_s, handler_s, seconds = (float(part) for part in step.split(","))
             for _ in range(round(per_s * seconds)):
@@ -112,10 +113,7 @@ class Scaled:
         return [(int(a), int(b)) for a, b in re.findall(r"from (\d+) to (\d+) workers", self.log())]
 
     def wait(self, ready: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-        until = time.monotonic() + limit_s
-        while not ready():
-            assert time.monotonic() < until, f"{what} within {limit_s} s\n{self.log()[-20_000:]}"
-            time.sleep(0.02)
+        blocking_until(ready, lambda: f"{what}\n{self.log()[-20_000:]}", limit_s=limit_s)
 
     def close(self) -> None:
         for process in self.started:
@@ -166,6 +164,7 @@ def step_load(place: Scaled) -> None:
     assert supervisor.wait(LIMIT_S) == 0, place.log()
 
 
+@pytest.mark.real
 def test_a_step_load_is_followed_to_8_workers_and_back_on_an_embedded_path(place: Scaled) -> None:
     step_load(place)
 

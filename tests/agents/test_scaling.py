@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from flowshare.agents.rates import HandlerCost, HandlerLook, Rates
-from flowshare.agents.scaling import Demand, ScalePolicy, Scaler, needed, whole
+from flowshare.agents.scale.rates import HandlerCost, HandlerLook, Rates
+from flowshare.agents.scale.scaling import Demand, ScalePolicy, Scaler, needed, whole
 
 POLICY = ScalePolicy(min=1, max=8, down_after_s=60, up_step=4, down_step=1, pause_s=3)
 

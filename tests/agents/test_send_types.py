@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import UndecodableValue, Unencodable, UsageError
+from flowshare.agents.handler.errors import UndecodableValue, Unencodable, UsageError
 from flowshare.client import errors as fs_errors
 
 
@@ -102,9 +102,8 @@ async def test_the_largest_record_can_be_raised_where_the_error_says(tmp_path: P
         await send()
     await send(producer_max_request_size=3_000_000)
 
-    broker = fs.Broker(f"embedded://{tmp_path}/log")
-    async with broker:
-        producer = broker.producer(settings=fs.ProducerSettings(request_bytes_max=3_000_000))
+    settings = fs.ProducerSettings(max_request_size=3_000_000)
+    async with fs.Producer(f"embedded://{tmp_path}/log", settings=settings) as producer:
         assert (await producer.send("blobs", b"y" * 2_000_000)).offset == 1
 
 

@@ -11,7 +11,8 @@ import threading
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import UsageError
+from flowshare.agents.handler.errors import UsageError
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +34,8 @@ def make_app(path):
 
 async def handled(app, seen, count):
     """What a worker of the app handles afterwards."""
-    async with app.running(), asyncio.timeout(20):
-        while len([one for one in seen if one != "tick"]) < count:  # noqa: ASYNC110 - filled by the handler
-            await asyncio.sleep(0.01)
+    async with app.running():
+        await until(lambda: len([one for one in seen if one != "tick"]) >= count)
     return sorted(one for one in seen if one != "tick")
 
 
@@ -67,11 +67,10 @@ async def test_a_program_sends_while_a_worker_leads_the_path(tmp_path):
                 await orders.send(value="from elsewhere")
         asyncio.run(main())
     """
-    async with app.running(), asyncio.timeout(30):
+    async with app.running():
         sender = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(script))
         assert await sender.wait() == 0
-        while "from elsewhere" not in seen:  # noqa: ASYNC110 - filled by the handler
-            await asyncio.sleep(0.01)
+        await until(lambda: "from elsewhere" in seen)
 
 
 def test_threads_send_without_an_event_loop(tmp_path):
@@ -85,7 +84,7 @@ def test_threads_send_without_an_event_loop(tmp_path):
         thread.start()
     for thread in threads:
         thread.join(20)
-    app.sending_thread._end(next(one for one in threading.enumerate() if one.name == "flowshare sending"))
+    asyncio.run(app.sending_thread.give_way())
 
     assert sorted(place.offset for place in places) == list(range(8))
     assert asyncio.run(handled(app, seen, 8)) == [f"{number}" for number in range(8)]
@@ -124,7 +123,7 @@ async def test_a_plain_handler_sends_through_the_worker_that_runs_it(tmp_path):
         loud.send_sync(value=order.upper())
         sent.set()
 
-    async with app.running(), asyncio.timeout(20):
+    async with app.running(), asyncio.timeout(LIMIT_S):
         await orders.send(value="hello")
         await asyncio.to_thread(sent.wait, 10)
         records = await app.host.service.call(lambda: app.host.admin.read("loud", 0))

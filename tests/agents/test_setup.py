@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from flowshare.agents.errors import UsageError
-from flowshare.agents.setup import PREPARE_PAUSE_S, PREPARE_TRIES, prepare
-from flowshare.backend.base import BackendError
-from flowshare.backend.capabilities import MEMORY
+from flowshare.agents.feed.setup import PREPARE_PAUSE_S, PREPARE_TRIES, prepare
+from flowshare.agents.handler.errors import UsageError
+from flowshare.backend.base import MEMORY, BackendError
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry

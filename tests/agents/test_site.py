@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from flowshare.agents import own_user
-from flowshare.agents.gate import Need, PageSettings, read_hosts
-from flowshare.agents.site import HEADERS, Bounds, Connection, Door, Site, _network
+from flowshare.agents.pages import own_user
+from flowshare.agents.pages.gate import Need, PageSettings, read_hosts
+from flowshare.agents.pages.site import HEADERS, Bounds, ConnectionLimiter, PageConnection, Site, _network
 from flowshare.clock import LoopClock
 
 pytestmark = pytest.mark.asyncio
@@ -103,7 +103,7 @@ class Pages:
 
     async def waiting(self, count: int) -> None:
         """Until so many connections are open."""
-        while self.site._door.open != count:  # noqa: ASYNC110 - a counter has no event
+        while self.site._limiter.open != count:  # noqa: ASYNC110 - a counter has no event
             await asyncio.sleep(0)
 
 
@@ -141,7 +141,7 @@ async def test_all_answers_have_headers_that_hold_browsers_back(caplog):
     assert [text.split(" ", 2)[1] for text in asked] == ["200", "404", "405", "403", "500", "400"]
     for text in asked:
         assert [name for name, said in HEADERS.items() if f"{name}: {said}" not in text] == [], text
-        assert "Connection: keep-alive" not in text
+        assert "PageConnection: keep-alive" not in text
 
 
 async def test_what_a_stranger_sends_stands_in_no_log_and_in_no_answer(caplog):
@@ -218,7 +218,7 @@ class Link:
 @pytest.mark.parametrize(("one_request", "ends"), [(True, True), (False, False)])
 async def test_a_long_answer_of_an_app_is_read_at_the_readers_pace(one_request, ends):
     clock = HandClock()
-    connection = Connection(Door(Bounds(one_request=one_request, send_s=7.0), clock), web.Server(None))
+    connection = PageConnection(ConnectionLimiter(Bounds(one_request=one_request, send_s=7.0), clock), web.Server(None))
     connection._link = link = Link()
     connection.pause_writing()
     link.left = 50
@@ -238,27 +238,27 @@ class Caller:
 
 
 async def test_connections_of_one_address_are_bounded():
-    door = Door(Bounds(connections=10, by_address=2), HandClock())
+    limiter = ConnectionLimiter(Bounds(connections=10, by_address=2), HandClock())
     first = Caller()
 
-    assert door.enter(first, "10.0.0.1")
-    assert door.enter(Caller(), "10.0.0.1")
-    assert not door.enter(Caller(), "10.0.0.1")
-    assert door.enter(Caller(), "10.0.0.2")
-    door.leave(first)
-    door.leave(first)
-    assert door.enter(Caller(), "10.0.0.1")
-    assert (door.open, door.refused) == (3, 1)
+    assert limiter.enter(first, "10.0.0.1")
+    assert limiter.enter(Caller(), "10.0.0.1")
+    assert not limiter.enter(Caller(), "10.0.0.1")
+    assert limiter.enter(Caller(), "10.0.0.2")
+    limiter.leave(first)
+    limiter.leave(first)
+    assert limiter.enter(Caller(), "10.0.0.1")
+    assert (limiter.open, limiter.refused) == (3, 1)
 
 
 async def test_who_has_waited_longest_without_a_request_makes_room():
-    door = Door(Bounds(connections=3, by_address=3), HandClock())
+    limiter = ConnectionLimiter(Bounds(connections=3, by_address=3), HandClock())
     asking, first, second, third = Caller(), Caller(), Caller(), Caller()
     for number, caller in enumerate((asking, first, second)):
-        assert door.enter(caller, f"10.0.0.{number}")
-    door.begun(asking)
+        assert limiter.enter(caller, f"10.0.0.{number}")
+    limiter.begun(asking)
 
-    assert door.enter(third, "10.0.0.9")
+    assert limiter.enter(third, "10.0.0.9")
     assert [one.dropped for one in (asking, first, second, third)] == [False, True, False, False]
 
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 START = """
 import re, sys, threading, time
-from flowshare.agents.stack_timer import StackTimer
+from flowshare.agents.host.watchdog import StackTimer
 
 timer = StackTimer()
 assert timer.works
@@ -72,7 +72,7 @@ def test_it_comes_due_unless_it_is_armed_anew_or_closed():
     written = run(
         """
 import signal
-from flowshare.agents.stack_timer import NUMBER
+from flowshare.agents.host.watchdog import NUMBER
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [NUMBER])
 timer.arm(0.001)
@@ -95,7 +95,7 @@ def test_a_signal_that_the_application_handles_is_left_to_it():
     written = run(
         """
 import signal
-from flowshare.agents.stack_timer import NUMBER
+from flowshare.agents.host.watchdog import NUMBER
 
 timer.close()
 signal.signal(NUMBER, lambda *_: print("mine", file=sys.stderr))

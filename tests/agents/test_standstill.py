@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import flowshare as fs
-from flowshare.agents.standstill import ANSWER_S, LIMIT_S, PULSE_S, Gate, Standstill
+from flowshare.agents.feed.standstill import ANSWER_S, LIMIT_S, PULSE_S, Standstill
+from flowshare.agents.run.pool import StartPermit
 from flowshare.client.errors import ClientError
 from flowshare.testing import ManualClock
 from flowshare.testing.clock import settle
 from tests.agents.agents_kit import one_agent
 from tests.agents.test_threads import app_of, threaded
+from tests.waiting import until
 
 LOCK_S = 10.0
 
@@ -26,62 +27,53 @@ def stand_still(clock: ManualClock, seconds: float) -> None:
     clock._elapsed_s += seconds
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads bring about."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - threads set no event of this loop
-            await asyncio.sleep(0.001)
-
-
 # --- a whole agent ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["single", "plain", "many"])
-def test_what_waits_is_not_begun_before_the_group_has_answered(kind: str) -> None:
+@pytest.mark.flowshare
+async def test_what_waits_is_not_begun_before_the_group_has_answered(kind: str) -> None:
     begun: Counter[int] = Counter()
 
-    async def main() -> None:
-        asked, go = asyncio.Event(), asyncio.Event()
+    asked, go = asyncio.Event(), asyncio.Event()
 
-        async def confirm() -> None:
-            asked.set()
-            await go.wait()
+    async def confirm() -> None:
+        asked.set()
+        await go.wait()
 
-        def begin(value: int) -> None:
-            begun[value] += 1
-            if value == 20:
-                loop: Any = asyncio.get_running_loop()
-                loop._virtual.now_s += 2 * LIMIT_S
+    def begin(value: int) -> None:
+        begun[value] += 1
+        if value == 20:
+            loop: Any = asyncio.get_running_loop()
+            loop._virtual.now_s += 2 * LIMIT_S
 
-        async def single(value: int) -> None:
-            begin(value)
-            await asyncio.sleep(0.001)
+    async def single(value: int) -> None:
+        begin(value)
+        await asyncio.sleep(0.001)
 
-        def plain(value: int) -> None:
-            begin(value)
+    def plain(value: int) -> None:
+        begin(value)
 
-        async def many(values: fs.Records[int]) -> None:
-            begin(values[0].value)
-            await asyncio.sleep(0.001)
+    async def many(values: fs.Records[int]) -> None:
+        begin(values[0].value)
+        await asyncio.sleep(0.001)
 
-        fun: Any = {"single": single, "plain": plain, "many": many}[kind]
-        app = one_agent(fun, concurrency=1, **({"batch": fs.Batch(1, within=0.01)} if kind == "many" else {}))
-        async with fs.testing.harness(app) as bus:
-            assert app.host is not None
-            runtime: Any = app.host.runtimes["agent"]
-            runtime._feeder._member.confirm = confirm
-            for value in range(60):
-                await bus.send("in", value)
-            running = asyncio.ensure_future(bus.run_until_idle(limit_s=3600))
-            async with asyncio.timeout(100):
-                await asked.wait()
-            before = dict(begun)
-            await asyncio.sleep(3)
-            assert begun == before == dict.fromkeys(range(21), 1)
-            go.set()
-            await running
-
-    fs.testing.run(main())
+    fun: Any = {"single": single, "plain": plain, "many": many}[kind]
+    app = one_agent(fun, concurrency=1, **({"batch": fs.Batch(1, within=0.01)} if kind == "many" else {}))
+    async with fs.testing.harness(app) as bus:
+        assert app.host is not None
+        runtime: Any = app.host.runtimes["agent"]
+        runtime._feeder._member.confirm = confirm
+        for value in range(60):
+            await bus.send("in", value)
+        running = asyncio.ensure_future(bus.run_until_idle(limit=3600))
+        async with asyncio.timeout(100):
+            await asked.wait()
+        before = dict(begun)
+        await asyncio.sleep(3)
+        assert begun == before == dict.fromkeys(range(21), 1)
+        go.set()
+        await running
 
     assert begun == dict.fromkeys(range(60), 1)
 
@@ -140,16 +132,16 @@ class World:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.gate = Gate()
+        self.permit = StartPermit()
         self.woken = 0
         self.confirmed: list[asyncio.Future[None]] = []
         self.known = [True]
         self.steps: list[str] = []
         self.watch = Standstill(
             "agent",
-            gate=self.gate,
+            permit=self.permit,
             wake=self.wake,
-            holdings=self,  # type: ignore[arg-type]
+            held=self,  # type: ignore[arg-type]
             locks=self,  # type: ignore[arg-type]
             clock=self.clock,
         )
@@ -170,7 +162,7 @@ class World:
         return self.known.pop() if len(self.known) > 1 else self.known[0]
 
     def open(self) -> bool:
-        return self.clock.monotonic() <= self.gate.until_s
+        return self.clock.monotonic() <= self.permit.until_s
 
     async def begin(self) -> None:
         self.watch.start(self)  # type: ignore[arg-type]
@@ -203,7 +195,7 @@ async def test_handlers_begin_again_when_the_group_has_answered_and_the_locks_ar
     world = World()
     await world.begin()
     await world.stood_still()
-    world.gate.wanted = True
+    world.permit.wanted = True
 
     await world.clock.advance(2)
     assert not world.open()
@@ -213,7 +205,7 @@ async def test_handlers_begin_again_when_the_group_has_answered_and_the_locks_ar
 
     assert world.open()
     assert world.steps == ["confirmed", "looked", "renewed", "looked"]
-    assert (world.woken, world.gate.wanted) == (1, False)
+    assert (world.woken, world.permit.wanted) == (1, False)
     await world.watch.stop()
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from flowshare.agents.supervised import worker_command
-from flowshare.agents.supervisor import Supervisor, SupervisorOptions
+from flowshare.agents.worker.supervisor import Supervisor, SupervisorOptions, worker_command
 from flowshare.clock import LoopClock
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 NOTE = """
 import os, pathlib, signal, sys, time
@@ -119,16 +119,11 @@ class Fleet:
 
     async def until(self, word: str, count: int) -> list[tuple[str, int]]:
         """Wait for entries."""
-        async with asyncio.timeout(LIMIT_S):
-            while len(found := self.journal(word)) < count:  # noqa: ASYNC110 - written by another process
-                await asyncio.sleep(0.02)
-        return found
+        return await until(lambda: self.journal(word), word, good=lambda found: len(found) >= count)
 
     async def until_running(self, count: int) -> None:
         """Wait until so many processes are left."""
-        async with asyncio.timeout(LIMIT_S):
-            while len(self.supervisor.running) != count:  # noqa: ASYNC110 - processes end when they do
-                await asyncio.sleep(0.02)
+        await until(lambda: len(self.supervisor.running) == count)
 
     async def end(self) -> int:
         """Wait for the end; the exit code."""
@@ -171,7 +166,7 @@ async def test_a_worker_that_was_killed_is_started_again_and_the_other_goes_on(t
 
 
 async def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("flowshare.agents.supervisor.KILL_AFTER_S", 0.1)
+    monkeypatch.setattr("flowshare.agents.worker.supervisor.KILL_AFTER_S", 0.1)
     async with fleet(tmp_path, STUBBORN, drain_timeout_s=0.1) as f:
         await f.until("up", 2)
 
@@ -192,9 +187,7 @@ async def test_a_worker_that_had_not_begun_counts_as_drained(tmp_path: Path) -> 
 async def test_what_is_in_flight_is_shown_by_the_workers_that_are_ready(tmp_path: Path) -> None:
     async with fleet(tmp_path, READY) as f:
         up = dict(await f.until("up", 2))
-        async with asyncio.timeout(LIMIT_S):
-            while not f.supervisor.ready:  # noqa: ASYNC110 - said by another process
-                await asyncio.sleep(0.02)
+        await until(lambda: f.supervisor.ready)
 
         os.kill(os.getpid(), signal.SIGUSR1)
 

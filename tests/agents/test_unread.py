@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.chunk import Chunk, Unread
-from flowshare.agents.host import Host, HostSettings
-from flowshare.client.member import Fetched, ShareMember
+from flowshare.agents.handler.chunk import Chunk, Unread
+from flowshare.agents.host.host import Host, HostSettings
+from flowshare.client.session.member import Fetched, ShareMember
 from flowshare.protocol import decoding
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.messages import TopicPartition
 from flowshare.protocol.promise import promise
 from flowshare.share.types import AcquiredRange
+from tests.waiting import until
 
 TP = TopicPartition(uuid.UUID(int=1), 0)
 
@@ -69,11 +71,11 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
     async def agent(value: bytes) -> None:
         seen.append(value)
 
-    fetched, damages = ShareMember.fetched, 1
+    fetched, damages = ShareMember.take_fetched, 1
 
-    async def damaging(self: ShareMember) -> list[Fetched]:
+    def damaging(self: ShareMember) -> list[Fetched]:
         nonlocal damages
-        found = await fetched(self)
+        found = fetched(self)
         if found and damages:
             damages -= 1
             position = found[0].records.index(b"bad") - 1
@@ -89,12 +91,11 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
             host.runtimes["agent"].pause()
             for value in (b"good", b"bad", b"fine"):
                 await app.topic("in", value_type=bytes).send(value=value)
-            monkeypatch.setattr(ShareMember, "fetched", damaging)
+            monkeypatch.setattr(ShareMember, "take_fetched", damaging)
             host.runtimes["agent"].resume()
-            async with asyncio.timeout(10):
-                while (stats := host.runtimes["agent"].stats())["accepted"] + stats["rejected"] < 3:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-            return stats
+            return await until(
+                host.runtimes["agent"].stats, good=lambda stats: stats["accepted"] + stats["rejected"] >= 3
+            )
         finally:
             await host.drain(5)
             await host.stop()
@@ -113,7 +114,7 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """One record batch is as much as is read at a time."""
     monkeypatch.setattr("flowshare.protocol.promise.READ_BYTES", 1)
-    monkeypatch.setattr("flowshare.agents.feeder.ANSWER_BYTES_MAX", 1)
+    monkeypatch.setattr("flowshare.agents.feed.feeder.ANSWER_BYTES_MAX", 1)
 
 
 @pytest.mark.usefixtures("little_room")
@@ -271,10 +272,7 @@ def test_large_batches_are_handled_one_after_the_other_each_record_once(kind: st
             for number in range(12):
                 await app.topic("in", value_type=bytes).send(value=b"%d" % number)
             host.runtimes["agent"].resume()
-            async with asyncio.timeout(10):
-                while (stats := host.runtimes["agent"].stats())["accepted"] < 12:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-            return stats
+            return await until(host.runtimes["agent"].stats, good=lambda stats: stats["accepted"] >= 12)
         finally:
             await host.drain(5)
             await host.stop()
@@ -304,19 +302,51 @@ def test_what_was_not_read_yet_goes_back_unrun_when_an_agent_pauses() -> None:
             for number in range(6):
                 await app.topic("in", value_type=bytes).send(value=b"%d" % number)
             runtime.resume()
-            async with asyncio.timeout(10):
-                while not seen:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-                runtime.pause()
-                while runtime.stats()["outstanding"] > 1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-                gate.set()
-                runtime.resume()
-                while runtime.stats()["accepted"] < 6:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await until(lambda: seen)
+            runtime.pause()
+            await until(lambda: runtime.stats()["outstanding"] <= 1)
+            gate.set()
+            runtime.resume()
+            await until(lambda: runtime.stats()["accepted"] >= 6)
         finally:
             await host.drain(5)
             await host.stop()
 
     asyncio.run(main())
     assert sorted(seen) == [b"%d" % number for number in range(6)], "each one once"
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["done at once", "still at work"])
+def test_a_lone_record_is_with_its_handler_before_the_next_fetch_leaves(slow, monkeypatch):
+    app = fs.App("lone", broker="memory://")
+    order: list[str] = []
+    asked = threading.Event()
+
+    @app.share_agent(app.topic("in", value_type=bytes), start="earliest")
+    async def agent(value: bytes) -> None:
+        order.append("begun")
+        if slow:
+            await asyncio.to_thread(asked.wait, 10)
+
+    ask = ShareMember.ask
+
+    def asking(self, plan) -> None:
+        if order:
+            order.append("asked")
+            asked.set()
+        ask(self, plan)
+
+    async def main() -> None:
+        host = Host(app, settings=HostSettings(threads=True))
+        await host.start()
+        try:
+            monkeypatch.setattr(ShareMember, "ask", asking)
+            await app.topic("in", value_type=bytes).send(value=b"lone")
+            await until(host.runtimes["agent"].stats, good=lambda stats: stats["accepted"] == 1 and "asked" in order)
+        finally:
+            await host.drain(5)
+            await host.stop()
+
+    asyncio.run(main())
+
+    assert order[:2] == ["begun", "asked"]

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
-from flowshare.agents.coding import encode
-from flowshare.agents.errors import AnnotationError, Unencodable
-from flowshare.agents.send import encode_headers
-from flowshare.agents.values import decoder
+from flowshare.agents.handler.errors import AnnotationError, Unencodable
+from flowshare.agents.handler.send import encode_headers
+from flowshare.agents.handler.values import decoder, encode
 
 
 class Colour(enum.Enum):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flowshare.agents.worker import ends
+from flowshare.agents.worker.worker import ends
 from flowshare.testing import ManualClock
 
 pytestmark = pytest.mark.asyncio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.backend.auto import AutoBackend
-from flowshare.backend.base import Asked, BackendError
+from flowshare.backend.base import BackendError
 from flowshare.backend.url import parse_broker
 from flowshare.protocol import messages as m
 from flowshare.protocol.kafka import ApiKey
@@ -18,7 +18,7 @@ WITHOUT_SHARE_GROUPS = {int(key): (0, 99) for key in ApiKey if not 76 <= key <= 
 
 async def choice(kafka, *, asks=(), versions=None, broker="kafka://kafka:9092?fleet=shop"):
     """Whether the brokers are to lead, and why."""
-    backend = AutoBackend(parse_broker(broker), clock=kafka.clock, asked=Asked({"g": asks}))
+    backend = AutoBackend(parse_broker(broker), clock=kafka.clock, asked={"g": asks})
     cluster = kafka.cluster()
     await cluster.start()
     if versions is not None:

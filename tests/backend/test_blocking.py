@@ -5,16 +5,17 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import threading
+from unittest import mock
 
 import pytest
 
-from flowshare.backend import BadBrokerUrl
+from flowshare.backend import BadBrokerUrl, open_backend
 from flowshare.backend.blocking import BlockingShareConsumer
 from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.backend.memory import MemoryBackend
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import Closed, IllegalState, Wakeup
-from flowshare.client.producer import Message, Producer
+from flowshare.client.producer.producer import Message, Producer
 from flowshare.client.settings import ConsumerSettings
 from flowshare.clock import LoopClock
 from flowshare.share.types import AcknowledgeType
@@ -50,7 +51,10 @@ def seeded(*values):
 
 
 def consumer(broker, **fields):
-    return BlockingShareConsumer(broker, group_id="g", topics=["orders"], **fields)
+    """One at a URL, or at what makes a backend."""
+    made = (lambda *_, **__: broker()) if callable(broker) else open_backend
+    with mock.patch("flowshare.backend.broker.open_backend", made):
+        return BlockingShareConsumer("memory://" if callable(broker) else broker, ["orders"], group_id="g", **fields)
 
 
 def poll(one):
@@ -67,7 +71,7 @@ def test_records_are_polled_and_accepted_by_the_next_poll():
     with consumer(seeded(b"a", b"b")) as one:
         records = poll(one)
 
-        assert [(record.offset, record.value, record.delivery_count) for record in records] == [
+        assert [(record.offset, record.value, record.attempt) for record in records] == [
             (0, b"a", 1),
             (1, b"b", 1),
         ]
@@ -99,7 +103,7 @@ def test_what_was_released_comes_again():
         (again,) = poll(one)
         one.acknowledge(again)
 
-        assert (again.offset, again.delivery_count) == (1, 2)
+        assert (again.offset, again.attempt) == (1, 2)
 
 
 def test_a_contradiction_is_raised_where_it_was_made():
@@ -164,7 +168,9 @@ def test_what_cannot_work_is_refused_at_once_and_leaves_no_thread(fields, error)
     with pytest.raises(error):
         BlockingShareConsumer(broker, **arguments)
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "flowshare consumer" and thread.is_alive()]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "flowshare flowshare" and thread.is_alive()
+    ]
 
 
 @pytest.mark.slow
@@ -180,4 +186,4 @@ def test_what_was_not_accepted_on_an_embedded_path_comes_again_after_the_consume
     with consumer(f"embedded://{tmp_path}/data") as one:
         (again,) = poll(one)
 
-    assert (first.value, again.value, again.delivery_count) == (b"a", b"a", 2)
+    assert (first.value, again.value, again.attempt) == (b"a", b"a", 2)

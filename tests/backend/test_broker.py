@@ -1,46 +1,86 @@
-"""`fs.Broker`: clients at one URL without agents."""
+"""Clients without agents: each at a URL of its own, or several at one `fs.Broker`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flowshare as fs
 from flowshare.backend import BadBrokerUrl
-from flowshare.client.errors import Closed
 
 pytestmark = pytest.mark.asyncio
+
+EARLIEST = {"share.auto.offset.reset": "earliest"}
 
 
 async def test_what_a_producer_sends_a_consumer_gets_and_all_is_closed_with_the_broker(tmp_path: Path) -> None:
     async with fs.Broker(f"embedded://{tmp_path}/shop") as broker:
-        admin = broker.admin()
+        admin = fs.ShareAdmin(broker)
         await admin.create_topic("orders")
-        await admin.alter_group_configs("billing", {"share.auto.offset.reset": "earliest"})
-        producer = broker.producer()
+        await admin.alter_group_configs("billing", EARLIEST)
+        producer = fs.Producer(broker)
         producer.send_nowait("orders", b"one")
         await producer.flush()
-        consumer = broker.consumer(
-            "billing", ["orders"], key_decoder=lambda key: key, value_decoder=lambda value: (value or b"").decode()
+        consumer = fs.ShareConsumer(
+            broker,
+            ["orders"],
+            group_id="billing",
+            key_decoder=lambda key: key,
+            value_decoder=lambda value: (value or b"").decode(),
         )
         (record,) = await consumer.poll(10.0)
 
     assert record.value == "one"
-    with pytest.raises(Closed):
+    with pytest.raises(fs.errors.Closed):
         await consumer.poll(0.1)
 
 
-async def test_what_was_sent_without_waiting_is_there_when_the_broker_is_closed(tmp_path: Path) -> None:
+async def test_clients_that_are_given_a_url_open_and_close_it_themselves(tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}/shop"
-    async with fs.Broker(url) as broker:
-        await broker.admin().create_topic("orders")
-        broker.producer().send_nowait("orders", b"one")
+    async with fs.ShareAdmin(url) as admin:
+        await admin.create_topic("orders")
+        await admin.alter_group_configs("billing", EARLIEST)
+    async with fs.Producer(url) as producer:
+        producer.send_nowait("orders", b"one")  # is sent before the producer is closed
+    async with fs.ShareConsumer(url, ["orders"], group_id="billing") as consumer:
+        (record,) = await consumer.poll(10.0)
 
-    async with fs.Broker(url) as broker:
-        assert (await broker.admin().offsets("orders", 0)).high_watermark == 1
+    assert record.value == b"one"
+    with pytest.raises(fs.errors.Closed):
+        await consumer.poll(0.1)
 
 
-async def test_a_bad_url_is_refused_at_once() -> None:
-    with pytest.raises(BadBrokerUrl):
-        fs.Broker("kafk://localhost")
+async def test_a_client_that_is_closed_leaves_the_broker_that_it_shares_open() -> None:
+    async with fs.Broker("memory://") as broker:
+        async with fs.ShareAdmin(broker) as admin:
+            await admin.create_topic("orders")
+        assert [topic.name for topic in await fs.ShareAdmin(broker).list_topics()] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("broker", "error", "text"),
+    [
+        ("kafk://localhost", BadBrokerUrl, "did you mean kafka://"),
+        ("localhost:9092", BadBrokerUrl, "is no URL"),
+        (
+            {"bootstrap.servers": "localhost:9092"},
+            TypeError,
+            "broker must be a URL such as .* or a fs.Broker, not dict",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "client", [lambda broker: fs.ShareConsumer(broker, ["orders"], group_id="g"), fs.ShareAdmin, fs.Producer]
+)
+async def test_what_is_no_broker_is_refused_at_once(
+    client: Any, broker: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        client(broker)
+
+
+async def test_a_client_that_was_not_opened_says_how_it_is() -> None:
+    with pytest.raises(fs.errors.BackendError, match=r"memory:// is not open: .*`async with`"):
+        await fs.ShareAdmin("memory://").list_topics()

@@ -9,10 +9,9 @@ import pytest
 from flowshare.backend import fleet_options
 from flowshare.backend.base import BackendError
 from flowshare.backend.fleet import WorkersBackend
-from flowshare.backend.fleet_options import FleetPlace
-from flowshare.backend.fleet_security import FleetSecurity
+from flowshare.backend.fleet_options import FleetPlace, FleetSecurity
 from flowshare.backend.url import BadBrokerUrl, parse_broker
-from flowshare.client.security import Security
+from flowshare.client.net.security import Security
 from flowshare.clock import LoopClock
 
 PASSWORD = {"FLOWSHARE_FLEET_PASSWORD": "top secret"}

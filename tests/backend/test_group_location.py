@@ -7,24 +7,23 @@ import itertools
 import pytest
 
 from flowshare.backend.base import BackendError
-from flowshare.backend.moves import TOPIC, Mark, mark_move, read_marks
-from flowshare.backend.places import Places, Standing
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.message import Message
+from flowshare.backend.group_location import TOPIC, GroupLocation, GroupLocations, MoveMark, mark_move, read_marks
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.message import Message
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.kafka import FakeKafka
 
-TO_BROKERS = Mark("native", "shop", 0)
-TO_SHOP = Mark("workers", "shop", 0)
-TO_OTHER = Mark("workers", "other", 0)
+TO_BROKERS = MoveMark("native", "shop", 0)
+TO_SHOP = MoveMark("workers", "shop", 0)
+TO_OTHER = MoveMark("workers", "other", 0)
 
 
 def told(asked, **facts):
     """The refusal, or None."""
-    return Standing(group="shop.pay", **facts).refusal(asked, "shop")
+    return GroupLocation(group="shop.pay", **facts).refusal(asked, "shop")
 
 
 def test_who_begins_where_nobody_knows_the_group_may():
@@ -90,7 +89,7 @@ def looked(prepare, *, asked=None, fleet="shop", groups=("shop.pay",)):
             cluster = kafka.cluster()
             await cluster.start()
             try:
-                return await Places(cluster, fleet, native=True, clock=clock).look(groups, asked)
+                return await GroupLocations(cluster, fleet, native=True, clock=clock).look(groups, asked)
             finally:
                 await cluster.close()
 
@@ -114,7 +113,7 @@ def test_nothing_is_known_of_a_group_that_is_nowhere():
     async def nothing(kafka, clock):
         del kafka, clock
 
-    assert looked(nothing) == {"shop.pay": Standing(group="shop.pay")}
+    assert looked(nothing) == {"shop.pay": GroupLocation(group="shop.pay")}
 
 
 def test_a_share_group_of_the_brokers_is_found():

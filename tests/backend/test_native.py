@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.backend import open_backend
-from flowshare.backend.base import BackendError
-from flowshare.backend.capabilities import NATIVE
+from flowshare.backend.base import NATIVE, BackendError
 from flowshare.backend.native import NativeBackend
 from flowshare.backend.url import parse_broker
 from flowshare.testing.clock import ManualClock

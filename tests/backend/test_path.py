@@ -16,24 +16,26 @@ import pytest
 
 from flowshare.backend.base import BackendError
 from flowshare.backend.embedded import EmbeddedBackend
-from flowshare.backend.workers import Registration
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.producer import Producer
+from flowshare.backend.path_workers import Registration
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.producer import Producer, RecordMetadata
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageHeld
-from flowshare.log.owner import Owner, read_owner
-from flowshare.protocol.messages import MetadataRequest
+from flowshare.log.owner import PathOwner, read_owner
+from flowshare.protocol.batches import decode_all
+from flowshare.protocol.messages import FetchPartition, FetchRequest, MetadataRequest
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 LEADER = """
 import asyncio, sys
 from flowshare.backend.embedded import EmbeddedBackend
-from flowshare.backend.workers import Registration
+from flowshare.backend.path_workers import Registration
 
 async def main():
     backend = EmbeddedBackend(sys.argv[1])
@@ -43,13 +45,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-async def until(condition, *, limit_s: float = LIMIT_S) -> None:
-    """Wait for something that has no event."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -136,6 +131,48 @@ async def test_when_the_leader_is_killed_another_process_takes_over_and_its_prod
 
 
 @pytest.mark.slow
+async def test_what_is_on_its_way_when_leaders_are_killed_is_in_the_log_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "shop"
+    async with contextlib.AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(process(path)) for _ in range(2)]
+        (joined,) = await stack.enter_async_context(backends(path, 1))
+        await create(joined, "orders")
+        producer = Producer(lambda: joined.connect("test"), clock=LoopClock())
+        await producer.partitions("orders")
+        sent: list[asyncio.Future[RecordMetadata]] = []
+        confirmed = 0
+
+        async def send() -> None:
+            nonlocal confirmed
+            while not joined.leading or len(sent) < 3_000:
+                some = [producer.send_nowait("orders", b"%d" % number) for number in range(len(sent), len(sent) + 10)]
+                sent.extend(some)
+                await asyncio.wait([sent[max(0, len(sent) - 500)]])
+                confirmed = sum(one.done() for one in sent)
+
+        sending = asyncio.create_task(send())
+        for leader, _ in others:  # whoever leads, in the midst of a write, and then the next one
+            before = len(sent)
+            await until(lambda before=before: confirmed > before + 500)
+            leader.send_signal(signal.SIGKILL)
+            leader.wait()
+        await until(lambda: joined.leading)
+        await sending
+        offsets = [one.offset for one in await asyncio.gather(*sent)]
+        connection = await joined.connect("test")
+        found: list[int] = []
+        while len(found) < len(sent):
+            part = FetchPartition("orders", 0, len(found))
+            (log,) = (await connection.send(FetchRequest(partitions=(part,)))).partitions
+            found += [int(one.value or b"") for one in decode_all(log.records) if one.offset >= len(found)]
+            assert log.records
+        assert found == list(range(len(sent)))
+        assert offsets == list(range(len(sent)))
+        assert log.high_watermark == len(sent)
+        await producer.close()
+
+
+@pytest.mark.slow
 async def test_one_of_many_takes_over_and_the_others_find_it(tmp_path: Path) -> None:
     path = tmp_path / "shop"
     async with contextlib.AsyncExitStack() as stack:
@@ -145,18 +182,20 @@ async def test_one_of_many_takes_over_and_the_others_find_it(tmp_path: Path) -> 
         for leader, _ in others:  # whoever leads, and then the next one
             leader.send_signal(signal.SIGKILL)
             leader.wait()
-            async with asyncio.timeout(LIMIT_S):
-                while True:
-                    with contextlib.suppress(OSError, TimeoutError):
-                        assert await topics(joined[0]) == ["orders"]
-                        break
-                    await asyncio.sleep(0.05)
+
+            async def there() -> bool:
+                with contextlib.suppress(OSError, TimeoutError):
+                    assert await topics(joined[0]) == ["orders"]
+                    return True
+                return False
+
+            await until(there)
         assert joined[0].leading
 
 
 async def test_a_holder_that_lets_nobody_join_is_named(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("flowshare.backend.path.FIRST_LIMIT_S", 0.0)
-    monkeypatch.setattr("flowshare.backend.path.FIRST_TRIES", 1)
+    monkeypatch.setattr("flowshare.backend.embedded.FIRST_LIMIT_S", 0.0)
+    monkeypatch.setattr("flowshare.backend.embedded.FIRST_TRIES", 1)
     alone = EmbeddedBackend(tmp_path / "shop", listen=False)
     await alone.start()
 
@@ -193,7 +232,7 @@ async def test_a_leader_that_was_killed_leaves_its_port_to_the_next_one(tmp_path
 
 
 async def test_who_has_patience_leaves_the_path_to_a_living_worker(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("flowshare.backend.path.FIRST_LIMIT_S", 60.0)
+    monkeypatch.setattr("flowshare.backend.embedded.FIRST_LIMIT_S", 60.0)
     path = tmp_path / "shop"
     worker, command = EmbeddedBackend(path), EmbeddedBackend(path, listen=False, patience_s=60.0)
     path.mkdir()
@@ -224,10 +263,13 @@ async def test_a_leader_that_finds_another_s_name_leads_no_longer(tmp_path: Path
     monkeypatch.setattr("flowshare.log.embedded.BEAT_S", 0.0)
     async with backends(tmp_path / "shop", 1) as (leader,):
         connection = await leader.connect("test")
-        other = Owner(pid=7, since_ms=5, host="another-machine", token="t")
-        (tmp_path / "shop" / "owner.json").write_bytes(orjson.dumps(asdict(other)))
+        other = PathOwner(pid=7, since_ms=5, host="another-machine", token="t")
 
-        await until(lambda: not leader.leading)
+        def seen() -> bool:  # the leader may be about to write its own name over it
+            (tmp_path / "shop" / "owner.json").write_bytes(orjson.dumps(asdict(other)))
+            return not leader.leading
+
+        await until(seen)
 
         with pytest.raises(ConnectionError):
             await connection.send(MetadataRequest(topics=None))

@@ -17,20 +17,20 @@ from flowshare.backend.path_login import (
     CLIENT_FILE,
     CLIENT_USER,
     SECRET_FILE,
-    Logins,
     NoLogin,
+    PathLogins,
     client_security,
     make_logins,
     open_door,
     security_at,
 )
-from flowshare.client import handshake
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
-from flowshare.client.producer import Producer
-from flowshare.client.security import Security
+from flowshare.client.net import handshake
+from flowshare.client.net.security import Security
+from flowshare.client.net.tcp import open_tcp
+from flowshare.client.producer.producer import Producer
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.folder import OwnFolder
@@ -38,9 +38,9 @@ from flowshare.log.memory import MemoryStorage
 from flowshare.log.owner import OwnerLock
 from flowshare.protocol.messages import MetadataRequest
 from flowshare.protocol.scram import base64_of
-from flowshare.server.listener import Listener
+from flowshare.server.net.listener import Listener
 from flowshare.server.security.credentials import hashed
-from flowshare.server.security.sasl import Step
+from flowshare.server.security.sasl import LoginStep
 from flowshare.server.security.users import Users
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
@@ -79,12 +79,12 @@ class AnyLogin:
         del message
         return "anybody" if self._messages else None
 
-    def step(self, message: bytes) -> Step:
+    def step(self, message: bytes) -> LoginStep:
         self._messages += 1
         if self._messages == 1:
             nonce = message.decode().rpartition("r=")[2]
-            return Step(reply=f"r={nonce}ours,s={base64_of(b'salt')},i=4096".encode())
-        return Step(reply=f"v={base64_of(bytes(64))}".encode(), user="anybody")
+            return LoginStep(reply=f"r={nonce}ours,s={base64_of(b'salt')},i=4096".encode())
+        return LoginStep(reply=f"v={base64_of(bytes(64))}".encode(), user="anybody")
 
 
 class AnySasl:
@@ -166,17 +166,17 @@ async def test_a_torn_secret_is_made_anew(tmp_path: Path) -> None:
         folder.write(SECRET_FILE, b"aaa")
         folder.write(CLIENT_FILE, b"")
 
-        assert make_logins(folder, lambda: "b" * 43) == Logins("b" * 43, "b" * 43) != first
-        assert make_logins(folder, lambda: "c" * 43) == Logins("b" * 43, "b" * 43)
+        assert make_logins(folder, lambda: "b" * 43) == PathLogins("b" * 43, "b" * 43) != first
+        assert make_logins(folder, lambda: "c" * 43) == PathLogins("b" * 43, "b" * 43)
 
 
 @pytest.mark.parametrize("kind", ["with another secret", "that says yes to all"])
 async def test_an_impostor_on_the_leader_s_port_is_not_joined_and_gets_nothing(
     tmp_path: Path, kind: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr("flowshare.backend.path.FIRST_LIMIT_S", 0.0)
-    monkeypatch.setattr("flowshare.backend.path.FIRST_TRIES", 1)
-    door = await open_door(Logins("z" * 43, "y" * 43), LoopClock())
+    monkeypatch.setattr("flowshare.backend.embedded.FIRST_LIMIT_S", 0.0)
+    monkeypatch.setattr("flowshare.backend.embedded.FIRST_TRIES", 1)
+    door = await open_door(PathLogins("z" * 43, "y" * 43), LoopClock())
     sasl = door.sasl() if kind == "with another secret" else AnySasl()
     async with impostor(sasl) as (address, storage):
         lock = OwnerLock(tmp_path / "shop", now_ms=0)
@@ -197,8 +197,7 @@ async def test_a_process_that_had_joined_sends_nothing_to_who_took_the_dead_lead
     await leader.start()
     await joined.start()
     async with impostor(AnySasl()) as (address, storage):
-        assert joined._shared is not None
-        joined._shared._address = address  # the port is the impostor's from now on
+        joined.bootstrap = address  # the port is the impostor's from now on
         producer = Producer(lambda: joined.connect("test"), clock=LoopClock())
         sending = asyncio.create_task(producer.send_many("orders", [b"one"]))
         with pytest.raises(ConnectionError, match="could not prove that it knows the user"):

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from flowshare.backend.embedded import EmbeddedBackend
-from flowshare.backend.workers import Registration, running_workers
+from flowshare.backend.path_workers import Registration, running_workers
 
 ROOT = Path(__file__).parents[2]
 
 OTHER = """
 import os, pathlib, sys
-from flowshare.backend.workers import Registration
+from flowshare.backend.path_workers import Registration
 kept = Registration(pathlib.Path(sys.argv[1]), address="127.0.0.1:2", now_ms=2)
 print("known", flush=True)
 sys.stdin.read()

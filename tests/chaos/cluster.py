@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowshare.dev.broker import Broker, Wanted, start
+from flowshare.dev.broker import DevBroker, Wanted, start
 from flowshare.dev.jars import VERSION
 from flowshare.dev.probe import HOST, free_ports
 from tests.chaos.proxy import Proxy, Wires
@@ -51,7 +51,7 @@ class MortalKafka:
                 "broker.session.timeout.ms": "2000",
             },
         )
-        self._broker: Broker | None = None
+        self._broker: DevBroker | None = None
 
     @property
     def bootstrap(self) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from flowshare.slots.places import share_slot
+from flowshare.slots.placement import share_slot
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.journal import BEGUN, Journals, Line
 from tests.chaos.judge import Fault, judge

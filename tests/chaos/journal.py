@@ -19,7 +19,7 @@ BEGUN, ENDED, ACCEPTED, OTHER = b"B", b"E", b"A", b"O"
 APP = """
 import asyncio, os, random, struct, threading, time
 import flowshare as fs
-from flowshare.agents.host import Host
+from flowshare.agents.host.host import Host
 
 LINE = struct.Struct("<cxHHxxIqqd")
 PID = os.getpid()

@@ -42,12 +42,12 @@ from pathlib import Path
 from typing import Any
 
 from flowshare.dev.processes import tail
-from flowshare.spark.reading import READER
+from flowshare.spark.source.reading import READER
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.proxy import Wires
-from tests.interop.servers import until
 from tests.interop.toolbox import Toolbox
 from tests.spark.serving import Serving, serving
+from tests.waiting import blocking_until
 
 PLACES = ("embedded", "native", "workers")
 SINKS = ("files", "batches")
@@ -319,10 +319,10 @@ class Run:
         """How many records are not finished when it was made anew, and the query ran over it."""
         with serving(self._url) as broker:
             broker.call(broker.admin.delete_topic(self._topic))
-            until(
+            blocking_until(
                 lambda: [one.name for one in broker.call(broker.admin.list_topics())],
-                lambda names: self._topic not in names,
-                GOING_S,
+                good=lambda names: self._topic not in names,
+                limit_s=GOING_S,
             )
             self._produce(broker, self.plan.records, self.plan.all_records)
         return self._to_the_end()
@@ -409,8 +409,8 @@ class Run:
             f"lost {len(lost)}, twice {len(twice)}, not finished {left}; faults {kinds}; "
             f"{self.met.under_way} met a batch under way, {self.met.before} the start; "
             f"{self._query.batches('commits') + 1} batches, "
-            f"{sum(row['delivery_count'] > 1 for row in rows)} records delivered again, "
-            f"{max(row['delivery_count'] for row in rows)} times at most",
+            f"{sum(row['attempt'] > 1 for row in rows)} records delivered again, "
+            f"{max(row['attempt'] for row in rows)} times at most",
             flush=True,
         )
         found = [f"{what} {len(ids)}: {ids[:5]}" for what, ids in (("lost", lost), ("twice", twice)) if ids]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 OUT = os.environ.get("CHAOS_OUT", "/tmp/nowhere")
 TOPIC = os.environ.get("CHAOS_TOPIC", "numbers")
 SOURCE = {"records_per_trigger": int(os.environ.get("CHAOS_BATCH", "2000")), "lock_duration": 15}
-COLUMNS = ("CAST(CAST(value AS STRING) AS BIGINT) AS id", "partition", "offset", "delivery_count")
+COLUMNS = ("CAST(CAST(value AS STRING) AS BIGINT) AS id", "partition", "offset", "attempt")
 
 app = fs.App(f"chaos-{TOPIC}", broker="embedded:///tmp/nowhere", datadir=f"{OUT}/data")
 

@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from flowshare.backend import open_backend
 from flowshare.backend.base import BackendError
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.clock import LoopClock
-from flowshare.fleet.names import state_topic
+from flowshare.fleet.state.topic import state_topic
 from flowshare.slots.records import Claim, decode
 
 FLUSH_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import UsageError
+from flowshare.agents.handler.errors import UsageError
 from flowshare.cli.check import _new_path, examine
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from flowshare.backend.memory import MemoryBackend
 from flowshare.cli import main
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
-from flowshare.client.member import ShareMember
-from flowshare.client.producer import Message, Producer
+from flowshare.client.producer.producer import Message, Producer
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
@@ -24,7 +24,7 @@ class Shell:
         self._storage = MemoryStorage(LoopClock())
         monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
         monkeypatch.setattr("flowshare.cli.lag._SAMPLE_S", 0.01)
-        monkeypatch.setattr("flowshare.backend.open_backend", lambda _url, **_: self.backend())
+        monkeypatch.setattr("flowshare.cli.session.open_backend", lambda _url, **_: self.backend())
 
     def backend(self):
         return MemoryBackend(clock=LoopClock(), storage=self._storage)
@@ -227,6 +227,14 @@ def test_replayed_letters_are_as_they_were(shell):
     assert (record.key, record.value, list(record.headers)) == (b"k", b"value 1", [("trace-id", b"7")])
 
 
+@pytest.mark.parametrize("command", [("show",), ("replay",), ("replay", "--dry-run"), ("replay", "--at", "0@0")])
+def test_a_group_s_name_instead_of_its_dead_letter_topic_is_told_where_they_are(shell, command):
+    shell("topics", "create", "g1.dlq")
+    name, *options = command
+
+    assert "the dead letters of the group are in g1.dlq" in shell("dlq", name, "g1", *options, code=1)
+
+
 def test_a_letter_without_its_record_is_never_sent_as_a_tombstone(shell):
     async def bare(connect):
         producer = Producer(connect, clock=LoopClock())
@@ -348,7 +356,7 @@ def test_lag_says_when_retention_comes_and_when_nobody_knows(shell, monkeypatch)
 
     assert shell("lag").rstrip().endswith("1 h 59 m")
     assert 7100 < shell.json("lag")[0]["retention_left_s"] < 7200
-    monkeypatch.setattr("flowshare.client.admin.ShareAdmin.topic_configs", refused)
+    monkeypatch.setattr("flowshare.client.admin.admin.ShareAdmin.topic_configs", refused)
     assert shell("lag").rstrip().endswith("unknown")
     assert "not allowed" in shell.json("lag")[0]["retention"]
 
@@ -365,7 +373,7 @@ def test_lag_asks_a_named_worker_what_is_needed(shell, monkeypatch):
         asked.append((address, page))
         return [{"group": "g1", "topic": "orders", "needed_workers": 2.5}]
 
-    monkeypatch.setattr("flowshare.cli.pages.get", page)
+    monkeypatch.setattr("flowshare.cli.pages.ask", page)
 
     [row] = shell.json("lag", "--web", "127.0.0.1:8081")
 

@@ -11,10 +11,11 @@ import pytest
 from flowshare.backend import open_backend
 from flowshare.backend.url import parse_broker
 from flowshare.cli import main
-from flowshare.cli.leading import led_here
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.member import ShareMember
+from flowshare.cli.session import led_here
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
+from tests.waiting import until
 
 
 def test_a_command_leads_on_this_machine_only_and_with_the_slots_that_the_fleet_has() -> None:
@@ -79,9 +80,7 @@ async def joined(url: str, group: str, topic: str, look: Callable[[], Awaitable[
     await backend.start()
     member = ShareMember(lambda: backend.connect("m"), group_id=group, topics=[topic], clock=LoopClock())
     await member.start()
-    async with asyncio.timeout(30):
-        while not member.assignment:  # noqa: ASYNC110 - the member tells nobody
-            await asyncio.sleep(0.05)
+    await until(lambda: member.assignment)
     await look()
     await member.close()
     await backend.close()

@@ -79,8 +79,8 @@ def test_what_a_client_says_at_each_try_is_shown_twice_a_minute_and_counted():
 def test_lines_of_other_kinds_and_of_the_application_are_all_shown():
     repeats = Repeats(lambda: 0.0)
     for _ in range(9):
-        shown(repeats, "flowshare.client.link", "lost %s", "a")
+        shown(repeats, "flowshare.client.net.link", "lost %s", "a")
 
-    assert shown(repeats, "flowshare.client.link", "cannot connect %s", "a") == "cannot connect a"
+    assert shown(repeats, "flowshare.client.net.link", "cannot connect %s", "a") == "cannot connect a"
     assert [shown(repeats, "shop", "charged %s", "c1") for _ in range(9)] == ["charged c1"] * 9
     assert [shown(repeats, "flowshare.pipeline", "running") for _ in range(9)] == ["running"] * 9

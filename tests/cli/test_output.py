@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from flowshare.cli.errors import Failure, explain
-from flowshare.cli.lag_table import SPARE, View, known, spoken
-from flowshare.cli.output import age, cell, fitting, rich_table, show
-from flowshare.share.errors import InvalidConfig
+from flowshare.cli.lag import SPARE, View, known, spoken
+from flowshare.cli.output import Failure, age, cell, explain, fitting, rich_table, show
+from flowshare.core_errors import InvalidConfig
 
 ROWS = [
     {"name": "orders", "partitions": 1, "topic_id": "x"},

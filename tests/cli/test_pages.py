@@ -7,12 +7,13 @@ import threading
 
 import pytest
 
-from flowshare.agents import own_user
-from flowshare.agents.gate import PageSettings
+from flowshare.agents.pages import own_user
+from flowshare.agents.pages.gate import PageSettings
 from flowshare.cli import main
-from flowshare.cli.errors import Failure
 from flowshare.cli.lag import _topics_of
+from flowshare.cli.output import Failure
 from flowshare.web.server import WebServer
+from tests.waiting import LIMIT_S
 from tests.web.test_web import TOKEN, Runtime, StandIn
 
 APP = """
@@ -61,11 +62,11 @@ def worker():
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    address = asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    address = asyncio.run_coroutine_threadsafe(server.start(), loop).result(LIMIT_S)
     yield host, address
-    asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(LIMIT_S)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(LIMIT_S)
     loop.close()
 
 
@@ -112,7 +113,7 @@ def test_the_token_makes_an_operator_of_who_comes_from_elsewhere(shell, worker, 
 
 def test_another_user_in_the_workers_place_is_not_believed(shell, worker, monkeypatch):
     _, address = worker
-    monkeypatch.setattr(own_user, "_user", lambda sock: 4711)
+    monkeypatch.setattr(own_user, "_peer", lambda sock: (1, 4711))
     monkeypatch.setattr("os.geteuid", lambda: 4712)
 
     assert "is another user's" in shell("drain", "--web", address, code=1)

@@ -9,11 +9,10 @@ import sys
 import click
 import pytest
 
-from flowshare.agents import inflight
+from flowshare.agents.host import inflight
 from flowshare.cli import main
-from flowshare.cli.errors import explain
 from flowshare.cli.logs import TRACE_MAX, JsonFormatter, TextFormatter
-from flowshare.cli.output import cell, emit_json, say, show
+from flowshare.cli.output import cell, emit_json, explain, say, show
 from flowshare.printable import printable, printable_json
 
 EVIL = "a\x1b]0;title\x07\r\x9b2J\u202eb\u2066\u2028c\ud800\x7f\x00\U000e0041"

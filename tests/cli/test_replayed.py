@@ -2,7 +2,8 @@
 
 import pytest
 
-from flowshare.cli.replayed import METADATA_MAX, format_runs, merged, parse
+from flowshare.cli.dlq import METADATA_MAX, format_runs, parse
+from flowshare.share.ranges import merged
 
 
 @pytest.mark.parametrize("runs", [[], [(0, 5)], [(3, 3), (7, 19)]])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from flowshare.client.cluster import Cluster
 from flowshare.client.errors import NotConnected
+from flowshare.client.net.cluster import Cluster
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from tests.client.fakes import ORDERS, FakeConnection, FakeServer

@@ -18,7 +18,10 @@ ORDERS = uuid.UUID(int=7)
 class FakeConnection:
     """One connection to a `FakeServer`."""
 
-    def __init__(self, server: FakeServer) -> None:
+    is_flowshare = True
+    keeps_time = False
+
+    def __init__(self, server: Any) -> None:
         self.server = server
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -26,7 +29,7 @@ class FakeConnection:
         if self.gone.done():
             raise ConnectionError("the connection is closed")
         self.server.requests.append(request)
-        answering = asyncio.ensure_future(self.server.answer(request))
+        answering = asyncio.ensure_future(self.answered(request))
         try:
             await asyncio.wait({answering, self.gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
@@ -35,6 +38,12 @@ class FakeConnection:
         finally:
             if not answering.done():
                 answering.cancel()
+
+    async def answered(self, request: Any) -> Any:
+        return await self.server.answer(request)
+
+    def begin(self, request: Any, told: Callable[[Any], object]) -> None:
+        asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     def on_closed(self, listener: Callable[[str], object]) -> None:
         self.gone.add_done_callback(lambda _: listener("the connection ended"))
@@ -65,6 +74,7 @@ class FakeServer:
         )
         self.log: dict[tuple[str, int], list[bytes]] = {}
         self.ends: dict[tuple[str, int], int] = {}
+        self.producer_ids = 0
         self.ready: list[m.FetchedPartition] = []
         self.more = asyncio.Event()
         self.lock_timeout_ms = 30_000
@@ -148,6 +158,18 @@ class FakeServer:
             lock_timeout_ms=self.lock_timeout_ms,
             partitions=tuple(m.AcknowledgedPartition(topic_id=p[0], partition=p[1]) for p in request.partitions),
         )
+
+    async def _InitProducerIdRequest(self, request: Any) -> Any:  # noqa: N802
+        if request.known.producer_id >= 0:
+            return m.InitProducerIdResponse(producer=request.known._replace(epoch=request.known.epoch + 1))
+        self.producer_ids += 1
+        return m.InitProducerIdResponse(producer=m.ProducerIdentity(self.producer_ids, 0))
+
+    async def _AddPartitionsToTxnRequest(self, request: Any) -> Any:  # noqa: N802
+        return m.Response()
+
+    async def _EndTxnRequest(self, request: Any) -> Any:  # noqa: N802
+        return m.Response()
 
     async def _ProduceRequest(self, request: Any) -> Any:  # noqa: N802
         where = (request.topic, request.partition)

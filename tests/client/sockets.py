@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import importlib
 import struct
 from contextlib import asynccontextmanager
 
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
-from flowshare.client.wire import CODECS, fleet_codecs
 from flowshare.clock import LoopClock
+from flowshare.protocol import messages
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, module, read_request, request_start, write_response
 
 NO_TIME = datetime.timedelta(0)
-SETTINGS = LinkSettings(connect_timeout_s=20.0, request_timeout_s=20.0)
-EVERYTHING = {codec.key: (codec.lowest, codec.highest) for codec in (*CODECS.values(), *fleet_codecs().values())}
+SETTINGS = LinkSettings(connect_timeout=20.0, request_timeout=20.0)
+APIS = tuple(
+    one
+    for family in messages.FAMILIES
+    for one in vars(importlib.import_module(f"flowshare.protocol.messages.{family}")).values()
+    if isinstance(one, Api)
+)
+"""All that is declared with plain messages."""
+EVERYTHING = {api.key: api.client for api in APIS if api.client is not None}
 """The versions of a broker that knows all that the client asks."""
 
 
@@ -95,13 +104,6 @@ async def connected(broker, *, clock=None, settings=SETTINGS, security=None):
         yield connection
     finally:
         await connection.close()
-
-
-async def until(condition, bound_s=20.0):
-    """Wait for a condition that another task or the socket brings about."""
-    async with asyncio.timeout(bound_s):
-        while not condition():  # noqa: ASYNC110 - the other end of a socket sets no event
-            await asyncio.sleep(0.001)
 
 
 def listed(start, *names):

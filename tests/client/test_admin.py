@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flowshare.client.admin import OffsetReset, PartitionBounds, ShareAdmin
+from flowshare.client.admin.admin import OffsetReset, PartitionBounds, ShareAdmin
 from flowshare.client.errors import ConnectionLost, ServerError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode

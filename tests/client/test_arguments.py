@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.arguments import check_argument, describe, fits
-from flowshare.client.consumer import ShareConsumer
-from flowshare.client.kafka_producer import KafkaProducer
-from flowshare.client.producer import Message, Producer
+from flowshare.client.consumer.consumer import ShareConsumer
+from flowshare.client.producer.producer import Message, Producer
 from flowshare.client.settings import ConsumerSettings, LinkSettings, MemberSettings, ProducerSettings
 
 
@@ -62,7 +61,7 @@ def test_every_public_call_of_administration_checks_its_arguments():
 
 
 def producers(clock: Any) -> list[Any]:
-    return [Producer(never, clock=clock), KafkaProducer(["127.0.0.1:1"], never, clock=clock)]
+    return [Producer(never, clock=clock)]
 
 
 @pytest.mark.asyncio
@@ -73,14 +72,14 @@ def producers(clock: Any) -> list[Any]:
         (b"t", Message(b"x"), "the topic must be str, not bytes: b't'"),
         ("t", Message(b"x", partition="0"), "the partition of a record for t is str"),  # type: ignore[arg-type]
         ("t", Message(b"x", partition=True), "the partition of a record for t is bool"),
-        ("t", Message(b"x", timestamp_ms=1.5), "the timestamp_ms of a record for t is float"),  # type: ignore[arg-type]
+        ("t", Message(b"x", timestamp="now"), "the timestamp of a record for t is 'now'"),  # type: ignore[arg-type]
     ],
 )
 async def test_producers_refuse_a_wrong_type_at_once_and_keep_nothing_of_it(
     clock, topic: Any, message: Message, text: str
 ):
-    value, key, headers, timestamp_ms, partition = message
-    rest: dict[str, Any] = {"headers": headers, "timestamp_ms": timestamp_ms, "partition": partition, "key": key}
+    value, key, headers, timestamp, partition = message
+    rest: dict[str, Any] = {"headers": headers, "timestamp": timestamp, "partition": partition, "key": key}
     for producer in producers(clock):
         with pytest.raises(TypeError, match=text):
             await producer.send(topic, value, **rest)
@@ -97,7 +96,7 @@ async def test_send_many_refuses_what_is_no_list(clock, items: Any):
             await producer.send_many("t", items)
         with pytest.raises(TypeError, match="the topic must be str"):
             await producer.send_many(5, [b"x"])
-        with pytest.raises(TypeError, match="timeout_s must be a number or None, not str"):
+        with pytest.raises(TypeError, match="timeout must be a number or None, not str"):
             await producer.flush("x")
 
 
@@ -107,7 +106,7 @@ async def test_a_subscription_to_what_are_no_names_is_refused(clock, topics: Any
     consumer = ShareConsumer(never, group_id="g", clock=clock)
     with pytest.raises(TypeError, match="topics must be a list of str, not "):
         consumer.subscribe(topics)
-    with pytest.raises(TypeError, match="poll: timeout_s must be a number, not str"):
+    with pytest.raises(TypeError, match="poll: timeout must be a number, not str"):
         await consumer.poll("soon")  # type: ignore[arg-type]
 
 
@@ -115,14 +114,14 @@ async def test_a_subscription_to_what_are_no_names_is_refused(clock, topics: Any
     ("kind", "values", "text"),
     [
         (ConsumerSettings, {"acknowledgement_mode": "explict"}, "must be 'implicit' or 'explicit', not str: 'explict'"),
-        (ConsumerSettings, {"poll_records_max": 0}, "ConsumerSettings: poll_records_max must be at least 1, not 0"),
+        (ConsumerSettings, {"max_poll_records": 0}, "ConsumerSettings: max_poll_records must be at least 1, not 0"),
         (ConsumerSettings, {"member": {}}, "member must be MemberSettings, not an empty dict"),
-        (ProducerSettings, {"request_bytes_max": -1}, "ProducerSettings: request_bytes_max must be at least 1, not -1"),
+        (ProducerSettings, {"max_request_size": -1}, "ProducerSettings: max_request_size must be at least 1, not -1"),
         (ProducerSettings, {"compression": "zip"}, "must be 'none' or 'gzip'"),
-        (ProducerSettings, {"linger_s": float("nan")}, "linger_s must be a number, not float: nan"),
-        (ProducerSettings, {"buffer_bytes": 1.5}, "buffer_bytes must be int, not float: 1.5"),
-        (LinkSettings, {"in_flight_max": 0}, "in_flight_max must be at least 1, not 0"),
-        (MemberSettings, {"close_timeout_s": -1}, "close_timeout_s must be at least 0, not -1"),
+        (ProducerSettings, {"linger": float("nan")}, "linger must be a number, not float: nan"),
+        (ProducerSettings, {"buffer_memory": 1.5}, "buffer_memory must be int, not float: 1.5"),
+        (LinkSettings, {"max_in_flight_requests": 0}, "max_in_flight_requests must be at least 1, not 0"),
+        (MemberSettings, {"close_timeout": -1}, "close_timeout must be at least 0, not -1"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_where_it_is_written(kind: Any, values: dict[str, Any], text: str):
@@ -133,14 +132,13 @@ def test_a_setting_that_cannot_be_meant_is_refused_where_it_is_written(kind: Any
 def test_settings_that_are_no_settings_are_refused_with_what_to_write(clock):
     for make in (
         lambda given: Producer(never, clock=clock, settings=given),
-        lambda given: KafkaProducer([], never, clock=clock, settings=given),
         lambda given: ShareConsumer(never, group_id="g", clock=clock, settings=given),
         lambda given: ShareAdmin(never, clock=clock, settings=given),
     ):
         with pytest.raises(
             TypeError, match=r"settings must be (\w+), not dict of str to int: write settings=\1\(name="
         ):
-            make({"linger_s": 1})
+            make({"linger": 1})
         with pytest.raises(TypeError, match=r"settings must be (\w+), not an empty dict"):
             make({})
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.cluster import Cluster
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError
-from flowshare.client.topology import NOBODY, Topology
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.topology import NOBODY, Topology
 from flowshare.protocol import messages as m
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from tests.client.brokers import FakeCluster
 from tests.client.fakes import ORDERS
@@ -47,6 +48,50 @@ async def test_a_request_goes_to_the_new_leader_when_the_old_one_says_so(clock):
 
     assert bounds.log_start == 102
     await admin.close()
+
+
+def produce():
+    builder = BatchBuilder()
+    builder.add(None, b"value", timestamp_ms=1)
+    return m.ProduceRequest(topic="orders", partition=0, records=builder.build())
+
+
+async def begun(clock, connection, request):
+    """What is told of a request for whose answer nobody waits."""
+    told = asyncio.get_running_loop().create_future()
+    connection.begin(request, lambda finished: told.done() or told.set_result(finished))
+    return (await within(clock, 5, told)).result()
+
+
+async def test_records_go_straight_to_a_leader_that_is_connected_and_to_the_new_one_when_it_says_so(clock):
+    fake = FakeCluster(clock, [1, 2])
+    connection = await fake.connect()
+    await begun(clock, connection, produce())
+    await begun(clock, connection, produce())
+    fake.leaders[0] = 2
+    fake.brokers[1].then(m.ProduceRequest, m.ProduceResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    fake.brokers[1].then(m.ProduceRequest, m.ProduceResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER))
+
+    answer = await begun(clock, connection, produce())
+
+    assert answer.error is ErrorCode.NONE
+    assert [node for node, _ in fake.seen(m.ProduceRequest)] == [1, 1, 1, 1, 2]
+    await connection.close()
+
+
+async def test_who_sent_records_straight_is_told_of_the_lost_connection_and_the_next_ones_open_another(clock):
+    fake = FakeCluster(clock, [1, 2])
+    connection = await fake.connect()
+    await begun(clock, connection, produce())
+    fake.brokers[1].then(m.ProduceRequest, ConnectionError("restarted"))
+    with pytest.raises(ConnectionError, match="restarted"):
+        await begun(clock, connection, produce())
+
+    answer = await begun(clock, connection, produce())
+
+    assert answer.error is ErrorCode.NONE
+    assert len(fake.brokers[1].connections) == 3, "one to ask who leads, and two for records"
+    await connection.close()
 
 
 async def test_heartbeats_find_the_coordinator_first_and_follow_it_when_it_moves(clock):

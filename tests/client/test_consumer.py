@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from flowshare.client.consumer import ShareConsumer
+from flowshare.client.consumer.consumer import ShareConsumer
 from flowshare.client.errors import Closed, CorruptRecords, IllegalState, RecordError, Wakeup
 from flowshare.client.settings import ConsumerSettings
 from flowshare.share.types import AcknowledgeType, AcquireMode
 from flowshare.testing.clock import settle
 from tests.client.worlds import within, world_on
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.asyncio
 EXPLICIT = ConsumerSettings(acknowledgement_mode="explicit")
@@ -27,7 +28,7 @@ async def test_a_second_poll_accepts_what_the_first_returned(clock):
         records = await consumer.poll(1)
         await within(clock, 1, consumer.poll(0.5))
 
-        assert [(r.topic, r.partition, r.offset, r.value, r.delivery_count) for r in records] == [
+        assert [(r.topic, r.partition, r.offset, r.value, r.attempt) for r in records] == [
             ("orders", 0, 0, b"a", 1),
             ("orders", 0, 1, b"b", 1),
         ]
@@ -43,7 +44,7 @@ async def test_records_of_a_consumer_that_closes_without_accepting_come_again(cl
         await first.close()
         (again,) = await world.consumer().poll(1)
 
-        assert again.delivery_count == 2
+        assert again.attempt == 2
 
 
 async def test_a_poll_waits_for_records_and_returns_when_they_come(clock):
@@ -95,7 +96,7 @@ async def test_the_types_do_what_they_say(clock):
         consumer.acknowledge(again)
 
         assert [(tip.topic, tip.partition, error) for tip, error in outcomes.items()] == [("orders", 0, None)]
-        assert (again.value, again.delivery_count) == (b"release", 2)
+        assert (again.value, again.attempt) == (b"release", 2)
         assert await consumer.commit_sync() == {again.topic_id_partition: None}
         assert await world.lag() == 0
 
@@ -144,7 +145,7 @@ async def test_a_poll_after_renewals_returns_only_the_renewed_records(clock):
         (new,) = await consumer.poll(1)
         consumer.acknowledge(new)
 
-        assert [(record.offset, record.delivery_count) for record in renewed] == [(n, 1) for n in range(0, 10, 2)]
+        assert [(record.offset, record.attempt) for record in renewed] == [(n, 1) for n in range(0, 10, 2)]
         assert new.offset == 10
         assert sum(len(found) for offsets, _ in seen for found in offsets.values()) == 15
         assert [error for _, error in seen] == [None, None]
@@ -181,7 +182,7 @@ async def test_a_renewal_keeps_the_lock_beyond_its_time(clock):
         consumer.acknowledge(record)
 
         assert await consumer.commit_sync() == {record.topic_id_partition: None}
-        assert record.delivery_count == 1
+        assert record.attempt == 1
 
 
 async def test_a_lock_that_lapsed_is_an_outcome_of_the_commit(clock):
@@ -277,7 +278,7 @@ async def test_a_damaged_batch_is_rejected_and_the_rest_is_delivered(clock):
 async def test_record_limit_keeps_to_the_number_asked_for(clock):
     async with world_on(clock) as world:
         await world.producer.send_many("orders", [b"v"] * 20)
-        settings = ConsumerSettings(acquire_mode=AcquireMode.RECORD_LIMIT, poll_records_max=6)
+        settings = ConsumerSettings(acquire_mode=AcquireMode.RECORD_LIMIT, max_poll_records=6)
         consumer = world.consumer(settings)
 
         assert [len(await consumer.poll(1)) for _ in range(4)] == [6, 6, 6, 2]
@@ -315,7 +316,7 @@ async def test_iteration_goes_on_over_records_that_come_later_and_ends_with_the_
         assert seen == [b"a", b"b", b"c"]
 
         await consumer.close()
-        await asyncio.wait_for(reading, 1)
+        await asyncio.wait_for(reading, LIMIT_S)
 
 
 async def test_a_commit_within_an_iteration_does_not_accept_what_was_not_handed_out_yet(clock):
@@ -329,7 +330,7 @@ async def test_a_commit_within_an_iteration_does_not_accept_what_was_not_handed_
         assert await world.lag() == 2
         await consumer.close()
         again = await world.consumer().poll(1)
-        assert [(record.value, record.delivery_count) for record in again] == [(b"b", 1), (b"c", 1)]
+        assert [(record.value, record.attempt) for record in again] == [(b"b", 1), (b"c", 1)]
 
 
 async def test_renewed_records_come_again_in_an_iteration(clock):
@@ -341,7 +342,7 @@ async def test_renewed_records_come_again_in_an_iteration(clock):
 
         again = [await anext(consumer), await anext(consumer)]
 
-        assert [(record.value, record.delivery_count) for record in again] == [(b"a", 1), (b"b", 1)]
+        assert [(record.value, record.attempt) for record in again] == [(b"a", 1), (b"b", 1)]
         for record in again:
             consumer.acknowledge(record)
 
@@ -354,7 +355,7 @@ async def test_a_wakeup_ends_the_poll_that_waits_or_the_next_one(clock):
 
         await asyncio.to_thread(consumer.wakeup)
         with pytest.raises(Wakeup):
-            await asyncio.wait_for(polling, 1)
+            await asyncio.wait_for(polling, LIMIT_S)
         consumer.wakeup()
         with pytest.raises(Wakeup):
             await consumer.poll(1)
@@ -386,7 +387,7 @@ async def test_a_cancelled_poll_loses_nothing(clock):
         await world.send(b"a")
         await settle()
 
-        assert [record.delivery_count for record in await consumer.poll(1)] == [1]
+        assert [record.attempt for record in await consumer.poll(1)] == [1]
 
 
 async def test_polling_without_a_subscription_says_so(clock):
@@ -422,14 +423,14 @@ async def test_unsubscribing_leaves_the_group_and_subscribing_joins_again(clock)
 async def test_a_consumer_that_polls_too_rarely_leaves_and_joins_again_with_the_next_poll(clock):
     async with world_on(clock) as world:
         await world.send(b"a")
-        consumer = world.consumer(ConsumerSettings(poll_interval_max_s=60))
+        consumer = world.consumer(ConsumerSettings(max_poll_interval=60))
         await consumer.poll(1)
 
         await clock.advance(61)
         assert (await world.admin.describe_group("g")).members == ()
         again = await within(clock, 1, consumer.poll(1))
 
-        assert [record.delivery_count for record in again] == [2]
+        assert [record.attempt for record in again] == [2]
 
 
 async def test_a_lost_connection_is_told_by_the_commit_and_the_records_come_again(clock):
@@ -441,7 +442,7 @@ async def test_a_lost_connection_is_told_by_the_commit_and_the_records_come_agai
 
         again = await within(clock, 2, _poll_after_accepting(consumer, record))
 
-        assert [one.delivery_count for one in again] == [2]
+        assert [one.attempt for one in again] == [2]
         consumer.acknowledge(again[0])
         assert await consumer.commit_sync() == {record.topic_id_partition: None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from flowshare.client.link import Link
+from flowshare.client.net.link import Link
 from flowshare.client.settings import LinkSettings
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -12,6 +12,9 @@ from flowshare.testing.virtual import run
 
 class Line:
     """A connection that answers until it is `broken`."""
+
+    is_flowshare = True
+    keeps_time = False
 
     def __init__(self) -> None:
         self.broken = False
@@ -53,7 +56,7 @@ async def lose(link):
 
 def outages(caplog, tries_s):
     """Texts of the warnings that outages of these lengths in seconds cause."""
-    caplog.set_level(logging.DEBUG, "flowshare.client.link")
+    caplog.set_level(logging.DEBUG, "flowshare.client.net.link")
 
     async def scenario(clock):
         place = Place()

@@ -7,17 +7,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.admin.moving import carry, plan_move
+from flowshare.client.admin.seeding import Seed, plan_seeds
 from flowshare.client.errors import ClientError, ServerError, Unsupported
-from flowshare.client.member import ShareMember
-from flowshare.client.moving import carry, plan_move
-from flowshare.client.seeding import Seed, plan_seeds
+from flowshare.client.net.tcp import open_tcp
+from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, OffsetCommitRequest, OffsetToCommit
-from flowshare.server.listener import Listener
+from flowshare.server.net.listener import Listener
 from tests.client.worlds import world_on
 
 pytestmark = pytest.mark.asyncio

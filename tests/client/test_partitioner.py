@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshare.client.partitioner import murmur2, partition_for
+from flowshare.client.producer.message import murmur2, partition_for
 
 
 @pytest.mark.parametrize(

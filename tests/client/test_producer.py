@@ -7,19 +7,32 @@ import uuid
 
 import pytest
 
-from flowshare.client.batching import Buffer
-from flowshare.client.errors import BufferFull, ClientError, Closed, DeliveryTimeout, RecordTooLarge, ServerError
-from flowshare.client.partitioner import partition_for
-from flowshare.client.producer import Message, Producer, RecordMetadata
+from flowshare.client.errors import (
+    BufferFull,
+    ClientError,
+    Closed,
+    DeliveryTimeout,
+    IllegalState,
+    RecordTooLarge,
+    ServerError,
+)
+from flowshare.client.producer.batching import Buffer
+from flowshare.client.producer.message import partition_for
+from flowshare.client.producer.producer import Message, Producer, RecordMetadata
 from flowshare.client.settings import ProducerSettings
 from flowshare.protocol import messages as m
-from flowshare.protocol.batches import batch_headers, decode_all
+from flowshare.protocol.batches import BatchBuilder, batch_headers, decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import settle
 from tests.client.fakes import FakeServer
 
 pytestmark = pytest.mark.asyncio
 FAILED = m.ProduceResponse(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+
+@pytest.fixture
+def server():
+    return FakeServer()
 
 
 def records(server, topic="orders", partition=0):
@@ -31,14 +44,13 @@ def values(server, topic="orders", partition=0):
 
 
 def producer(server, clock, **kwargs):
-    return Producer(server.connect, clock=clock, **{"linger_s": 0.0, **kwargs})
+    return Producer(server.connect, clock=clock, **{"linger": 0.0, **kwargs})
 
 
-async def test_a_record_arrives_with_all_that_was_given(clock):
-    server = FakeServer()
+async def test_a_record_arrives_with_all_that_was_given(clock, server):
     sender = producer(server, clock)
 
-    sent = await sender.send("orders", b"v", key=b"k", headers=[("h", b"1"), ("n", None)], timestamp_ms=5)
+    sent = await sender.send("orders", b"v", key=b"k", headers=[("h", b"1"), ("n", None)], timestamp=0.005)
 
     assert sent == RecordMetadata("orders", 0, 0)
     (record,) = records(server)
@@ -47,8 +59,7 @@ async def test_a_record_arrives_with_all_that_was_given(clock):
     await sender.close()
 
 
-async def test_records_without_a_time_get_the_clocks(clock):
-    server = FakeServer()
+async def test_records_without_a_time_get_the_clocks(clock, server):
     sender = producer(server, clock)
 
     await sender.send("orders", None)
@@ -58,9 +69,8 @@ async def test_records_without_a_time_get_the_clocks(clock):
     await sender.close()
 
 
-async def test_records_that_come_within_the_linger_share_a_batch(clock):
-    server = FakeServer()
-    sender = producer(server, clock, linger_s=0.01)
+async def test_records_that_come_within_the_linger_share_a_batch(clock, server):
+    sender = producer(server, clock, linger=0.01)
     first = sender.send_nowait("orders", b"a")
     await settle()
     second = sender.send_nowait("orders", b"b")
@@ -74,8 +84,7 @@ async def test_records_that_come_within_the_linger_share_a_batch(clock):
     await sender.close()
 
 
-async def test_nothing_lingers_by_default_and_what_comes_meanwhile_shares_the_next_request(clock):
-    server = FakeServer()
+async def test_nothing_lingers_by_default_and_what_comes_meanwhile_shares_the_next_request(clock, server):
     sender = Producer(server.connect, clock=clock)
     server.then(m.ProduceRequest, FAILED)
     first = sender.send_nowait("orders", b"a")
@@ -93,21 +102,62 @@ async def test_nothing_lingers_by_default_and_what_comes_meanwhile_shares_the_ne
     await sender.close()
 
 
-async def test_a_full_batch_does_not_linger(clock):
-    server = FakeServer()
-    sender = producer(server, clock, linger_s=100, batch_bytes=1000)
+async def test_a_lone_record_does_not_wait_for_the_answer_to_another_while_five_may_be_under_way(clock, server):
+    sender = producer(server, clock)
+    await sender.send("orders", b"first")
+    answers = [asyncio.get_running_loop().create_future() for _ in range(5)]
+    server.then(m.ProduceRequest, *answers)
+    sent = []
+    for number in range(8):
+        sent.append(sender.send_nowait("orders", b"%d" % number))
+        await settle()
+    assert len(server.seen(m.ProduceRequest)) == 1 + 5
+
+    for answer in answers:
+        answer.set_result(None)
+    await sender.flush()
+
+    assert [future.result().offset for future in sent] == list(range(1, 9))
+    assert len(server.seen(m.ProduceRequest)) == 1 + 5 + 1
+    assert values(server) == [b"first", *(b"%d" % number for number in range(8))]
+    await sender.close()
+
+
+async def test_records_of_one_turn_and_of_a_loop_that_adds_one_a_turn_share_a_batch_beside_another(clock, server):
+    sender = producer(server, clock)
+    await sender.send("orders", b"first")
+    answer = asyncio.get_running_loop().create_future()
+    server.then(m.ProduceRequest, answer)
+    alone = sender.send_nowait("orders", b"alone")
+    await settle()
+
+    turn = [sender.send_nowait("orders", b"turn") for _ in range(100)]
+    await settle()
+    for _ in range(100):
+        turn.append(sender.send_nowait("orders", b"loop"))
+        await asyncio.sleep(0)
+    await settle()
+    answer.set_result(None)
+    await asyncio.gather(alone, *turn)
+
+    assert sorted(len(decode_all(request.records)) for request in server.seen(m.ProduceRequest)) == [1, 1, 100, 100]
+    await sender.close()
+
+
+async def test_a_full_batch_does_not_linger(clock, server):
+    sender = producer(server, clock, linger=100, batch_size=1000)
     await sender.send_many("orders", [])
 
     waiting = [sender.send_nowait("orders", bytes(300)) for _ in range(4)]
     await settle()
 
-    assert [future.done() for future in waiting] == [True, True, True, True]
-    assert len(batch_headers(server.seen(m.ProduceRequest)[0].records)) == 2
+    assert [future.done() for future in waiting] == [True, True, True, False]
+    await clock.advance(100)
+    assert waiting[3].done()
     await sender.close()
 
 
-async def test_order_within_a_partition_survives_retries(clock):
-    server = FakeServer()
+async def test_order_within_a_partition_survives_retries(clock, server):
     sender = producer(server, clock)
     server.then(m.ProduceRequest, FAILED, FAILED)
     waiting = [sender.send_nowait("orders", b"%d" % n) for n in range(3)]
@@ -121,8 +171,7 @@ async def test_order_within_a_partition_survives_retries(clock):
     await sender.close()
 
 
-async def test_a_lost_connection_is_replaced_and_the_records_are_sent_again(clock):
-    server = FakeServer()
+async def test_a_lost_connection_is_replaced_and_the_records_are_sent_again(clock, server):
     sender = producer(server, clock)
     await sender.send("orders", b"a")
     server.then(m.ProduceRequest, asyncio.get_running_loop().create_future())
@@ -137,9 +186,8 @@ async def test_a_lost_connection_is_replaced_and_the_records_are_sent_again(cloc
     await sender.close()
 
 
-async def test_a_record_that_is_never_confirmed_fails_in_time(clock):
-    server = FakeServer()
-    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout_s=3))
+async def test_a_record_that_is_never_confirmed_fails_in_time(clock, server):
+    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout=3))
     await sender.send("orders", b"a")
     server.then(m.ProduceRequest, *[FAILED] * 1000)
     waiting = sender.send_nowait("orders", b"b")
@@ -152,10 +200,9 @@ async def test_a_record_that_is_never_confirmed_fails_in_time(clock):
     await sender.close()
 
 
-async def test_a_server_that_is_not_there_fails_the_records_in_time(clock):
-    server = FakeServer()
+async def test_a_server_that_is_not_there_fails_the_records_in_time(clock, server):
     server.refuse_connects = 1_000_000
-    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout_s=3))
+    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout=3))
     waiting = sender.send_nowait("orders", b"b")
 
     await clock.advance(4)
@@ -166,8 +213,7 @@ async def test_a_server_that_is_not_there_fails_the_records_in_time(clock):
     await sender.close()
 
 
-async def test_a_disk_that_refuses_is_told_at_once(clock):
-    server = FakeServer()
+async def test_a_disk_that_refuses_is_told_at_once(clock, server):
     sender = producer(server, clock)
     server.then(m.ProduceRequest, m.ProduceResponse(error=ErrorCode.KAFKA_STORAGE_ERROR))
 
@@ -178,20 +224,18 @@ async def test_a_disk_that_refuses_is_told_at_once(clock):
     await sender.close()
 
 
-async def test_a_record_that_is_too_large_is_refused_before_it_is_sent(clock):
-    server = FakeServer()
+async def test_a_record_that_is_too_large_is_refused_before_it_is_sent(clock, server):
     sender = producer(server, clock)
 
-    with pytest.raises(RecordTooLarge, match="request_bytes_max"):
+    with pytest.raises(RecordTooLarge, match="max_request_size"):
         await sender.send("orders", bytes(1 << 20))
 
     assert server.requests == []
     await sender.close()
 
 
-async def test_only_the_record_that_the_topic_finds_too_large_fails(clock):
-    server = FakeServer()
-    sender = producer(server, clock, linger_s=0.01)
+async def test_only_the_record_that_the_topic_finds_too_large_fails(clock, server):
+    sender = producer(server, clock, linger=0.01)
     await sender.send_many("orders", [])
     answer = server._ProduceRequest
 
@@ -214,16 +258,15 @@ async def test_only_the_record_that_the_topic_finds_too_large_fails(clock):
     await sender.close()
 
 
-async def test_a_full_buffer_makes_send_wait_and_send_nowait_raise(clock):
-    server = FakeServer()
-    sender = producer(server, clock, buffer_bytes=500)
+async def test_a_full_buffer_makes_send_wait_and_send_nowait_raise(clock, server):
+    sender = producer(server, clock, buffer_memory=500)
     await sender.send_many("orders", [])
     held = asyncio.get_running_loop().create_future()
     server.then(m.ProduceRequest, held)
     first = sender.send_nowait("orders", bytes(400))
     await settle()
 
-    with pytest.raises(BufferFull, match="buffer_bytes"):
+    with pytest.raises(BufferFull, match="buffer_memory"):
         sender.send_nowait("orders", bytes(400))
     second = asyncio.ensure_future(sender.send("orders", bytes(400)))
     await settle()
@@ -236,9 +279,8 @@ async def test_a_full_buffer_makes_send_wait_and_send_nowait_raise(clock):
     await sender.close()
 
 
-async def test_a_waiter_that_gives_up_leaves_its_place_to_the_next(clock):
-    server = FakeServer()
-    sender = producer(server, clock, buffer_bytes=500)
+async def test_a_waiter_that_gives_up_leaves_its_place_to_the_next(clock, server):
+    sender = producer(server, clock, buffer_memory=500)
     await sender.send_many("orders", [])
     held = asyncio.get_running_loop().create_future()
     server.then(m.ProduceRequest, held)
@@ -255,9 +297,8 @@ async def test_a_waiter_that_gives_up_leaves_its_place_to_the_next(clock):
     await sender.close()
 
 
-async def test_send_many_goes_through_a_small_buffer_in_order(clock):
-    server = FakeServer()
-    sender = producer(server, clock, buffer_bytes=5000, batch_bytes=1000)
+async def test_send_many_goes_through_a_small_buffer_in_order(clock, server):
+    sender = producer(server, clock, buffer_memory=5000, batch_size=1000)
 
     sent = await sender.send_many("orders", [b"%04d" % n for n in range(2000)])
 
@@ -271,7 +312,7 @@ async def test_send_many_takes_messages_and_raises_the_first_error(clock):
     server = FakeServer(partitions=3)
     sender = producer(server, clock)
 
-    sent = await sender.send_many("orders", [Message(b"v", b"k"), None, Message(b"w", partition=2, timestamp_ms=9)])
+    sent = await sender.send_many("orders", [Message(b"v", b"k"), None, Message(b"w", partition=2, timestamp=0.009)])
     with pytest.raises(ServerError, match="the topic has 3"):
         await sender.send_many("orders", [Message(b"x", partition=3)])
 
@@ -283,7 +324,7 @@ async def test_send_many_takes_messages_and_raises_the_first_error(clock):
 
 async def test_keyed_records_go_where_every_client_sends_them_and_others_change_by_the_batch(clock):
     server = FakeServer(partitions=4)
-    sender = producer(server, clock, batch_bytes=500)
+    sender = producer(server, clock, batch_size=500)
 
     keyed = await sender.send_many("orders", [Message(b"v", b"%d" % n) for n in range(50)])
     spread = await sender.send_many("orders", [bytes(100)] * 40)
@@ -295,8 +336,7 @@ async def test_keyed_records_go_where_every_client_sends_them_and_others_change_
     await sender.close()
 
 
-async def test_an_unknown_topic_is_created_once_and_early_records_keep_their_order(clock):
-    server = FakeServer()
+async def test_an_unknown_topic_is_created_once_and_early_records_keep_their_order(clock, server):
     sender = producer(server, clock)
 
     waiting = [sender.send_nowait("new", b"%d" % n) for n in range(3)]
@@ -308,8 +348,7 @@ async def test_an_unknown_topic_is_created_once_and_early_records_keep_their_ord
     await sender.close()
 
 
-async def test_without_creation_an_unknown_topic_is_an_error_that_says_what_to_do(clock):
-    server = FakeServer()
+async def test_without_creation_an_unknown_topic_is_an_error_that_says_what_to_do(clock, server):
     sender = producer(server, clock, settings=ProducerSettings(auto_create_topics=False))
 
     with pytest.raises(ServerError, match="create the topic"):
@@ -321,8 +360,7 @@ async def test_without_creation_an_unknown_topic_is_an_error_that_says_what_to_d
     await sender.close()
 
 
-async def test_a_topic_that_was_deleted_is_created_again(clock):
-    server = FakeServer()
+async def test_a_topic_that_was_deleted_is_created_again(clock, server):
     sender = producer(server, clock)
     await sender.send("orders", b"a")
     del server.known["orders"]
@@ -336,8 +374,7 @@ async def test_a_topic_that_was_deleted_is_created_again(clock):
     await sender.close()
 
 
-async def test_a_topic_that_grew_is_noticed_when_the_knowledge_is_old(clock):
-    server = FakeServer()
+async def test_a_topic_that_grew_is_noticed_when_the_knowledge_is_old(clock, server):
     sender = producer(server, clock)
     await sender.send("orders", b"a")
     server.known["orders"] = (uuid.uuid4(), 2)
@@ -351,8 +388,7 @@ async def test_a_topic_that_grew_is_noticed_when_the_knowledge_is_old(clock):
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-async def test_batches_are_compressed_as_told(clock, compression):
-    server = FakeServer()
+async def test_batches_are_compressed_as_told(clock, server, compression):
     sender = producer(server, clock, compression=compression)
 
     await sender.send_many("orders", [b"x" * 100] * 50)
@@ -362,9 +398,8 @@ async def test_batches_are_compressed_as_told(clock, compression):
     await sender.close()
 
 
-async def test_flush_waits_for_what_was_sent_and_hurries_it(clock):
-    server = FakeServer()
-    sender = producer(server, clock, linger_s=1000)
+async def test_flush_waits_for_what_was_sent_and_hurries_it(clock, server):
+    sender = producer(server, clock, linger=1000)
     waiting = sender.send_nowait("orders", b"a")
 
     await sender.flush()
@@ -373,14 +408,13 @@ async def test_flush_waits_for_what_was_sent_and_hurries_it(clock):
     await sender.close()
 
 
-async def test_close_confirms_what_it_can_and_fails_the_rest_in_time(clock):
-    server = FakeServer()
-    sender = producer(server, clock, linger_s=1000)
+async def test_close_confirms_what_it_can_and_fails_the_rest_in_time(clock, server):
+    sender = producer(server, clock, linger=1000)
     done = sender.send_nowait("orders", b"a")
     await sender.flush()
     server.then(m.ProduceRequest, asyncio.get_running_loop().create_future())
     stuck = sender.send_nowait("orders", b"b")
-    closing = asyncio.ensure_future(sender.close(timeout_s=2))
+    closing = asyncio.ensure_future(sender.close(timeout=2))
     await clock.advance(2)
     await closing
 
@@ -412,7 +446,7 @@ async def test_a_connection_that_cannot_be_made_at_all_fails_the_records_at_once
     async def connect():
         raise RuntimeError("the backend is not open")
 
-    sender = Producer(connect, clock=clock, linger_s=0.0)
+    sender = Producer(connect, clock=clock, linger=0.0)
 
     for _ in range(2):
         with pytest.raises(ClientError, match="the backend is not open"):
@@ -453,8 +487,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_gets_all_records(clock):
     await sender.close()
 
 
-async def test_closing_while_a_batch_is_sent_in_halves_tells_of_every_record(clock):
-    server = FakeServer()
+async def test_closing_while_a_batch_is_sent_in_halves_tells_of_every_record(clock, server):
     sender = producer(server, clock)
     never = asyncio.get_running_loop().create_future()
     too_large = m.ProduceResponse(error=ErrorCode.MESSAGE_TOO_LARGE)
@@ -462,7 +495,7 @@ async def test_closing_while_a_batch_is_sent_in_halves_tells_of_every_record(clo
     sending = asyncio.ensure_future(sender.send_many("orders", [b"a", b"b", b"c", b"d"], return_exceptions=True))
     await settle()
 
-    closing = asyncio.ensure_future(sender.close(timeout_s=1.0))
+    closing = asyncio.ensure_future(sender.close(timeout=1.0))
     await clock.advance(2)
     await closing
     outcomes = await sending
@@ -482,11 +515,10 @@ async def test_closing_while_a_batch_is_sent_in_halves_tells_of_every_record(clo
         ({"value": b"", "headers": [("a", "1")]}, r"a pair \(str, bytes or None\), not \('a', '1'\)"),
         ({"value": b"", "headers": ["ab"]}, r"not 'ab'"),
         ({"value": b"", "partition": "0"}, "the partition of a record for orders is str"),
-        ({"value": b"", "timestamp_ms": 1.5}, "the timestamp_ms of a record for orders is float"),
+        ({"value": b"", "timestamp": "now"}, "the timestamp of a record for orders is 'now'"),
     ],
 )
-async def test_what_is_no_record_is_refused_where_it_is_sent(clock, given, said):
-    server = FakeServer()
+async def test_what_is_no_record_is_refused_where_it_is_sent(clock, server, given, said):
     sender = producer(server, clock)
 
     with pytest.raises(TypeError, match=said):
@@ -501,8 +533,7 @@ async def test_what_is_no_record_is_refused_where_it_is_sent(clock, given, said)
     await sender.close()
 
 
-async def test_an_early_record_that_cannot_be_queued_fails_alone(clock, monkeypatch):
-    server = FakeServer()
+async def test_an_early_record_that_cannot_be_queued_fails_alone(clock, server, monkeypatch):
     sender = producer(server, clock)
 
     def broken(key, count):
@@ -510,11 +541,360 @@ async def test_an_early_record_that_cannot_be_queued_fails_alone(clock, monkeypa
             raise ValueError("no such key")
         return 0
 
-    monkeypatch.setattr("flowshare.client.producer.partition_for", broken)
+    monkeypatch.setattr("flowshare.client.producer.producer.partition_for", broken)
     bad, good = (sender.send_nowait("orders", b"v", key=key) for key in (b"bad", b"good"))
 
     with pytest.raises(ClientError, match=r"could not be queued.*no such key"):
         await bad
     assert (await good).topic == "orders"
     assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+# --- idempotence ----------------------------------------------------------------------------------------------------
+
+
+def numbers(server):
+    """Producer id, epoch and first sequence of each batch that was sent."""
+    headers = [batch_headers(request.records)[0] for request in server.seen(m.ProduceRequest)]
+    return [(one.producer_id, one.producer_epoch, one.base_sequence) for one in headers]
+
+
+def refusal(code):
+    return m.ProduceResponse(error=code)
+
+
+async def test_a_batch_whose_answer_was_lost_is_sent_again_under_the_same_numbers(clock, server):
+    sender = producer(server, clock)
+    await sender.send_many("orders", [b"a", b"b"])
+    server.then(m.ProduceRequest, ConnectionResetError("gone"), refusal(ErrorCode.REQUEST_TIMED_OUT))
+
+    sent = asyncio.ensure_future(sender.send("orders", b"c"))
+    await clock.advance(1)
+
+    assert (await sent).offset == 2
+    assert numbers(server) == [(1, 0, 0), (1, 0, 2), (1, 0, 2), (1, 0, 2)]
+    await sender.close()
+
+
+async def test_five_full_batches_of_a_partition_are_under_way_and_no_more(clock, server):
+    sender = producer(server, clock, batch_size=500)
+    await sender.send("orders", b"first")
+    held = [asyncio.get_running_loop().create_future() for _ in range(5)]
+    server.then(m.ProduceRequest, *held)
+
+    sent = asyncio.ensure_future(sender.send_many("orders", [bytes(400)] * 8))
+    await settle()
+    assert numbers(server)[1:] == [(1, 0, 1), (1, 0, 2), (1, 0, 3), (1, 0, 4), (1, 0, 5)]
+    for answer in held:
+        answer.set_result(None)
+
+    assert [one.offset for one in await sent] == list(range(1, 9))
+    await sender.close()
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID])
+async def test_a_log_that_has_forgotten_what_was_before_gets_the_batch_in_a_new_epoch(clock, server, code):
+    sender = producer(server, clock)
+    await sender.send("orders", b"a")
+    server.then(m.ProduceRequest, refusal(code))
+
+    assert (await sender.send("orders", b"b")).offset == 1
+
+    assert numbers(server) == [(1, 0, 0), (1, 0, 1), (1, 1, 0)]
+    await sender.close()
+
+
+async def test_a_batch_that_the_log_has_already_is_confirmed_though_it_does_not_say_where(clock, server):
+    sender = producer(server, clock)
+    server.then(m.ProduceRequest, refusal(ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
+
+    assert await sender.send_many("orders", [b"a", b"b"]) == [RecordMetadata("orders", 0, -1)] * 2
+    await sender.close()
+
+
+async def test_who_is_fenced_goes_on_under_another_producer_id(clock, server):
+    sender = producer(server, clock)
+    server.then(m.ProduceRequest, refusal(ErrorCode.INVALID_PRODUCER_EPOCH))
+
+    await sender.send("orders", b"a")
+
+    assert numbers(server) == [(1, 0, 0), (2, 0, 0)]
+    await sender.close()
+
+
+async def test_a_batch_that_is_fenced_when_it_may_be_written_fails(clock, server):
+    sender = producer(server, clock)
+    fenced = refusal(ErrorCode.INVALID_PRODUCER_EPOCH)
+    server.then(m.ProduceRequest, refusal(ErrorCode.REQUEST_TIMED_OUT), fenced)
+
+    sent = asyncio.ensure_future(sender.send("orders", b"a"))
+    await clock.advance(1)
+
+    with pytest.raises(ServerError, match="INVALID_PRODUCER_EPOCH"):
+        await sent
+    assert (await sender.send("orders", b"b")).offset == 0
+    await sender.close()
+
+
+async def test_a_record_that_was_given_up_leaves_the_next_one_a_new_epoch(clock, server):
+    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout=3))
+    await sender.send("orders", b"a")
+    server.then(m.ProduceRequest, *[FAILED] * 1000)
+    late = sender.send_nowait("orders", b"b")
+    await clock.advance(3.1)
+    with pytest.raises(DeliveryTimeout):
+        late.result()
+    server.script.clear()
+
+    await sender.send("orders", b"c")
+
+    assert numbers(server)[-1] == (1, 1, 0)
+    await sender.close()
+
+
+async def test_who_waits_for_room_and_is_cancelled_as_the_buffer_closes_gives_back_nothing(clock):
+    buffer = Buffer(10)
+    assert buffer.take(10)
+    waiting = asyncio.ensure_future(buffer.wait(5))
+    await settle()
+
+    buffer.close()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert buffer.used == 10
+
+
+async def test_an_abort_while_a_batch_lingers_lets_the_next_transactions_leave(clock, server):
+    sender = producer(server, clock, transactional_id="copy", linger=1.0)
+    await sender.begin()
+    lost = sender.send_nowait("orders", b"a")
+    await settle()
+    await sender.abort()
+    await sender.begin()
+
+    sent = asyncio.ensure_future(sender.send("orders", b"b"))
+    await settle()
+    await clock.advance(1)
+
+    assert (await sent).offset == 0
+    assert isinstance(lost.exception(), IllegalState)
+    await sender.close()
+
+
+async def test_who_may_not_produce_is_told_so(clock, server):
+    sender = producer(server, clock)
+    server.then(m.InitProducerIdRequest, m.InitProducerIdResponse(error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+
+    with pytest.raises(ServerError, match=r"CLUSTER_AUTHORIZATION_FAILED \(ask for the right to write"):
+        await sender.send("orders", b"a")
+
+    assert (await sender.send("orders", b"b")).offset == 0
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+async def test_a_batch_of_the_callers_making_is_sent_as_it_is(clock, server):
+    sender = producer(server, clock)
+    assert await sender.partitions("orders") == 1
+    batch = BatchBuilder()
+    batch.add(b"k", b"v", timestamp_ms=5)
+
+    await sender.send_batch("orders", 0, batch)
+
+    assert [(one.key, one.value, one.timestamp_ms) for one in records(server)] == [(b"k", b"v", 5)]
+    await sender.close()
+
+
+async def test_a_batch_of_the_callers_making_fails_with_the_first_of_its_records_that_does(clock, server):
+    sender = producer(server, clock)
+    await sender.partitions("orders")
+    batch = BatchBuilder()
+    for _ in range(2):
+        batch.add(None, b"v", timestamp_ms=5)
+    server.then(m.ProduceRequest, *[refusal(ErrorCode.MESSAGE_TOO_LARGE)] * 2)
+
+    with pytest.raises(RecordTooLarge):
+        await sender.send_batch("orders", 0, batch)
+
+    assert values(server) == [b"v"]
+    await sender.close()
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def transactional(server, clock):
+    return producer(server, clock, transactional_id="copy", transaction_timeout=9)
+
+
+async def test_a_transaction_names_its_partitions_before_their_first_batch_and_ends_once(clock):
+    server = FakeServer(partitions=2)
+    sender = transactional(server, clock)
+
+    for _ in range(2):
+        await sender.begin()
+        await sender.send_many("orders", [Message(b"a", partition=0), Message(b"b", partition=1), Message(b"c")])
+        sender.send_nowait("orders", b"d")
+        await sender.commit()
+
+    (init,) = server.seen(m.InitProducerIdRequest)
+    assert (init.transactional_id, init.timeout_ms) == ("copy", 9000)
+    kinds = [type(one) for one in server.requests]
+    assert [kinds.count(kind) for kind in (m.AddPartitionsToTxnRequest, m.EndTxnRequest)] == [4, 2]
+    assert all(one.transactional_id == "copy" for one in server.seen(m.ProduceRequest))
+    assert all(batch_headers(one.records)[0].is_transactional for one in server.seen(m.ProduceRequest))
+    assert all(one.committed for one in server.seen(m.EndTxnRequest))
+    await sender.close()
+
+
+async def test_after_an_abort_the_next_transaction_has_a_new_epoch(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    await sender.send("orders", b"a")
+    await sender.abort()
+    await sender.begin()
+    await sender.send("orders", b"b")
+    await sender.commit()
+
+    assert numbers(server) == [(1, 0, 0), (1, 1, 0)]
+    assert [one.committed for one in server.seen(m.EndTxnRequest)] == [False, True]
+    await sender.close()
+
+
+async def test_a_transaction_of_which_a_record_failed_can_only_be_aborted(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    await sender.send("orders", b"a")
+    server.then(m.ProduceRequest, refusal(ErrorCode.INVALID_RECORD))
+    with pytest.raises(ServerError, match="INVALID_RECORD"):
+        await sender.send("orders", b"b")
+
+    for call in (sender.commit, lambda: sender.send("orders", b"c")):
+        with pytest.raises(ServerError, match="INVALID_RECORD"):
+            await call()
+    await sender.abort()
+    await sender.begin()
+    await sender.send("orders", b"c")
+    await sender.commit()
+
+    assert [one.committed for one in server.seen(m.EndTxnRequest)] == [False, True]
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+async def test_what_is_too_large_in_a_transaction_is_sent_in_halves_in_its_epoch(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    server.then(m.ProduceRequest, refusal(ErrorCode.MESSAGE_TOO_LARGE))
+
+    await sender.send_many("orders", [b"a", b"b", b"c", b"d"])
+    await sender.commit()
+
+    assert numbers(server) == [(1, 0, 0), (1, 0, 0), (1, 0, 2)]
+    await sender.close()
+
+
+async def test_transactions_are_begun_and_ended_in_turns(clock, server):
+    plain, sender = producer(server, clock), transactional(server, clock)
+
+    with pytest.raises(IllegalState, match="give it one"):
+        await plain.begin()
+    with pytest.raises(IllegalState, match="begin"):
+        await sender.send("orders", b"a")
+    with pytest.raises(IllegalState, match="nothing to abort"):
+        await sender.abort()
+    await sender.begin()
+    with pytest.raises(IllegalState, match="open already"):
+        await sender.begin()
+    assert sender.identity == (1, 0)
+    await plain.close()
+    await sender.close()
+
+
+async def test_a_commit_without_an_answer_can_only_be_asked_for_again(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    await sender.send("orders", b"a")
+    server.then(m.EndTxnRequest, asyncio.get_running_loop().create_future())
+    committing = asyncio.ensure_future(sender.commit())
+    await settle()
+    committing.cancel()
+    await asyncio.gather(committing, return_exceptions=True)
+
+    for call in (sender.abort, lambda: sender.send("orders", b"b")):
+        with pytest.raises(IllegalState, match=r"committed is not known: commit\(\) again"):
+            await call()
+    await sender.commit()
+
+    assert [one.committed for one in server.seen(m.EndTxnRequest)] == [True, True]
+    await sender.begin()
+    await sender.send("orders", b"b")
+    await sender.abort()
+    await sender.close()
+
+
+async def test_a_commit_that_is_refused_can_be_aborted(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    await sender.send("orders", b"a")
+    server.then(m.EndTxnRequest, m.Response(error=ErrorCode.INVALID_TXN_STATE))
+
+    with pytest.raises(ServerError, match="INVALID_TXN_STATE"):
+        await sender.commit()
+    await sender.abort()
+
+    assert [one.committed for one in server.seen(m.EndTxnRequest)] == [True, False]
+    await sender.close()
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_record_that_waited_for_room_does_not_slip_into_the_next_transaction(clock, server, many):
+    sender = producer(server, clock, transactional_id="copy", buffer_memory=200)
+    await sender.begin()
+    answer = asyncio.get_running_loop().create_future()
+    server.then(m.ProduceRequest, answer)
+    first = sender.send_nowait("orders", b"a" * 150)
+    await settle()
+    late = sender.send_many("orders", [Message(b"b" * 150)]) if many else sender.send("orders", b"b" * 150)
+    late = asyncio.ensure_future(late)
+    await settle()
+
+    await sender.abort()
+    await sender.begin()
+
+    with pytest.raises(IllegalState, match="is being ended"):
+        await late
+    assert first.exception() is not None
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+async def test_a_coordinator_that_still_ends_the_one_before_is_asked_again(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    server.then(m.AddPartitionsToTxnRequest, m.Response(error=ErrorCode.CONCURRENT_TRANSACTIONS))
+
+    sent = asyncio.ensure_future(sender.send("orders", b"a"))
+    await clock.advance(1)
+
+    assert (await sent).offset == 0
+    await sender.close()
+
+
+async def test_an_abort_while_a_partition_is_being_added_ends_what_the_coordinator_may_have_begun(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    server.then(m.AddPartitionsToTxnRequest, asyncio.get_running_loop().create_future())
+    waiting = sender.send_nowait("orders", b"a")
+    await settle()
+    server.then(m.EndTxnRequest, m.Response(error=ErrorCode.INVALID_TXN_STATE))
+
+    await sender.abort()
+
+    with pytest.raises(IllegalState, match="aborted before"):
+        waiting.result()
+    assert len(server.seen(m.EndTxnRequest)) == 1
+    assert sender.identity == (1, 1)
     await sender.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flowshare.client.errors import ClientError
-from flowshare.client.login import LoginError
-from flowshare.client.security import ROUNDS_MAX, BadSecurity, Security, find_password
+from flowshare.client.net.login import LoginError
+from flowshare.client.net.security import ROUNDS_MAX, BadSecurity, Security, find_password
 
 
 class Broker:

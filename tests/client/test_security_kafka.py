@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from flowshare.client.errors import ClientError, ServerError
-from flowshare.client.security import Security
+from flowshare.client.net.security import Security
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock, TimerHandle
 from flowshare.dev.broker import Wanted, running
 from flowshare.dev.probe import HOST, free_ports
@@ -82,7 +82,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 async def log_in(port: int, security: Security) -> None:
     """Connect and close. Raises: what `open_tcp` raises."""
-    settings = LinkSettings(connect_timeout_s=LIMIT_S)
+    settings = LinkSettings(connect_timeout=LIMIT_S)
     connection = await open_tcp(HOST, port, client_id="test", clock=LoopClock(), settings=settings, security=security)
     await connection.close()
 
@@ -142,7 +142,7 @@ async def test_a_connection_that_is_busy_logs_in_again_and_again(broker: Secured
         protocol="SASL_SSL", mechanism=mechanism, username="alice", password="wonder land", ca_file=broker.files.ca
     )
     await until_known(broker, security)
-    settings = LinkSettings(connect_timeout_s=LIMIT_S)
+    settings = LinkSettings(connect_timeout=LIMIT_S)
     connection = await open_tcp(HOST, broker.sasl, client_id="test", clock=clock, settings=settings, security=security)
 
     async def ask() -> int:

@@ -11,15 +11,16 @@ import pytest
 
 import flowshare
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, Unsupported
-from flowshare.client.link import Link
+from flowshare.client.net.link import Link
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
 from flowshare.protocol import messages as m
 from flowshare.protocol.kafka import ApiKey, request_start
 from flowshare.protocol.software import version
 from flowshare.testing.clock import ManualClock
-from tests.client.sockets import EVERYTHING, SETTINGS, asked, connected, fake_broker, listed, until, versions_answer
+from tests.client.sockets import EVERYTHING, SETTINGS, asked, connected, fake_broker, listed, versions_answer
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 LIST = m.ListGroupsRequest(types=("share",))
@@ -79,7 +80,7 @@ async def test_an_answer_that_comes_byte_by_byte_is_read_and_so_are_two_in_one_p
 
 
 async def test_no_more_requests_are_under_way_than_the_bound_and_the_rest_follows_in_order():
-    settings = replace(SETTINGS, in_flight_max=2)
+    settings = replace(SETTINGS, max_in_flight_requests=2)
     async with fake_broker() as broker, connected(broker, settings=settings) as connection:
         held = []
         broker.answer = lambda start, frame, writer: held.append(start)
@@ -93,7 +94,7 @@ async def test_no_more_requests_are_under_way_than_the_bound_and_the_rest_follow
 
 
 async def test_bytes_under_way_are_bounded_too():
-    settings = replace(SETTINGS, in_flight_bytes_max=1000)
+    settings = replace(SETTINGS, max_in_flight_bytes=1000)
     request = m.DeleteGroupsRequest(group_ids=("g" * 900,))
     async with fake_broker() as broker, connected(broker, settings=settings) as connection:
         sends = [asyncio.ensure_future(connection.send(request)) for _ in range(4)]
@@ -105,7 +106,7 @@ async def test_bytes_under_way_are_bounded_too():
 
 
 async def test_a_request_that_was_given_up_while_it_waited_is_never_sent():
-    settings = replace(SETTINGS, in_flight_max=1)
+    settings = replace(SETTINGS, max_in_flight_requests=1)
     async with fake_broker() as broker, connected(broker, settings=settings) as connection:
         held = []
         broker.answer = lambda start, frame, writer: held.append(start)
@@ -202,7 +203,10 @@ async def test_a_socket_that_closes_in_the_middle_of_a_frame_fails_all_that_wait
 
 
 async def test_closing_fails_what_waits_at_once():
-    async with fake_broker() as broker, connected(broker, settings=replace(SETTINGS, in_flight_max=1)) as connection:
+    async with (
+        fake_broker() as broker,
+        connected(broker, settings=replace(SETTINGS, max_in_flight_requests=1)) as connection,
+    ):
         sends = [asyncio.ensure_future(connection.send(LIST)) for _ in range(2)]
         await until(lambda: len(broker.frames) == 2)
 
@@ -260,7 +264,7 @@ async def test_a_server_that_says_nothing_at_the_start_is_given_up_in_time():
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     opening = asyncio.ensure_future(
-        open_tcp(host, port, client_id="c", clock=clock, settings=LinkSettings(connect_timeout_s=3.0))
+        open_tcp(host, port, client_id="c", clock=clock, settings=LinkSettings(connect_timeout=3.0))
     )
     await until(lambda: clock.next_due_s() is not None)
     await clock.advance(3.1)

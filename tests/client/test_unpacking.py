@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshare.client.consumer import ShareConsumer
+from flowshare.client.consumer.backlog import unpack
+from flowshare.client.consumer.consumer import ShareConsumer
+from flowshare.client.consumer.inflight import Held, ShareRecord, ack_batches
 from flowshare.client.errors import CorruptRecords, IllegalState, RecordError
-from flowshare.client.inflight import Held, ShareRecord, ack_batches
-from flowshare.client.ranges import Fetched, TopicIdPartition
-from flowshare.client.unpacking import unpack
+from flowshare.client.session.ranges import Fetched, TopicIdPartition
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.share.types import AcknowledgeType, AcquiredRange
@@ -47,7 +47,7 @@ def held(*offsets):
 def test_only_acquired_offsets_become_records_with_their_delivery_count():
     unpacked = unpack(fetched(batch(5, b"a", b"b", b"c"), (6, 7, 3)), None, None)
 
-    assert [(item.offset, item.value, item.delivery_count) for item in unpacked.items] == [(6, b"b", 3), (7, b"c", 3)]
+    assert [(item.offset, item.value, item.attempt) for item in unpacked.items] == [(6, b"b", 3), (7, b"c", 3)]
     assert unpacked.acks == ()
 
 

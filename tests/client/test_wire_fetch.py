@@ -7,7 +7,8 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode as KioError
 
-from flowshare.client.wire.fetch import read, write
+from flowshare.client.wire.records import read_fetch as read
+from flowshare.client.wire.records import write_fetch as write
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import module, write_request, write_response

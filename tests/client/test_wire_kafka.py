@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from flowshare.client.cluster import Cluster
+from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
 from flowshare.groups.types import Supported
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.listener import Listener
+from flowshare.server.net.listener import Listener
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
 

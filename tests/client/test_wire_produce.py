@@ -7,7 +7,8 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode as KioError
 
-from flowshare.client.wire.produce import read, write
+from flowshare.client.wire.records import read_produce as read
+from flowshare.client.wire.records import write_produce as write
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import module, write_request, write_response

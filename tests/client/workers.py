@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 from itertools import count, groupby
 
-from flowshare.client.cluster import Cluster
 from flowshare.client.errors import NotConnected
+from flowshare.client.net.cluster import Cluster
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcquiredRange
 from tests.client.brokers import ALL_APIS
-from tests.client.fakes import ORDERS
+from tests.client.fakes import ORDERS, FakeConnection
 
 NOT_LED = ErrorCode.NOT_LEADER_OR_FOLLOWER
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
@@ -65,39 +65,16 @@ class Path:
         )
 
 
-class WorkerConnection:
+class WorkerConnection(FakeConnection):
     """A member's connection to one worker, with its session."""
 
     def __init__(self, worker):
-        self.worker = worker
+        super().__init__(worker)
         self.api_versions = ALL_APIS
-        self.is_flowshare = True
         self.session = set()
-        self.gone = asyncio.get_running_loop().create_future()
 
-    async def send(self, request):
-        if self.gone.done():
-            raise ConnectionError("the connection is closed")
-        self.worker.requests.append(request)
-        answering = asyncio.ensure_future(self.worker.answer(self, request))
-        try:
-            await asyncio.wait({answering, self.gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise ConnectionResetError("reset by the test")
-            return answering.result()
-        finally:
-            if not answering.done():
-                answering.cancel()
-
-    def on_closed(self, listener):
-        self.gone.add_done_callback(lambda _: listener("the connection ended"))
-
-    async def close(self):
-        self.break_off()
-
-    def break_off(self):
-        if not self.gone.done():
-            self.gone.set_result(None)
+    def answered(self, request):
+        return self.server.answer(self, request)
 
 
 class Worker:
@@ -242,7 +219,6 @@ class Worker:
             told = {offset for first, last in ranges for offset in range(first, last + 1)}
             for offset in sorted(mine - told):
                 del held[offset]
-                self.fleet.on_stray(partition, offset)
             if mine & told:
                 kept.append(m.HeldRanges(topic_id, partition, tuple(runs(mine & told))))
         return m.ShareResumeResponse(partitions=tuple(kept), elsewhere=tuple(elsewhere))
@@ -260,7 +236,6 @@ class FakeFleet:
         self.assignment = tuple(m.TopicPartition(ORDERS, index) for index in range(len(leaders)))
         self.workers = {node_id: Worker(self, node_id) for node_id in range(1, workers + 1)}
         self.old_maps = {}
-        self.on_stray = lambda partition, offset: None
         self._stirred = asyncio.Event()
         self._numbers = count()
         self.cluster = Cluster([f"worker:{coordinator}"], clock=clock, open_node=self.open_node, **options)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.consumer import ShareConsumer
-from flowshare.client.producer import Message, Producer
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.consumer.consumer import ShareConsumer
+from flowshare.client.producer.producer import Message, Producer
 from flowshare.log.memory import MemoryStorage
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
@@ -22,7 +22,7 @@ class World:
         self.server = server
         self.storage = storage
         self.admin = ShareAdmin(self.connect, clock=clock)
-        self.producer = Producer(self.connect, clock=clock, linger_s=0)
+        self.producer = Producer(self.connect, clock=clock, linger=0)
         self.consumers = []
         self.connections = []
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flowshare.dev import by_docker, by_jars, jars, kafka_settings
-from flowshare.dev.broker import Broker, Wanted, start
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure, by_docker, by_jars, jars, kafka_settings
+from flowshare.dev.broker import DevBroker, Wanted, start
 from flowshare.dev.java import java, java_home, javac, maven
 from flowshare.dev.probe import HOST, free_ports, is_free, nodes_seen
 from flowshare.dev.processes import Process, birth, process, tail
@@ -299,7 +298,7 @@ def test_a_command_without_an_engine_is_no_docker(docker, monkeypatch):
 
 def test_an_engine_that_runs_is_taken_and_its_container_removed_at_the_end(docker):
     broker = start(Wanted(version="4.3.1"), tied=False)
-    restored = Broker.from_json(broker.as_json())
+    restored = DevBroker.from_json(broker.as_json())
 
     assert broker.container == "0123456789abcdef"
     assert broker.answers

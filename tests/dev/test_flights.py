@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from flowshare.dev.flights import Outcome, table
+from flowshare.dev.flights import FlightsOutcome, table
 from flowshare.dev.flights_data import ROWS, Figures, classify_row, expected
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_the_first_20000_flights_survive_a_kill_and_the_table_agrees() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flowshare.cli", "demo", "--rows", "20000"],
@@ -51,8 +51,8 @@ def test_a_figure_that_differs_is_named_and_fails_the_demo(flaw: dict[str, objec
     wanted = Figures(flights=10, cancelled=3, flaky=1, classes=Counter({"early": 7}))
     right = {"produced": 10, "dead": 3, "flaky_retried": 1, "classes": Counter({"early": 7})}
 
-    assert table(wanted, Outcome(**right))[1]
-    lines, good = table(wanted, Outcome(**{**right, **flaw}))
+    assert table(wanted, FlightsOutcome(**right))[1]
+    lines, good = table(wanted, FlightsOutcome(**{**right, **flaw}))
 
     assert not good
     assert any("DIFFERS" in line for line in lines)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from flowshare.dev import by_docker
-from flowshare.dev.broker import Broker, Wanted, await_ready
+from flowshare.dev.broker import DevBroker, Wanted, await_ready
 from flowshare.dev.jars import class_path, jars
 from flowshare.dev.java import java
 from flowshare.dev.probe import HOST, free_ports
@@ -45,7 +45,7 @@ def test_what_the_image_is_told_starts_a_broker(tmp_path):
     try:
         node = process(child.pid)
         assert node is not None
-        await_ready(Broker(version="4.3.1", addresses=(f"{HOST}:{port}",), processes=(node,)), log=lambda: tail(log))
+        await_ready(DevBroker(version="4.3.1", addresses=(f"{HOST}:{port}",), processes=(node,)), log=lambda: tail(log))
     finally:
         child.kill()
         child.wait()

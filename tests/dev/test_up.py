@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from flowshare.dev.cache import cache_dir
+from flowshare.dev import cache_dir
 from flowshare.dev.jars import jars
 from flowshare.dev.processes import birth, process
 
@@ -118,8 +118,8 @@ def test_data_that_was_named_is_there_the_next_time(dev, tmp_path):
 
 
 def test_a_broker_that_cannot_start_shows_the_end_of_its_log(tmp_path):
+    from flowshare.dev import DevFailure
     from flowshare.dev.broker import Wanted, start
-    from flowshare.dev.failure import DevFailure
 
     with pytest.raises(DevFailure, match=r"ended while it started|could not format") as refused:
         start(Wanted(settings={"group.share.max.size": "-1"}), tied=True, how="jars")

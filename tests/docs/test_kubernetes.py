@@ -16,8 +16,9 @@ import click
 import pytest
 import yaml
 
-from flowshare.agents.load import LoadWatch
-from flowshare.agents.scaling import read_seconds
+from flowshare.agents.scale.load import LoadWatch
+from flowshare.agents.scale.scaling import read_seconds
+from flowshare.backend.base import NATIVE
 from flowshare.cli import cli
 from flowshare.clock import LoopClock
 from flowshare.web.server import WebServer
@@ -125,13 +126,13 @@ def test_keda_asks_the_service_for_a_number_that_is_there():
 
 
 def report() -> dict[str, Any]:
-    return json.loads(json.dumps(LoadWatch(Nobody()).report()))
+    return json.loads(json.dumps(LoadWatch({}, None, NATIVE, clock=LoopClock()).report()))
 
 
 @pytest.mark.slow
 def test_the_app_is_there_and_fits_the_drain(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    from flowshare.agents.loading import load_app
+    from flowshare.agents.app.loading import load_app
 
     app = load_app(parsed(container()["args"]).params["app_path"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure
 from flowshare.dev.java import java_home
 from tests.docs.test_docs import ROOT, blocks
 from tests.kafka.fixtures import refuse

@@ -6,13 +6,17 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
-from flowshare.client.cluster import Cluster
 from flowshare.client.errors import NotConnected
+from flowshare.client.net.cluster import Cluster
 from flowshare.groups.types import ClassicConfig
+from flowshare.log import keys
 from flowshare.log.memory import MemoryStorage
+from flowshare.log.partition import walk
+from flowshare.log.store import StoreStep
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Response
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
 from flowshare.transactions.config import TransactionConfig
@@ -189,10 +193,15 @@ class Epochs:
     def lose(self, topic, partition, end):
         """A log ends here, and goes on under another leader."""
         log = self.storage._partitions[topic].at(partition)
-        assert end in (*log.firsts, log.end), "a log is cut where a batch begins"
-        keep = log.firsts.index(end) if end in log.firsts else len(log.firsts)
-        del log.batches[keep:], log.firsts[keep:]
-        log.end, log.size = end, sum(len(batch.records) for batch in log.batches)
+        sizes = {header.base_offset: header.size for header, _ in walk(self.storage._store, log, 0)}
+        assert end in (*sizes, log.end), "a log is cut where a batch begins"
+        prefix = keys.batches(log.topic_id, log.number)
+        self.storage._store.commit([StoreStep([(keys.at(prefix, first), None) for first in sizes if first >= end])])
+        log.position -= sum(size for first, size in sizes.items() if first >= end)
+        log.end, log.end_position = end, log.position
+        log.roll_back()
+        self.storage._budget.clear()
+        self.storage._ahead.clear()
         begins = self.of(topic, partition)
         latest = begins[-1][0]
         begins[:] = [(epoch, first) for epoch, first in begins if first < end]
@@ -254,7 +263,7 @@ def refusal(request, error):
         case m.ProduceRequest():
             return m.ProduceResponse(error=error)
     name = type(request).__name__.replace("Request", "Response")
-    return getattr(m, name)(error=error)
+    return getattr(m, name, Response)(error=error)
 
 
 class FakeConnection:
@@ -272,6 +281,10 @@ class FakeConnection:
         if self._broken.done():
             raise ConnectionError("the connection is broken")
         return await self.fake.carry_out(self, request)
+
+    def begin(self, request, told):
+        """As `Connection.begin`."""
+        asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     def on_closed(self, listener):
         """As `NodeConnection.on_closed`."""

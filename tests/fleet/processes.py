@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flowshare.dev.broker import Broker
+from flowshare.dev.broker import DevBroker
 from flowshare.dev.processes import tail, tied_to_parent
+from tests.waiting import blocking_until
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
@@ -83,7 +83,7 @@ class WorkerProcess:
 class FleetProcesses:
     """Workers of one fleet: the first `workers` of them serve all slots when this has been made."""
 
-    def __init__(self, kafka: Broker, folder: Path, *, workers: int = 3, slots: int = SLOTS) -> None:
+    def __init__(self, kafka: DevBroker, folder: Path, *, workers: int = 3, slots: int = SLOTS) -> None:
         self.kafka = kafka
         self.slots = slots
         self.name = f"fleet-{uuid.uuid4().hex[:8]}"
@@ -123,7 +123,7 @@ class FleetProcesses:
                 all(led) or self.slots < len(led)
             )
 
-        until(right, f"the slots of {self.name} are not served by its workers")
+        blocking_until(right, f"the slots of {self.name} are not served by its workers")
 
     def stop(self, worker: WorkerProcess) -> None:
         """One leaves in order; the others have its slots when this returns."""
@@ -154,16 +154,8 @@ class FleetProcesses:
             worker.kill()
 
 
-def until(right: Callable[[], bool], problem: str, limit_s: float = LIMIT_S) -> None:
-    """Look again and again until it is right. Raises: AssertionError."""
-    deadline = time.monotonic() + limit_s
-    while not right():
-        assert time.monotonic() < deadline, f"{problem} within {limit_s:g} s"
-        time.sleep(LOOK_S)
-
-
 @pytest.fixture(scope="session")
-def fleet(kafka: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcesses]:
+def fleet(kafka: DevBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcesses]:
     """Three workers on the run's Kafka, with six slots; for tests that leave them as they are."""
     processes = FleetProcesses(kafka, tmp_path_factory.mktemp("fleet"))
     yield processes

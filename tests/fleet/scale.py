@@ -17,19 +17,19 @@ import orjson
 
 from flowshare.client.errors import NotConnected, ServerError
 from flowshare.fleet import slot_group
-from flowshare.fleet.directory import Claimed, Directory, Place
-from flowshare.fleet.keeper import CLAIMED, HAND_OVER, SlotKeeper
+from flowshare.fleet.directory import Claimed, Directory, WorkerAddress
+from flowshare.fleet.peer_login import GREET, KeyPair, KnownKeys, PeerDoor
 from flowshare.fleet.peers import Peers
-from flowshare.fleet.proof import GREET, Door, KeyPair, Known
 from flowshare.fleet.slot_group import SlotGroup
+from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER, SlotManager
 from flowshare.groups.types import ClassicConfig
 from flowshare.protocol import messages as m
-from flowshare.server.failures import Refused, failure
-from flowshare.server.returns import fleet_interval_ms
+from flowshare.server.runtime.failures import Refused, failure
+from flowshare.server.share.returns import fleet_interval_ms
 from flowshare.share.config import GroupConfig
 from flowshare.share.group import ShareGroup, TopicInfo
-from flowshare.slots.membership import Member
-from flowshare.slots.places import share_slot
+from flowshare.slots.membership import SlotGroupMember
+from flowshare.slots.placement import share_slot
 from flowshare.slots.planning import assembled
 from flowshare.slots.records import Claim
 from tests.fleet.kafka import FakeKafka
@@ -77,7 +77,9 @@ class OneReading:
         key = hash(tuple(one.assignment for one in answer.members))
         if key != self._key:
             self._key = key
-            self._map = assembled(Member(one.member_id, one.metadata, one.assignment) for one in answer.members)
+            self._map = assembled(
+                SlotGroupMember(one.member_id, one.metadata, one.assignment) for one in answer.members
+            )
         return self._map
 
 
@@ -92,7 +94,7 @@ class SlotLog:
 
 
 class MemorySlot:
-    """A `KeptSlot` of one worker."""
+    """A `ManagedSlot` of one worker."""
 
     def __init__(self, log, clock, lost):
         self.log = log
@@ -145,14 +147,8 @@ class MemorySlot:
         pass
 
 
-class NoTenant:
-    """Nothing lives in the slots."""
-
-    async def take_up(self, slot, entries):
-        pass
-
-    async def lay_down(self, slot):
-        pass
+async def nothing(*_):
+    """Nobody lives in these slots."""
 
 
 class Worker:
@@ -162,18 +158,19 @@ class Worker:
         self.fleet = fleet
         self.number = number
         self.dead = False
-        self.place = Place(1_000 + number, f"shop-{number}.workers.default.svc.cluster.local", 9092)
+        self.place = WorkerAddress(1_000 + number, f"shop-{number}.workers.default.svc.cluster.local", 9092)
         self.cluster = fleet.kafka.cluster()
         self.directory = Directory(fleet.slots, self.place)
         self.pair = KeyPair(random.Random(number).randbytes)
-        self.known = Known(self.directory, fleet.clock, lambda: slot_group.described(self.group._kafka, TOPIC))
-        self.door = Door(self.pair, self.known, self.directory)
+        self.known = KnownKeys(self.directory, fleet.clock, lambda: slot_group.described(self.group._kafka, TOPIC))
+        self.door = PeerDoor(self.pair, self.known, self.directory)
         self.peers = Peers(self.directory, self._dial, fleet.clock, pair=self.pair, known=self.known)
-        self.keeper = SlotKeeper(
+        self.slot_manager = SlotManager(
             directory=self.directory,
             peers=self.peers,
             make_slot=lambda slot, lost: MemorySlot(fleet.logs[slot], fleet.clock, lost),
-            tenant=NoTenant(),
+            take_up=nothing,
+            lay_down=nothing,
             sure=lambda: self.group.sure,
             instance=str(number),
             clock=fleet.clock,
@@ -184,9 +181,9 @@ class Worker:
             slots=fleet.slots,
             instance=str(UUID(int=number)),
             node_id=self.place.node_id,
-            claims=self.keeper.claims,
+            claims=self.slot_manager.claims,
             on_map=self.directory.agreed,
-            on_doubt=self.keeper.doubted,
+            on_doubt=self.slot_manager.doubted,
             key=self.pair.mark,
             clock=fleet.clock,
         )
@@ -197,7 +194,7 @@ class Worker:
 
     async def leave(self):
         await self.group.leave()
-        await self.keeper.close(wait_s=3.0)
+        await self.slot_manager.close(wait_s=3.0)
         self.dead = True
 
     async def kill(self):
@@ -208,17 +205,17 @@ class Worker:
 
     async def close(self):
         if not self.dead:
-            await self.keeper.close()
+            await self.slot_manager.close()
         await self.peers.close()
         await self.known.close()
         await self.group.close()
         await self.cluster.close()
 
     async def _dial(self, place):
-        return Line(self, self.fleet.at(place))
+        return PeerLine(self, self.fleet.at(place))
 
 
-class Line:
+class PeerLine:
     """A line from one worker to another."""
 
     def __init__(self, caller, callee):
@@ -243,9 +240,9 @@ class Line:
             raise ServerError(*failure(refused)) from None
         body = opened.body
         if name == HAND_OVER:
-            await callee.keeper.hand_over(body["slot"], body["to"])
+            await callee.slot_manager.hand_over(body["slot"], body["to"])
         elif name == CLAIMED:
-            callee.directory.claimed(body["slot"], Claimed(body["epoch"], Place(*body["node"])))
+            callee.directory.claimed(body["slot"], Claimed(body["epoch"], WorkerAddress(*body["node"])))
         return opened.answered({})
 
     async def close(self):
@@ -309,7 +306,7 @@ class SlotFleet:
 
     def served(self):
         """Slot -> node id of who serves it."""
-        return {slot: worker.place.node_id for worker in self.living for slot in worker.keeper.served}
+        return {slot: worker.place.node_id for worker in self.living for slot in worker.slot_manager.served}
 
 
 class GroupRun:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from flowshare.fleet.errors import NotLed
+from flowshare.log.base import NotLed
 from tests.fleet.slots import real_fleet
 
 WRITERS = 8

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-from flowshare.client.cluster import Cluster
+from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
-from flowshare.fleet.slot import Owner, Slot
-from flowshare.fleet.slot_settings import SlotSettings
-from flowshare.fleet.slot_tails import SlotTails
+from flowshare.fleet.state.reading import SlotSettings, SlotTails
+from flowshare.fleet.state.slot import Slot, SlotOwner
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock
@@ -29,7 +28,7 @@ class Process:
         self.kafka = cluster.connect(name)
         self.follow = cluster.connect(f"{name}-follow")
         self.tails = SlotTails(self.follow, topic=topic, clock=clock)
-        self.owner = Owner(node_id=NAMES.index(name) + 1, instance=name, host=f"{name}.example", port=9000)
+        self.owner = SlotOwner(node_id=NAMES.index(name) + 1, instance=name, host=f"{name}.example", port=9000)
         self.slots = []
         self.lost = []
         self.leased = True
@@ -42,7 +41,7 @@ class Process:
             clock=self.clock,
             tails=self.tails,
             lease=lambda: self.leased,
-            on_lost=lambda slot, reason: self.lost.append(reason),
+            on_lost=self.lost.append,
             **options,
         )
         self.slots.append(slot)

@@ -13,7 +13,7 @@ def epochs(fleet):
     """Highest claim of each slot."""
     return [
         max(
-            (slot.epoch for one in fleet.machines for n, slot in one.worker._keeper.led.items() if n == number),
+            (slot.epoch for one in fleet.machines for n, slot in one.worker._slot_manager.led.items() if n == number),
             default=0,
         )
         for number in range(fleet.slots)

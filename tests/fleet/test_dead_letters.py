@@ -55,6 +55,6 @@ def test_who_named_the_topic_is_known_to_the_coordinator_and_to_all_leaders_whoe
             await take(member, 1)
 
             leader = fleet.leader("orders", 0).worker
-            assert leader._views.config_of("g").dead_letter_by == ("User:bob", "10.0.0.7")
+            assert leader._known_groups.config_of("g").dead_letter_by == ("User:bob", "10.0.0.7")
 
     run(scenario(LoopTimeClock()))

@@ -11,8 +11,7 @@ import pytest
 
 from flowshare.backend.fleet import WorkersBackend
 from flowshare.backend.url import parse_broker
-from flowshare.fleet.errors import StateTopicRefused
-from flowshare.fleet.names import state_topic
+from flowshare.fleet.state.topic import StateTopicRefused, state_topic
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.slots.records import VERSION

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowshare.fleet.lease import Lease
+from flowshare.fleet.slot_group import SlotLease
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 
@@ -10,7 +10,7 @@ from flowshare.testing.virtual import run
 def world(scenario):
     async def whole(clock):
         doubts = []
-        await scenario(clock, Lease(clock, 5.0, doubts.append), doubts)
+        await scenario(clock, SlotLease(clock, 5.0, doubts.append), doubts)
 
     run(whole(LoopTimeClock()))
 
@@ -84,7 +84,7 @@ def test_the_clock_ends_it_even_if_no_timer_ran():
             pass
 
     clock, doubts = Frozen(), []
-    lease = Lease(clock, 5.0, doubts.append)
+    lease = SlotLease(clock, 5.0, doubts.append)
     lease.proved(0.0)
     before = lease.sure
     clock.now_s = 5.0

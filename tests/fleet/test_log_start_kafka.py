@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from flowshare.backend.fleet import FleetConnection
-from flowshare.client.cluster import Cluster
-from flowshare.client.member import ShareMember
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode

@@ -86,7 +86,7 @@ def test_records_that_come_in_the_place_of_lost_ones_are_delivered(grown, caplog
 
     with caplog.at_level(logging.WARNING, "flowshare.server"):
         virtually(scenario)
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "flowshare.server.log_guard"]
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "flowshare.server.share.partition_log"]
     assert line == (
         "the log lost its records from offset 5 on with a leader: forgotten what was acquired there, up to 14; "
         "start offset 5, was 15 group=g topic=orders partition=0"

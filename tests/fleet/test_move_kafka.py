@@ -11,18 +11,17 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as Partition
 from click.testing import CliRunner
 
+import flowshare as fs
 from flowshare.backend import open_backend, parse_broker
-from flowshare.backend.base import Asked, BackendError
+from flowshare.backend.base import BackendError
 from flowshare.backend.blocking import BlockingShareConsumer
-from flowshare.backend.broker import Broker
-from flowshare.backend.moves import mark_move
-from flowshare.cli.errors import Failure
-from flowshare.cli.groups import groups
-from flowshare.cli.move import _move
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.member import ShareMember
-from flowshare.client.producer import Message
-from flowshare.client.seeding import plan_seeds
+from flowshare.backend.group_location import mark_move
+from flowshare.cli.groups import _move, groups
+from flowshare.cli.output import Failure
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.admin.seeding import plan_seeds
+from flowshare.client.producer.producer import Message, Producer
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.protocol.messages import AckBatch
 
@@ -42,7 +41,7 @@ class Cluster:
     @asynccontextmanager
     async def opened(self, share, *, uses=True, **options):
         """uses: the group, as an app does; False: it only looks after things, as commands do."""
-        asked = Asked({self.group: ()} if uses else {})
+        asked = {self.group: ()} if uses else {}
         backend = open_backend(f"{self.url}&share={share}&listen=127.0.0.1:0", asked=asked, **options)
         await backend.start()
         admin = ShareAdmin(lambda: backend.connect("test"), clock=self.clock)
@@ -55,7 +54,7 @@ class Cluster:
     async def fill(self):
         async with self.opened("native") as (backend, admin):
             await admin.create_topic(self.topic)
-            producer = backend.producer(client_id="test")
+            producer = Producer(lambda: backend.connect("test"), clock=LoopClock())
             for number in range(10):
                 await producer.send_many(self.topic, [Message(b"%d" % number)])
             await producer.close()
@@ -123,7 +122,7 @@ async def test_records_that_wait_for_a_retry_keep_a_group_where_it_is(cluster):
     async with cluster.opened("native") as (native, admin):
         waiting = f"{cluster.group}.retry"
         await admin.create_topic(waiting)
-        producer = native.producer(client_id="test")
+        producer = Producer(lambda: native.connect("test"), clock=LoopClock())
         await producer.send_many(waiting, [Message(b"later")])
         await producer.close()
         await admin.place_group(cluster.group, {(cluster.topic, 0): 3, (waiting, 0): 0})
@@ -163,7 +162,7 @@ async def refused(cluster, share, match, **options):
 async def forget_mark(cluster):
     """As before there were marks, or where the topic of marks was lost."""
     async with cluster.opened("native", uses=False) as (backend, admin):
-        producer = backend.producer(client_id="test")
+        producer = Producer(lambda: backend.connect("test"), clock=LoopClock())
         await mark_move(admin, producer, cluster.group, None)
         await producer.close()
 
@@ -181,11 +180,11 @@ async def test_a_group_that_was_moved_is_begun_anew_nowhere(cluster):
     await refused(cluster, "native", r"was moved to the workers of fleet .*flowshare groups move .* --to native")
     with pytest.raises(BackendError, match="was moved to the workers"):
         await asyncio.to_thread(
-            BlockingShareConsumer, f"{cluster.url}&share=native", group_id=cluster.group, topics=[cluster.topic]
+            BlockingShareConsumer, f"{cluster.url}&share=native", topics=[cluster.topic], group_id=cluster.group
         )
-    async with Broker(f"kafka://{cluster.hosts}") as broker:  # a program that knows nothing of the fleet
-        with pytest.raises(BackendError, match="was moved to the workers"):
-            await broker.consumer(cluster.group, [cluster.topic]).poll(1.0)
+    with pytest.raises(BackendError, match="was moved to the workers"):  # a program that knows nothing of the fleet
+        async with fs.ShareConsumer(f"kafka://{cluster.hosts}", [cluster.topic], group_id=cluster.group):
+            pass
     async with cluster.opened("auto", lead=True) as (workers, _):
         assert workers.kind == "workers"
         assert await cluster.work(workers, count=6) == [4, 5, 6, 7, 8, 9]
@@ -195,8 +194,8 @@ async def test_a_group_that_was_moved_is_begun_anew_nowhere(cluster):
     async with cluster.opened("auto", lead=True) as (native, _):
         assert native.kind == "native", "although the fleet has a state topic"
         assert await cluster.work(native, count=6) == [4, 5, 6, 7, 8, 9]
-    async with Broker(f"kafka://{cluster.hosts}?fleet={cluster.fleet}") as broker:  # as commands do, without a group
-        assert await broker.admin().group_offsets(cluster.group)
+    async with fs.ShareAdmin(f"kafka://{cluster.hosts}?fleet={cluster.fleet}") as admin:  # as commands do: no group
+        assert await admin.group_offsets(cluster.group)
 
 
 async def test_without_marks_what_is_there_decides(cluster):
@@ -206,9 +205,9 @@ async def test_without_marks_what_is_there_decides(cluster):
     await forget_mark(cluster)
 
     await refused(cluster, "native", r"lives with the workers of fleet .*groups move .* --to native")
-    async with Broker(f"kafka://{cluster.hosts}") as broker:
+    async with fs.Broker(f"kafka://{cluster.hosts}") as broker:
         with pytest.raises(BackendError, match=f"lives with the workers of fleet {cluster.fleet}"):
-            await broker.consumer(cluster.group, [cluster.topic]).poll(1.0)
+            await fs.ShareConsumer(broker, [cluster.topic], group_id=cluster.group).poll(1.0)
 
     await cluster.move("native", yes=True, keep=True)
     await forget_mark(cluster)

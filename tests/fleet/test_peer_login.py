@@ -10,17 +10,17 @@ import orjson
 import pytest
 
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError
-from flowshare.fleet import proof
-from flowshare.fleet.calls import LEAVING
-from flowshare.fleet.directory import Directory, Place
-from flowshare.fleet.groups import FACTS, HAS
-from flowshare.fleet.leaders import GONE, REPLACE
-from flowshare.fleet.names import slot_group
-from flowshare.fleet.proof import GREET, KEPT_S, Door, KeyPair, Known, greet, mark_of
-from flowshare.fleet.settings import SET
+from flowshare.fleet import peer_login
+from flowshare.fleet.directory import Directory, WorkerAddress
+from flowshare.fleet.groups.calls import LEAVING
+from flowshare.fleet.groups.facts import FACTS, HAS
+from flowshare.fleet.groups.leaders import GONE, REPLACE
+from flowshare.fleet.groups.settings import SET
+from flowshare.fleet.peer_login import GREET, KEPT_S, KeyPair, KnownKeys, PeerDoor, greet, mark_of
+from flowshare.fleet.state.topic import slot_group
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import DescribeGroupRequest
-from flowshare.server.failures import Refused, failure
+from flowshare.server.runtime.failures import Refused, failure
 from flowshare.slots import membership
 from flowshare.slots.consumer_protocol import decode_assignment, decode_subscription
 from flowshare.slots.membership import SlotMap
@@ -56,13 +56,13 @@ class Callee:
 
     def __init__(self, clock, keys: KeyPair, slot_map: SlotMap | None = None) -> None:
         self.keys = keys
-        self.directory = Directory(1, Place(1, "h", 9_001))
+        self.directory = Directory(1, WorkerAddress(1, "h", 9_001))
         self.described: SlotMap | None = None
         self.looks = 0
-        self.known = Known(self.directory, clock, self._describe)
+        self.known = KnownKeys(self.directory, clock, self._describe)
         if slot_map is not None:
             self.directory.agreed(slot_map)
-        self.door = Door(keys, self.known, self.directory)
+        self.door = PeerDoor(keys, self.known, self.directory)
 
     async def _describe(self) -> SlotMap | None:
         self.looks += 1
@@ -136,7 +136,7 @@ def test_what_kafka_tells_of_the_slot_group_lets_nobody_call_its_workers():
             told = await told_of(fleet)
             machine = fleet.coordinator("g")
             assert told["generation"] == machine.worker.directory.map.generation
-            stranger = Peer(fleet, machine, Place(0, *machine.address))
+            stranger = Peer(fleet, machine, WorkerAddress(0, *machine.address))
             for name, fields in CALLS.items():
                 with pytest.raises(ServerError, match="for the workers of this fleet only") as refused:
                     await stranger.call(name, **told, **fields)
@@ -149,7 +149,7 @@ def test_with_the_public_half_of_another_worker_nobody_gets_further_than_the_gre
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
             one, two = (machine.worker for machine in fleet.machines)
-            stranger = Peer(fleet, fleet.machines[0], Place(0, *fleet.machines[0].address))
+            stranger = Peer(fleet, fleet.machines[0], WorkerAddress(0, *fleet.machines[0].address))
             stolen = pair(7)
             stolen.public = two._pair.public
             made = await greet(stranger, stolen, one._pair.mark, generation=1, about="it")
@@ -167,7 +167,7 @@ def test_whether_a_fleet_has_a_group_is_told_to_other_fleets_and_nothing_else():
             await fleet.topic("orders")
             member = fleet.member("orders", group="g")
             await member.start()
-            stranger = Peer(fleet, machine, Place(0, *machine.address))
+            stranger = Peer(fleet, machine, WorkerAddress(0, *machine.address))
 
             assert await stranger.call(HAS, group_id="g") == {"exists": True}
             assert await stranger.call(HAS, group_id="h") == {"exists": False}
@@ -256,9 +256,9 @@ def test_a_call_to_one_worker_is_good_at_no_other():
 
 
 def test_calls_that_overtake_each_other_are_all_taken_once():
-    session = proof._Session("a", b"")
+    session = peer_login._CallSession("a", b"")
 
-    assert [session.takes(number) for number in (3, 1, 2, 2, 3, 4 + proof.WINDOW, 4, 5)] == [
+    assert [session.takes(number) for number in (3, 1, 2, 2, 3, 4 + peer_login.WINDOW, 4, 5)] == [
         True, True, True, False, False, True, False, True,
     ]  # fmt: skip
 
@@ -329,11 +329,11 @@ def test_a_worker_that_left_hears_those_that_came_later_for_its_slots():
 def test_strangers_that_claim_a_newer_map_are_refused_and_kafka_is_asked_a_few_times_only():
     async def scenario(clock):
         callee = Callee(clock, pair(1), agreed(pair(1)))
-        many = [line(Wire(callee), pair(2), generation=2**31) for _ in range(2 * proof.GREETINGS_MAX)]
+        many = [line(Wire(callee), pair(2), generation=2**31) for _ in range(2 * peer_login.GREETINGS_MAX)]
         answers = await asyncio.gather(*many, return_exceptions=True)
 
         assert {one.code for one in answers} == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
-        assert callee.looks <= proof.GREET_S / proof.PAUSE_S + 1
+        assert callee.looks <= peer_login.GREET_S / peer_login.PAUSE_S + 1
         await callee.known.close()
 
     virtually(scenario)

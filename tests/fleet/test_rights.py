@@ -18,13 +18,12 @@ from confluent_kafka.admin import (
 )
 
 import flowshare as fs
-from flowshare.agents.host import Host
-from flowshare.backend.broker import Broker
-from flowshare.cli.rights import of_fleet
-from flowshare.client.admin import ShareAdmin
+from flowshare.agents.host.host import Host
+from flowshare.cli.check import fleet_acls
 from flowshare.dev.broker import Wanted, running
 from flowshare.dev.probe import HOST, free_ports
 from flowshare.fleet.rights import needed
+from tests.waiting import until
 
 LIMIT_S = 60.0
 KINDS = {
@@ -115,7 +114,7 @@ async def test_with_the_acls_that_check_prints_a_fleet_works_and_without_them_it
             raise ValueError("no")
         return order
 
-    before = await of_fleet(app)
+    before = await fleet_acls(app)
     assert {level for level, _ in before} == {"error"}
     assert "READ is missing: kafka-acls.sh" in before[1][1]
     for _, text in before:
@@ -123,7 +122,7 @@ async def test_with_the_acls_that_check_prints_a_fleet_works_and_without_them_it
     said: list[tuple[str, str]] = before
     async with asyncio.timeout(LIMIT_S):
         while any(level == "error" for level, _ in said):  # brokers learn of ACLs a little later
-            said = await of_fleet(app)
+            said = await fleet_acls(app)
             creating = [text for level, text in said if level == "error" and "kafka-acls.sh" in text]
             for text in creating:  # with DESCRIBE it is known which topics are not there and have to be made
                 grant(admin, text[text.index("kafka-acls.sh") :])
@@ -132,20 +131,18 @@ async def test_with_the_acls_that_check_prints_a_fleet_works_and_without_them_it
     await host.start()
     try:
         await asyncio.to_thread(produce, plain)
-        async with Broker(f"kafka://{HOST}:{plain}?share=native") as broker:
+        async with fs.ShareAdmin(f"kafka://{HOST}:{plain}?share=native") as admin:
             for topic in ("shop.pay.dlq", "paid"):
-                await one_record(broker.admin(), topic)
+                await one_record(admin, topic)
     finally:
         await host.drain(10.0)
         await host.stop()
     assert sorted(set(handled)) == [b"bad", b"good"]
 
 
-async def one_record(admin: ShareAdmin, topic: str) -> None:
+async def one_record(admin: fs.ShareAdmin, topic: str) -> None:
     """Wait until the topic has one."""
-    async with asyncio.timeout(LIMIT_S):
-        while not await admin.read(topic, 0):  # noqa: ASYNC110 - what is waited for happens at a broker
-            await asyncio.sleep(0.05)
+    await until(lambda: admin.read(topic, 0))
 
 
 def produce(port: int) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from flowshare.fleet.keeper import CLAIMED, HAND_OVER
+from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER
 from flowshare.protocol.messages import DescribeGroupRequest, HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run

@@ -13,23 +13,24 @@ from confluent_kafka import KafkaException, ShareConsumer
 from cryptography.x509 import load_pem_x509_certificate
 
 import flowshare as fs
-from flowshare.agents.host import Host, HostSettings
+from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend import open_backend
 from flowshare.backend.base import BackendError
 from flowshare.backend.fleet import WorkersBackend
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.cluster import Cluster
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError, ServerError
-from flowshare.client.member import ShareMember
-from flowshare.client.producer import Message
-from flowshare.client.security import Security
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.security import Security
+from flowshare.client.net.tcp import open_tcp
+from flowshare.client.producer.producer import Message, Producer
+from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
-from flowshare.fleet.groups import FACTS
-from flowshare.fleet.proof import greet
+from flowshare.fleet.groups.facts import FACTS
+from flowshare.fleet.peer_login import greet
 from flowshare.protocol.errors import ErrorCode
 from tests.server.security.certificates import Certificates
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]
 
@@ -108,7 +109,7 @@ async def test_workers_and_commands_of_the_fleet_reach_each_other_and_strangers_
         assert second.worker is not None
         await admin.create_topic(guarded.topic, partitions=4)
         await admin.alter_group_configs(guarded.group, {"share.auto.offset.reset": "earliest"})
-        producer = first.producer(client_id="test")
+        producer = Producer(lambda: first.connect("test"), clock=LoopClock())
         stack.push_async_callback(producer.close)
         await producer.send_many(guarded.topic, [Message(b"%d" % n, partition=n % 4) for n in range(40)])
         address = first.bootstrap
@@ -187,9 +188,7 @@ async def test_an_agent_works_beside_librdkafka_which_gets_what_the_acl_file_gra
     await host.start()
     try:
         await host.service.call(lambda: host.producer.send_many(guarded.topic, [Message(b"%d" % n) for n in range(20)]))
-        async with asyncio.timeout(LIMIT_S):
-            while len(handled) < 20:  # noqa: ASYNC110 - what is waited for happens on another thread
-                await asyncio.sleep(0.01)
+        await until(lambda: len(handled) >= 20)
         await host.service.call(
             lambda: host.admin.alter_group_configs(guarded.group, {"share.auto.offset.reset": "earliest"})
         )

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.fleet.settings import FLEET_CONFIGS, KEY, KNOW_S, FleetConfig
+from flowshare.core_errors import InvalidConfig
+from flowshare.fleet.groups.settings import FLEET_CONFIGS, KEY, KNOW_S, FleetConfig
 from flowshare.log.base import StorageError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.limits import ListenerLimits
+from flowshare.server.net.limits import ListenerLimits
 from flowshare.share.config import ServerConfig
-from flowshare.share.errors import InvalidConfig
-from flowshare.slots.places import group_slot
+from flowshare.slots.placement import group_slot
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.world import Fleet
@@ -54,7 +54,7 @@ def sizes(fleet):
 
 
 def test_what_is_set_at_one_worker_acts_at_all_within_a_second(caplog):
-    caplog.set_level(logging.INFO, "flowshare.fleet.settings")
+    caplog.set_level(logging.INFO, "flowshare.fleet.groups.settings")
 
     async def scenario(clock):
         async with Fleet(clock, workers=3) as fleet:
@@ -167,8 +167,8 @@ def test_settings_outlive_the_workers_that_kept_them():
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
             await alter(fleet, **{SIZE: "500"})
-            keeper = fleet.coordinator("")
-            await keeper.kill()
+            slot_manager = fleet.coordinator("")
+            await slot_manager.kill()
             await fleet.settled()
             await alter(fleet, **{LOCK: "40000"})
             await clock.sleep(1)
@@ -278,8 +278,8 @@ def test_settings_of_a_later_version_are_kept_and_left_out():
     async def scenario(clock):
         async with Fleet(clock, workers=1) as fleet:
             worker = fleet.machines[0].worker
-            keeper = worker._keeper.led[group_slot("", fleet.slots)]
-            await keeper.write([(KEY, b'{"group.share.max.size":"500","of.tomorrow":"1"}')])
+            slot_manager = worker._slot_manager.led[group_slot("", fleet.slots)]
+            await slot_manager.write([(KEY, b'{"group.share.max.size":"500","of.tomorrow":"1"}')])
             await fleet.add()
             await fleet.machines[0].stop()
             await fleet.settled()
@@ -294,8 +294,8 @@ def test_settings_of_a_later_version_are_kept_and_left_out():
 def test_what_cannot_be_read_is_told_and_can_be_set_anew(caplog):
     async def scenario(clock):
         async with Fleet(clock, workers=1) as fleet:
-            keeper = fleet.machines[0].worker._keeper.led[group_slot("", fleet.slots)]
-            await keeper.write([(KEY, b"\xff")])
+            slot_manager = fleet.machines[0].worker._slot_manager.led[group_slot("", fleet.slots)]
+            await slot_manager.write([(KEY, b"\xff")])
             await fleet.add()
             with caplog.at_level(logging.ERROR):
                 await fleet.machines[0].stop()
@@ -320,15 +320,15 @@ def test_urls_settings_that_cannot_be_written_now_are_offered_again():
     async def scenario(clock):
         async with Fleet(clock, workers=1) as fleet:
             settings, failures = fleet.machines[0].worker.settings, [StorageError("the state topic is away")] * 2
-            write = settings._store.write
+            write = settings.store.write
 
             async def failing(writes):
                 if failures:
                     raise failures.pop()
                 await write(writes)
 
-            settings._store = SimpleNamespace(write=failing)
-            settings._first = {SIZE: "600"}
+            settings.store = SimpleNamespace(write=failing)
+            settings.first = {SIZE: "600"}
             await clock.sleep(20)
             assert sizes(fleet) == [600]
 

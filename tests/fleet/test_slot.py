@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.slot import State
-from flowshare.log.base import StorageDamaged, StorageError
+from flowshare.fleet.state.slot import SlotState
+from flowshare.log.base import NotLed, StorageDamaged, StorageError
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
@@ -27,10 +26,10 @@ def test_what_is_written_is_confirmed_and_read_by_others():
         await slot.write([(b"g/b", None)])
         await fleet.clock.sleep(1)
 
-        assert slot.state is State.LED
+        assert slot.state is SlotState.LED
         assert slot.scan(b"g/") == other.scan(b"g/") == [(b"g/a", b"1")]
         assert (other.claim.owner, other.claim.host, other.epoch) == ("a", "a.example", 1)
-        assert other.position == fleet.end()
+        assert other._replay.reader.position == fleet.end()
 
     on_virtual_time(scenario)
 
@@ -66,7 +65,7 @@ def test_the_next_owner_has_all_that_was_confirmed():
         first = await fleet.process("a").slot()
         await first.write([(b"g/a", b"1")])
         await first.hand_over("b")
-        assert first.state is State.STANDBY
+        assert first.state is SlotState.STANDBY
         with pytest.raises(NotLed):
             await first.write([(b"g/a", b"2")])
 
@@ -84,7 +83,7 @@ def test_a_hand_over_confirms_what_was_written_before_and_is_seen():
     async def scenario(fleet):
         first = await fleet.process("a").slot()
         watching = await fleet.process("b").slot(lead=False)
-        writes = [first.write_nowait([(b"g/%d" % n, b"v")]) for n in range(10)]
+        writes = [first.write([(b"g/%d" % n, b"v")]) for n in range(10)]
 
         await first.hand_over("b")
         await fleet.clock.sleep(1)
@@ -108,7 +107,7 @@ def test_an_owner_that_was_replaced_confirms_nothing_and_says_so_once():
         await fleet.clock.sleep(1)
 
         assert len(process.lost) == 1
-        assert first.state is State.STANDBY
+        assert first.state is SlotState.STANDBY
         assert content(first) == content(second) == {b"g/a": b"2"}
 
     on_virtual_time(scenario)
@@ -122,7 +121,7 @@ def test_an_idle_owner_learns_that_it_was_replaced():
 
         await fleet.clock.sleep(1)
 
-        assert first.state is State.STANDBY
+        assert first.state is SlotState.STANDBY
         assert process.lost == ["b (node 2) claimed the slot in epoch 2"]
 
     on_virtual_time(scenario)
@@ -186,7 +185,7 @@ def test_of_two_that_claim_at_once_one_leads():
         )
         await fleet.clock.sleep(2)
 
-        assert [slot.state for slot in slots].count(State.LED) == 1
+        assert [slot.state for slot in slots].count(SlotState.LED) == 1
 
     on_virtual_time(scenario)
 
@@ -215,7 +214,7 @@ def test_a_pipeline_that_breaks_is_sent_again_in_its_order():
         slot = await process.slot()
         entries = [(b"g/%d" % n, bytes(CHUNK_BYTES // 2)) for n in range(12)]
         fleet.kafka.hold(m.ProduceRequest)
-        writes = [slot.write_nowait([entry]) for entry in entries]
+        writes = [slot.write([entry]) for entry in entries]
         await fleet.clock.sleep(0.1)
         await fleet.kafka.cut()
         fleet.kafka.release(m.ProduceRequest)
@@ -280,7 +279,7 @@ def test_a_write_that_is_not_confirmed_in_time_gives_the_slot_up():
             await slot.write([(b"g/a", b"1")])
 
         assert fleet.clock.monotonic() - started_s == pytest.approx(5)
-        assert slot.state is State.STANDBY
+        assert slot.state is SlotState.STANDBY
         fleet.kafka.release(m.ProduceRequest)
 
     on_virtual_time(scenario)
@@ -293,13 +292,13 @@ def test_a_claim_that_cannot_be_written_is_refused_and_can_be_tried_again():
         fleet.kafka.refuse(m.ProduceRequest, ErrorCode.NOT_ENOUGH_REPLICAS, 1000)
         with pytest.raises(StorageError, match="not confirmed for 5 s"):
             await slot.lead(process.owner)
-        assert slot.state is State.STANDBY
+        assert slot.state is SlotState.STANDBY
         assert process.lost == []
 
         fleet.kafka.refuse_no_more(m.ProduceRequest)
         await slot.lead(process.owner)
 
-        assert slot.state is State.LED
+        assert slot.state is SlotState.LED
 
     on_virtual_time(scenario)
 
@@ -321,7 +320,7 @@ def test_a_foreign_record_in_the_topic_stops_the_slot_and_says_where():
         await fleet.kafka.storage.append(TOPIC, 0, builder.build())
         await fleet.clock.sleep(1)
 
-        assert slot.state is State.BROKEN
+        assert slot.state is SlotState.BROKEN
         assert "at offset 1" in slot.trouble
         assert len(process.lost) == 1
         with pytest.raises(StorageError, match="at offset 1"):
@@ -336,11 +335,11 @@ def test_too_much_that_waits_and_too_long_a_write_are_refused():
     async def scenario(fleet):
         slot = await fleet.process().slot(settings=quick(queue_bytes=1000))
         fleet.kafka.hold(m.ProduceRequest)
-        waiting = slot.write_nowait([(b"g/a", bytes(900))])
+        waiting = slot.write([(b"g/a", bytes(900))])
         with pytest.raises(StorageError, match="wait to be written"):
-            slot.write_nowait([(b"g/a", bytes(900))])
+            slot.write([(b"g/a", bytes(900))])
         with pytest.raises(StorageError, match="longer than"):
-            slot.write_nowait([(b"g/a", bytes(WRITE_BYTES_MAX))])
+            slot.write([(b"g/a", bytes(WRITE_BYTES_MAX))])
         fleet.kafka.release(m.ProduceRequest)
 
         await waiting
@@ -353,8 +352,8 @@ def test_a_writer_that_gives_up_waiting_disturbs_no_other():
     async def scenario(fleet):
         slot = await fleet.process().slot()
         fleet.kafka.hold(m.ProduceRequest)
-        first = asyncio.create_task(slot.write([(b"g/a", b"1")]))
-        second = asyncio.create_task(slot.write([(b"g/b", b"1")]))
+        first = slot.write([(b"g/a", b"1")])
+        second = slot.write([(b"g/b", b"1")])
         await fleet.clock.sleep(0.01)
         first.cancel()
         fleet.kafka.release(m.ProduceRequest)
@@ -374,7 +373,7 @@ def test_without_the_lease_answers_wait_until_it_is_back():
         process = fleet.process()
         slot = await process.slot()
         process.leased = False
-        write = asyncio.create_task(slot.write([(b"g/a", b"1")]))
+        write = slot.write([(b"g/a", b"1")])
         await fleet.clock.sleep(3)
         assert not write.done()
 
@@ -389,7 +388,7 @@ def test_answers_that_wait_for_the_lease_fail_when_the_slot_is_lost():
         process = fleet.process()
         slot = await process.slot()
         process.leased = False
-        write = slot.write_nowait([(b"g/a", b"1")])
+        write = slot.write([(b"g/a", b"1")])
         await fleet.clock.sleep(1)
         await fleet.process("b").slot()
         await fleet.clock.sleep(1)
@@ -475,7 +474,7 @@ def test_a_follower_that_fell_behind_what_was_pruned_reads_again():
         for n in range(100):
             await slot.write([(b"g/%d" % (n % 3), b"%d" % n)])
             await fleet.clock.sleep(0.2)
-        assert behind.position < fleet.kafka.storage.offsets(TOPIC, 0).log_start
+        assert behind._replay.reader.position < fleet.kafka.storage.offsets(TOPIC, 0).log_start
 
         late.tails.follow(0, late.tails._followers[0])
         await fleet.clock.sleep(5)
@@ -503,7 +502,7 @@ def test_an_answer_for_a_position_that_was_passed_long_ago_disturbs_nobody():
         await fleet.clock.sleep(1)
 
         assert content(slot) == before
-        assert slot.state is State.LED
+        assert slot.state is SlotState.LED
         assert process.lost == []
 
     on_virtual_time(scenario)

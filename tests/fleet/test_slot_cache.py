@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from flowshare.clock import LoopClock
-from flowshare.fleet.slot_cache import SlotCache
+from flowshare.fleet.state.cache import SlotCache
 from flowshare.log import folder
 from flowshare.log.base import StorageHeld
 from flowshare.protocol import messages as m
@@ -200,7 +200,7 @@ async def test_a_log_that_was_pruned_beyond_what_was_kept_is_read_from_its_start
         while world.kafka.storage.offsets(TOPIC, 0).log_start < 55:
             await other.write([(b"g/other", bytes(100))])
             await asyncio.sleep(0)
-            other._tending.begin()
+            other._maintenance.begin()
         slot = await world.process("c").slot(cache=cache, lead=False)
 
         assert content(slot) == content(other) == {**expected, b"g/other": bytes(100)}
@@ -211,7 +211,7 @@ async def test_a_log_that_was_pruned_beyond_what_was_kept_is_read_from_its_start
 async def test_a_slot_that_is_led_is_kept_while_it_is_led(make):
     async def first(world, slot):
         await write_some(world, slot, 5)
-        cache = slot._cache
+        cache = slot.cache
         await cache._flush(0, cache._attached[0])
         assert (await cache.load(0)).summary.position == 6
         await write_some(world, slot, 5)

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from flowshare.client.errors import ClientError, NotConnected
-from flowshare.fleet.describing import describe_fleet
-from flowshare.fleet.errors import SlotGroupRefused
-from flowshare.fleet.slot_group import SlotGroupSettings
+from flowshare.fleet.inspection import describe_fleet
+from flowshare.fleet.slot_group import SlotGroupRefused, SlotGroupSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.slots import planning

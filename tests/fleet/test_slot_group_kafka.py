@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from flowshare.client.cluster import Cluster
+from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
-from flowshare.fleet.describing import describe_fleet
+from flowshare.fleet.inspection import describe_fleet
 from flowshare.fleet.slot_group import SlotGroupSettings
 from flowshare.protocol import messages as m
 from tests.fleet.slot_groups import Member, agreed, members, same_map
 from tests.interop.toolbox import Toolbox
+from tests.waiting import pause
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]
 SETTINGS = SlotGroupSettings(session_s=3.0, heartbeat_s=0.1, rebalance_s=2.0, margin_s=0.5)
@@ -128,7 +129,7 @@ async def test_a_coordinator_that_is_lost_costs_neither_slots_nor_the_lease(mort
     async with fleet(mortal_pair, topic, 1, 2, settings=SlotGroupSettings()) as (clock, _, found):
         second = mortal_pair.processes[1].pid
         os.kill(second, hit)
-        await clock.sleep(9)  # longer than a session
+        await pause(9, "longer than a session")
         try:
             assert [member.doubts for member in found] == [[False], [False]]
             assert same_map(found)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from flowshare.dev.broker import Wanted, running
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.slot import State
+from flowshare.fleet.state.slot import SlotState
+from flowshare.log.base import NotLed
 from flowshare.protocol import messages as m
 from flowshare.slots.pruning import PruneLimits
 from tests.fleet.slots import content, quick, real_fleet
 from tests.kafka.fixtures import require_java
+from tests.waiting import pause, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,14 +47,6 @@ async def start_of(fleet):
 async def end_of(fleet):
     answer = await fleet.kafka.send(m.ListOffsetsRequest(topic=fleet.topic, partition=0, timestamp_ms=m.LATEST))
     return answer.offset
-
-
-async def until(condition, limit_s=30.0):
-    async with asyncio.timeout(limit_s):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.05)
 
 
 def producer_of(slot):
@@ -113,7 +106,7 @@ async def test_an_owner_whose_transactional_id_expired_confirms_nothing_after_a_
         first = await process.slot()
         await first.write([(b"g/a", b"1")])
         await process.tails.close()  # it is frozen
-        await asyncio.sleep(2 * FORGETS_S)
+        await pause(2 * FORGETS_S, "the broker forgets by its own clock")
         second = await fleet.process("b").slot()
         assert second.epoch == 2  # before the old owner thaws
         assert producer_of(second).producer_id != producer_of(first).producer_id
@@ -135,14 +128,14 @@ async def test_an_owner_whose_successor_was_forgotten_confirms_nothing_after_a_n
         await process.tails.close()  # it is frozen
         second = await next_one.slot()
         assert producer_of(second).producer_id == producer_of(first).producer_id
-        await asyncio.sleep(2 * FORGETS_S)
+        await pause(2 * FORGETS_S, "the broker forgets by its own clock")
         before = await end_of(fleet)
 
         with pytest.raises(NotLed, match=r"b \(node 2\) claimed the slot in epoch 2"):
             await first.write([(b"g/a", b"late")])
 
         assert await end_of(fleet) == before + 1  # the broker took it
-        if second.state is not State.LED:
+        if second.state is not SlotState.LED:
             await second.lead(next_one.owner)
         try:
             await second.write([(b"g/b", b"2")])
@@ -192,7 +185,7 @@ async def test_a_process_that_was_stopped_confirms_nothing_after_a_newer_claim(f
         try:
             await until(child.said("confirmed", 200))
             child.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(frozen_s)
+            await pause(frozen_s, "so long it is frozen")
             await slot.lead(fleet.processes[0].owner)
             counted = int(slot.scan(b"g/counter")[0][1])
             await slot.write([(b"g/claimed", b"%d" % counted)])

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from types import SimpleNamespace
 
-from flowshare.fleet.directory import Directory, Place
-from flowshare.fleet.keeper import SlotKeeper
+from flowshare.fleet.directory import Directory, WorkerAddress
+from flowshare.fleet.slot_manager import SlotManager
 from flowshare.log.base import LogError
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 
-ME = Place(1, "here", 9001)
+ME = WorkerAddress(1, "here", 9001)
 
 
 class Slot:
@@ -44,7 +44,7 @@ class Slot:
         pass
 
 
-class Tenant:
+class SlotContents:
     """Takes a slot up when it may, and lets go of it as slowly; notes both."""
 
     def __init__(self, clock):
@@ -74,19 +74,20 @@ class World:
         self.sure = True
         self.chosen = (0,)
         self.clock = clock
-        self.tenant = Tenant(clock)
+        self.contents = SlotContents(clock)
         directory = Directory(1, ME)
-        self.keeper = SlotKeeper(
+        self.slot_manager = SlotManager(
             directory=directory,
             peers=SimpleNamespace(tell_all=lambda *_, **__: None),
             make_slot=self.make,
-            tenant=self.tenant,
+            take_up=self.contents.take_up,
+            lay_down=self.contents.lay_down,
             sure=lambda: self.sure,
             instance="me",
             clock=clock,
         )
         directory.map = SimpleNamespace(mine=lambda node_id: self.chosen)
-        self.keeper.choose()
+        self.slot_manager.choose()
 
     def make(self, number, lost):
         self.slot = Slot(lost)
@@ -94,20 +95,20 @@ class World:
 
     def doubt(self, doubt):
         self.sure = not doubt
-        self.keeper.doubted(doubt)
+        self.slot_manager.doubted(doubt)
 
     def taken_up_anew(self):
         """Whether one thing came after the other: begun, laid down whole, begun again, served."""
-        assert self.tenant.steps == ["takes up", "lays down", "laid down", "takes up", "took up"]
-        return self.keeper.served == {0}
+        assert self.contents.steps == ["takes up", "lays down", "laid down", "takes up", "took up"]
+        return self.slot_manager.served == {0}
 
 
 def virtually(scenario):
     async def whole():
         world = World(LoopTimeClock())
         await scenario(world)
-        world.tenant.may.set()
-        await world.keeper.close()  # or its last tasks are met half done by whichever test runs at their collection
+        world.contents.may.set()
+        await world.slot_manager.close()  # or whichever test runs next meets its last tasks
         assert len(asyncio.all_tasks()) == 1
 
     run(whole())
@@ -119,7 +120,7 @@ def test_what_was_half_taken_up_is_laid_down_before_it_is_taken_up_anew():
         world.doubt(True)
         await world.clock.sleep(0.1)
         world.doubt(False)
-        world.tenant.may.set()
+        world.contents.may.set()
         await world.clock.sleep(5)
 
         assert world.taken_up_anew()
@@ -131,12 +132,12 @@ def test_nothing_is_claimed_while_the_session_is_in_doubt():
     async def scenario(world):
         await world.clock.sleep(0.1)
         world.doubt(True)
-        world.tenant.may.set()
+        world.contents.may.set()
         await world.clock.sleep(60)
 
-        assert world.tenant.steps == ["takes up", "lays down", "laid down"]
-        assert not world.keeper.led
-        assert not world.keeper.served
+        assert world.contents.steps == ["takes up", "lays down", "laid down"]
+        assert not world.slot_manager.led
+        assert not world.slot_manager.served
 
     virtually(scenario)
 
@@ -146,10 +147,10 @@ def test_a_worker_that_is_not_sure_claims_nothing_though_nobody_told_it():
         world.sure = False
         await world.clock.sleep(60)
 
-        assert world.tenant.steps == []
+        assert world.contents.steps == []
         world.doubt(False)
         await world.clock.sleep(1)
-        assert world.tenant.steps == ["takes up"]
+        assert world.contents.steps == ["takes up"]
 
     virtually(scenario)
 
@@ -158,7 +159,7 @@ def test_a_slot_that_was_lost_while_it_was_taken_up_is_claimed_again():
     async def scenario(world):
         await world.clock.sleep(0.1)
         world.slot.lost()
-        world.tenant.may.set()
+        world.contents.may.set()
         await world.clock.sleep(5)
 
         assert world.taken_up_anew()
@@ -171,21 +172,21 @@ def test_a_slot_that_is_asked_for_while_it_is_taken_up_is_laid_down_and_given_aw
         await world.clock.sleep(0.1)
         slot, world.chosen = world.slot, ()
 
-        await world.keeper.hand_over(0, "another")
+        await world.slot_manager.hand_over(0, "another")
 
-        assert world.tenant.steps == ["takes up", "lays down", "laid down"]
+        assert world.contents.steps == ["takes up", "lays down", "laid down"]
         assert slot.given_to == ["another"]
-        assert not world.keeper.led
+        assert not world.slot_manager.led
 
     virtually(scenario)
 
 
 def test_letting_go_is_not_cut_off_by_a_doubt():
     async def scenario(world):
-        world.tenant.fails = 1
-        world.tenant.may.set()
+        world.contents.fails = 1
+        world.contents.may.set()
         await world.clock.sleep(0.5)
-        assert world.tenant.steps[-1] == "lays down"
+        assert world.contents.steps[-1] == "lays down"
         world.doubt(True)
         world.doubt(False)
         await world.clock.sleep(5)
@@ -196,15 +197,15 @@ def test_letting_go_is_not_cut_off_by_a_doubt():
 
 
 def test_the_end_waits_for_what_was_half_taken_up_and_for_no_longer(caplog):
-    caplog.set_level(logging.INFO, logger="flowshare.fleet.keeper")
+    caplog.set_level(logging.INFO, logger="flowshare.fleet.slot_manager")
 
     async def scenario(world):
         await world.clock.sleep(0.1)
         at_s = world.clock.monotonic()
 
-        await world.keeper.close(wait_s=3.0)
+        await world.slot_manager.close(wait_s=3.0)
 
-        assert world.tenant.steps == ["takes up", "lays down", "laid down"]
+        assert world.contents.steps == ["takes up", "lays down", "laid down"]
         assert world.clock.monotonic() - at_s < 2
         assert "not asked for" not in caplog.text
 
@@ -213,7 +214,7 @@ def test_the_end_waits_for_what_was_half_taken_up_and_for_no_longer(caplog):
 
 def test_the_end_does_not_wait_for_a_slot_that_cannot_be_given_away():
     async def scenario(world):
-        world.tenant.may.set()
+        world.contents.may.set()
         await world.clock.sleep(1)
         closed = asyncio.Event()
 
@@ -227,9 +228,9 @@ def test_the_end_does_not_wait_for_a_slot_that_cannot_be_given_away():
         world.slot.hand_over, world.slot.close = never, close
         at_s = world.clock.monotonic()
 
-        await world.keeper.close()
+        await world.slot_manager.close()
 
         assert world.clock.monotonic() - at_s < 5
-        assert not world.keeper.led
+        assert not world.slot_manager.led
 
     virtually(scenario)

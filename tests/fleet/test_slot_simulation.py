@@ -14,9 +14,8 @@ from collections import Counter
 
 import pytest
 
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.slot import State
-from flowshare.log.base import LogError
+from flowshare.fleet.state.slot import SlotState
+from flowshare.log.base import LogError, NotLed
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.slots.pruning import PruneLimits
@@ -63,7 +62,7 @@ class History:
         source, end_s = self.source, fleet.clock.monotonic() + LENGTH_S
         writes = set()
         while fleet.clock.monotonic() < end_s:
-            if slot.state is State.LED:
+            if slot.state is SlotState.LED:
                 if source.random() < 0.02:
                     await self._hand_over(slot)
                 for _ in range(source.randrange(4)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowshare.fleet.slot_tails import Follower
+from flowshare.fleet.state.reading import Follower
 from flowshare.log.base import OffsetOutOfRange
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -104,5 +104,52 @@ def test_a_slot_that_is_not_followed_any_more_hears_nothing():
         assert len(found) == before
         assert fleet.end() == 2
         assert slot.topic == TOPIC
+
+    on_virtual_time(scenario)
+
+
+def test_an_owner_that_writes_again_and_again_does_not_follow_its_own_writes():
+    async def scenario(fleet):
+        process = fleet.process("a")
+        slot = await process.slot(0)
+        await slot.write([(b"g/a", b"0")])
+        await fleet.clock.sleep(0.6)  # what was asked before is answered
+        fleet.kafka.asked.clear()
+        for number in range(200):
+            await slot.write([(b"g/a", b"%d" % number)])
+            await fleet.clock.sleep(0.01)
+
+        assert fleet.kafka.asked[m.FetchRequest] == 0
+
+    on_virtual_time(scenario)
+
+
+def test_an_owner_that_wrote_lately_hears_soon_that_another_worker_has_claimed_its_slot():
+    async def scenario(fleet):
+        first = fleet.process("a")
+        slot = await first.slot(0)
+        await slot.write([(b"g/a", b"0")])
+        await fleet.process("b").slot(0)
+        await fleet.clock.sleep(2)
+
+        assert len(first.lost) == 1
+
+    on_virtual_time(scenario)
+
+
+def test_who_follows_a_slot_that_is_written_to_all_the_time_asks_twenty_times_a_second_at_most():
+    async def scenario(fleet):
+        slot = await fleet.process("a").slot(0)
+        follow = fleet.process("b")
+        one, found, _ = follower()
+        follow.tails.follow(0, one)
+        fleet.kafka.asked.clear()
+        for number in range(200):
+            await slot.write([(b"g/a", b"%d" % number)])
+            await fleet.clock.sleep(0.01)
+        assert fleet.kafka.asked[m.FetchRequest] <= 50
+        await fleet.clock.sleep(1)
+
+        assert sum(len(part.records) for part in found) == 201
 
     on_virtual_time(scenario)

@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.client.cluster import Cluster
 from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
 from flowshare.dev.broker import Wanted, running
-from flowshare.fleet import names
-from flowshare.fleet.errors import StateTopicRefused
-from flowshare.fleet.state_topic import StateTopic
+from flowshare.fleet.state.topic import StateTopic, StateTopicRefused, slot_group, state_topic
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock
@@ -65,7 +63,7 @@ class Brokers:
                 return m.DescribeConfigsResponse(error=error, entries=() if error else tuple(entries))
             case m.IncrementalAlterConfigsRequest():
                 self.settings |= {} if error else request.configs
-                return m.IncrementalAlterConfigsResponse(error=error)
+                return m.Response(error=error)
 
     def count(self, kind):
         return sum(isinstance(one, kind) for one in self.asked)
@@ -198,12 +196,11 @@ def test_brokers_that_never_tell_of_the_topic_are_not_waited_for_for_ever(kind):
 @pytest.mark.parametrize("fleet", ["", "a b", "a/b", "ä", "x" * 201])
 def test_a_fleet_that_kafka_has_no_name_for_is_refused(fleet):
     with pytest.raises(ClientError, match="cannot be called"):
-        names.state_topic(fleet)
+        state_topic(fleet)
 
 
 def test_all_names_of_a_fleet_begin_alike():
-    assert {names.state_topic("a.b-c_1"), names.slot_group("a.b-c_1")} == {"__flowshare_state.a.b-c_1"}
-    assert names.transactional_id("a", 31) == "__flowshare_state.a.31"
+    assert {state_topic("a.b-c_1"), slot_group("a.b-c_1")} == {"__flowshare_state.a.b-c_1"}
 
 
 # --- real brokers -------------------------------------------------------------------------------------------------
@@ -217,8 +214,8 @@ async def twice(bootstrap, fleet, slots):
     kafkas = [cluster.connect("worker") for cluster in clusters]
     try:
         await asyncio.gather(*(StateTopic(kafka, fleet).ensure(slots) for kafka in kafkas))
-        told = await kafkas[0].send(m.MetadataRequest(topics=(names.state_topic(fleet),)))
-        asked = m.DescribeConfigsRequest(resource_type="topic", resource=names.state_topic(fleet))
+        told = await kafkas[0].send(m.MetadataRequest(topics=(state_topic(fleet),)))
+        asked = m.DescribeConfigsRequest(resource_type="topic", resource=state_topic(fleet))
         settings = await kafkas[1].send(asked)
         return told.topics[0], {one.name: one.value for one in settings.entries}
     finally:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from flowshare.client.errors import NotConnected
+from flowshare.log.partition import walk
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
@@ -172,9 +173,10 @@ DEAD_LETTERS = {
 
 def letters(fleet):
     """Values in the dead-letter topic."""
-    partitions = fleet.kafka.storage._partitions.get("dead")
+    storage = fleet.kafka.storage
+    partitions = storage._partitions.get("dead")
     logs = [] if partitions is None else [log for _, log in partitions.made()]
-    records = [record for log in logs for one in log.batches for record in decode_all(one.records)]
+    records = [record for log in logs for _, batch in walk(storage._store, log, 0) for record in decode_all(batch)]
     return [record.value for record in records]
 
 

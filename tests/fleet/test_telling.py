@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from flowshare.client.errors import ServerError
-from flowshare.fleet.directory import Claimed, Directory, Place
-from flowshare.fleet.groups import FACTS, SETTINGS
-from flowshare.fleet.leaders import GONE
+from flowshare.fleet.directory import Claimed, Directory, WorkerAddress
+from flowshare.fleet.groups.facts import FACTS, SETTINGS
+from flowshare.fleet.groups.leaders import GONE
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import IncrementalAlterConfigsRequest
 from flowshare.slots.membership import SlotMap
@@ -30,17 +30,17 @@ def agreed(owners, *, nodes, me=1):
 
 
 def test_those_that_lead_are_the_holders_of_claims_and_those_that_were_chosen():
-    directory = Directory(2, Place(1, "worker-1", 9_000))
+    directory = Directory(2, WorkerAddress(1, "worker-1", 9_000))
     directory.agreed(agreed({0: 1, 1: 2}, nodes=[1, 2, 3, 4]))
-    directory.claimed(0, Claimed(7, Place(3, "worker-3", 9_000)))
+    directory.claimed(0, Claimed(7, WorkerAddress(3, "worker-3", 9_000)))
 
     assert directory.leading == {2, 3}
-    assert set(directory.others) == {2, 3, 4}
+    assert set(directory.other_nodes) == {2, 3, 4}
 
 
 def test_a_holder_that_has_left_does_not_lead():
-    directory = Directory(2, Place(1, "worker-1", 9_000))
-    directory.claimed(0, Claimed(7, Place(9, "worker-9", 9_000)))
+    directory = Directory(2, WorkerAddress(1, "worker-1", 9_000))
+    directory.claimed(0, Claimed(7, WorkerAddress(9, "worker-9", 9_000)))
     directory.agreed(agreed({0: 2, 1: 2}, nodes=[1, 2]))
 
     assert directory.leading == {2}
@@ -80,8 +80,8 @@ def test_who_begins_to_lead_is_told_of_settings_that_changed_just_before():
             await fleet.settled()
             await clock.sleep(1.0)
 
-            views = [machine.worker._views for machine in fleet.machines]
-            assert [one.config_of("g").record_lock_duration_ms for one in views] == [20_000, 20_000]
+            known_groups = [machine.worker._known_groups for machine in fleet.machines]
+            assert [one.config_of("g").record_lock_duration_ms for one in known_groups] == [20_000, 20_000]
 
     virtually(scenario)
 

@@ -16,7 +16,7 @@ from flowshare.protocol.messages import (
     ShareGroupHeartbeatRequest,
 )
 from flowshare.share.types import AcknowledgeType
-from flowshare.slots.places import group_slot
+from flowshare.slots.placement import group_slot
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.world import Fleet
@@ -147,7 +147,7 @@ def test_a_member_that_has_not_heard_of_its_groups_new_coordinator_keeps_its_rec
 
             coordinates = group_slot("g", fleet.slots)
             coordinator = next(machine for machine in fleet.machines if coordinates in machine.worker.served)
-            await coordinator.worker._keeper.hand_over(coordinates, "")
+            await coordinator.worker._slot_manager.hand_over(coordinates, "")
             await fleet.settled()
             again = await other.fetch(records_max=10, max_wait_s=12)
             await accept(member, fetched)
@@ -282,7 +282,7 @@ def test_a_worker_that_stops_while_the_slot_group_is_silent_lets_go_of_its_slots
             for kind in held:
                 fleet.kafka.hold(kind)
             await clock.sleep(silent_s)
-            led = dict(leaver.worker._keeper.led)
+            led = dict(leaver.worker._slot_manager.led)
             at_s = clock.monotonic()
 
             await leaver.worker.leave()

@@ -10,11 +10,11 @@ from typing import Self
 import orjson
 
 from flowshare.backend.fleet import FleetConnection
-from flowshare.client.cluster import Cluster
-from flowshare.client.connections import LocalConnection
 from flowshare.client.errors import NotConnected, ServerError
-from flowshare.client.member import ShareMember
-from flowshare.fleet.names import state_topic
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.connections import LocalConnection
+from flowshare.client.session.member import ShareMember
+from flowshare.fleet.state.topic import state_topic
 from flowshare.fleet.worker import FleetOptions, FleetWorker
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
@@ -239,21 +239,21 @@ class Fleet:
 
     def leader(self, topic: str, partition: int) -> Machine:
         """Who serves a share-partition."""
-        from flowshare.slots.places import share_slot
+        from flowshare.slots.placement import share_slot
 
         slot = share_slot(self.kafka.storage.topics()[topic].topic_id, partition, self.slots)
         return next(machine for machine in self.living if slot in machine.worker.served)
 
     def coordinator(self, group: str) -> Machine:
         """Who coordinates a group."""
-        from flowshare.slots.places import group_slot
+        from flowshare.slots.placement import group_slot
 
         slot = group_slot(group, self.slots)
         return next(machine for machine in self.living if slot in machine.worker.served)
 
     def stored(self, topic_id) -> list[bytes]:
         """Keys of what the fleet has stored of a topic's share-partitions."""
-        led = [slot for machine in self.living for slot in machine.worker._keeper.led.values()]
+        led = [slot for machine in self.living for slot in machine.worker._slot_manager.led.values()]
         return sorted(key for slot in led for key, _ in slot.scan(b"s/") if topic_id.bytes in key)
 
     # --- the users ----------------------------------------------------------------------------------------------

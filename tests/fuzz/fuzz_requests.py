@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["flowshare", "kio"]):
     import flowshare.server
+    import flowshare.server.edge.api_versions  # instrumented with all it needs
     import flowshare.transactions
-    from flowshare.server.edge.api_versions import ApiVersionsApi  # noqa: F401 - instrumented with all it needs
     from flowshare.testing.virtual import VirtualTimeLoop
     from tests.fuzz.pipe import Target, target
     from tests.fuzz.samples import valid
@@ -77,7 +77,7 @@ class Fuzzer:
         requests = [
             bytes((0,)) + valid(api, version, rng)
             for api in apis.values()
-            for version in range(api.lowest, api.highest + 1)
+            for version in range(api.versions[0], api.versions[1] + 1)
         ]
         return [*requests, *(bytes((SEQUENCE,)) + encoded(said) for said in sessions().values())]
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.messages import CreateTopicRequest
 from flowshare.protocol.scram import DIGESTS
-from flowshare.server.edge.base import Api
-from flowshare.server.edge.table import families, table
-from flowshare.server.limits import ListenerLimits
-from flowshare.server.listener import Listener
-from flowshare.server.listener_socket import ListenerSocket
-from flowshare.server.security.authorizer import AclStore
+from flowshare.server.edge.base import Endpoint
+from flowshare.server.edge.table import endpoints, table
+from flowshare.server.net.limits import ListenerLimits
+from flowshare.server.net.listener import Listener
+from flowshare.server.net.socket import ListenerSocket
+from flowshare.server.security.acl_store import AclStore
 from flowshare.server.security.credentials import Credential, hashed
 from flowshare.server.security.sasl import Sasl
 from flowshare.server.security.users import Users
@@ -89,7 +89,7 @@ class Target:
     def __init__(
         self,
         listener: Listener,
-        apis: Mapping[int, Api],
+        apis: Mapping[int, Endpoint],
         *,
         clock: ManualClock,
         failures: Failures,
@@ -140,7 +140,7 @@ class Target:
         problems, self._failures.found = self._failures.found, []
         assert not problems, f"{problems[0]}\nfrom {data.hex()}"
         assert listener.connections == 0, f"a connection is left, from {data.hex()}"
-        assert listener.budget.held == 0, f"bytes are left in the budget, from {data.hex()}"
+        assert listener.pool.held == 0, f"bytes are left in the budget, from {data.hex()}"
         assert listener.strangers.held == 0, f"bytes of strangers are left in the budget, from {data.hex()}"
         assert listener.answers.held == 0, f"bytes of answers are left, from {data.hex()}"
         assert not listener._tasks, f"a request is under way, from {data.hex()}: {listener._tasks}"
@@ -176,7 +176,7 @@ async def target():
                 users.fix(name, credential)
         sasl = Sasl(users, random=draw)
         acls = AclStore(storage, super_users={ADMIN})
-        apis = table(families(server, clock=clock, sasl=sasl, authorizer=acls))
+        apis = table(endpoints(clock=clock, sasl=sasl, authorizer=acls))
         listener = Listener(server, clock=clock, sasl=sasl, authorizer=acls, apis=apis, limits=LIMITS)
         await listener.start("127.0.0.1", 0)
         try:

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.kafka import ApiKey, entity, write_request
-from flowshare.server.edge.base import Api
+from flowshare.server.edge.base import Endpoint
 
 TOPIC = "orders"
 TOPIC_ID = uuid.UUID("7c9e6679-7425-40de-944b-e07fc1f90ae7")
@@ -56,7 +56,7 @@ def records() -> bytes:
     return builder.build()
 
 
-def valid(api: Api, version: int, rng: random.Random) -> bytes:
+def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
     """A request that can be read, without its length."""
     client_id = rng.choice((None, "", "fuzz"))
     if api.key is ApiKey.FLOWSHARE:
@@ -67,12 +67,12 @@ def valid(api: Api, version: int, rng: random.Random) -> bytes:
     return write_request(rng.getrandbits(31), client_id, request)[4:]
 
 
-def frames(table: Mapping[int, Api], rng: random.Random, count: int) -> list[bytes]:
+def frames(table: Mapping[int, Endpoint], rng: random.Random, count: int) -> list[bytes]:
     """Some requests, most of them with a fault."""
     found: list[bytes] = []
     for _ in range(count):
         api = rng.choice(tuple(table.values()))
-        data = valid(api, rng.randint(api.lowest, api.highest), rng)
+        data = valid(api, rng.randint(api.versions[0], api.versions[1]), rng)
         for _ in range(rng.choice((0, 1, 1, 2, 4))):
             data = rng.choice(FAULTS)(data, rng)
         found.append(data)

@@ -30,7 +30,7 @@ from kio.serial.errors import OutOfBoundValue
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
 from flowshare.protocol.private import decode_answer
 from flowshare.protocol.software import OWN_SOFTWARE
-from flowshare.server.edge.base import Api
+from flowshare.server.edge.base import Endpoint
 from flowshare.testing.clock import settle
 from tests.fuzz.pipe import ADMIN, PATIENCE_S, Target
 from tests.fuzz.samples import FAULTS, example, valid
@@ -362,8 +362,8 @@ class Play:
         line.close()
 
 
-def _framed(api: Api, version: int, request: Request, number: int, client_id: str) -> bytes:
-    version = api.highest - version % (api.highest - api.lowest + 1)
+def _framed(api: Endpoint, version: int, request: Request, number: int, client_id: str) -> bytes:
+    version = api.versions[1] - version % (api.versions[1] - api.versions[0] + 1)
     if api.key is ApiKey.FLOWSHARE:
         name = client_id.encode()
         head = struct.pack(f">hhih{len(name)}sB", api.key, version, number, len(name), name, 0)
@@ -371,10 +371,10 @@ def _framed(api: Api, version: int, request: Request, number: int, client_id: st
     return write_request(number, client_id, build(api.key.name.lower(), version, **request.fields))[4:]
 
 
-def _sample(apis: tuple[Api, ...], step: Step, say: Speaker, number: int, client_id: str) -> bytes:
+def _sample(apis: tuple[Endpoint, ...], step: Step, say: Speaker, number: int, client_id: str) -> bytes:
     """A request of any API, with known values in the fields of their names."""
     api = apis[step.word % len(apis)]
-    version = api.highest - step.version % (api.highest - api.lowest + 1)
+    version = api.versions[1] - step.version % (api.versions[1] - api.versions[0] + 1)
     rng = random.Random(step.arg)
     if api.key is ApiKey.FLOWSHARE:
         return valid(api, version, rng)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode as KafkaError
 
-from flowshare.client.login import Login
+from flowshare.client.net.login import PlainClient, ScramClient
 from flowshare.protocol.kafka import ApiKey
 from tests.fuzz.samples import TOPIC
 
@@ -69,7 +69,7 @@ class Client:
         self.topics = {TOPIC: topic_id, MADE_TOPIC: uuid.UUID(int=1)}
         self.values: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """Name -> (connection, value), oldest first."""
-        self.logins: dict[int, tuple[Login, bytes | None]] = {}
+        self.logins: dict[int, tuple[PlainClient | ScramClient, bytes | None]] = {}
         """Connection -> its login, and the next message of it."""
         self.epochs: dict[str, int] = defaultdict(int)
         """Of share sessions, by member."""

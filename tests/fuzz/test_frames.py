@@ -57,7 +57,7 @@ def test_noise_behind_a_good_header_does_no_harm(body, number, version):
     async def work(target: Target) -> None:
         table = tuple(target.apis.values())
         api = table[number % len(table)]
-        version_ = api.lowest + version % (api.highest - api.lowest + 1)
+        version_ = api.versions[0] + version % (api.versions[1] - api.versions[0] + 1)
         head = struct.pack(">hhihB", api.key, version_, 1, -1, 0)
         for data in (head + body, head[:-1] + body):  # headers of flexible versions have one byte more
             await target.feed(struct.pack(">i", len(data)) + data)
@@ -75,7 +75,7 @@ def test_every_version_of_every_api_answers_a_valid_request(seed):
         for api in target.apis.values():
             if api.key in (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.FLOWSHARE):
                 continue  # they may end the connection
-            for version in range(api.lowest, api.highest + 1):
+            for version in range(api.versions[0], api.versions[1] + 1):
                 request = valid(api, version, rng)
                 answer = await target.feed(struct.pack(">i", len(request)) + request)
                 what = f"{api.key.name} v{version} seed {seed}: {request.hex()}"

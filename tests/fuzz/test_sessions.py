@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.kafka import ApiKey, module
-from flowshare.server.edge.forms import NO_TIME
+from flowshare.protocol.translation import NO_TIME
 from tests.fuzz.pipe import run
 from tests.fuzz.samples import TOPIC_ID
 from tests.fuzz.seeds import Said, encoded, outcome, seeds

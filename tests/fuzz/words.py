@@ -17,7 +17,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.client.errors import ClientError
-from flowshare.client.login import Plain, Scram
+from flowshare.client.net.login import PlainClient, ScramClient
 from flowshare.protocol.batches import CODECS
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.scram import salted_password
@@ -48,7 +48,11 @@ def handshake(say: Speaker) -> Request:
     mechanism = (*MECHANISMS, "GSSAPI")[say.how & 3]
     name = "alice" if say.how & ALICE else "nobody" if say.how & NOBODY else "fuzz"
     password = "wrong" if say.how & WRONG_PASSWORD else f"{name}'s"
-    login = Plain(name, password) if mechanism == "PLAIN" else Scram(_hashing(mechanism), name, password, nonce="nonce")
+    login = (
+        PlainClient(name, password)
+        if mechanism == "PLAIN"
+        else ScramClient(_hashing(mechanism), name, password, nonce="nonce")
+    )
     say.client.logins[say.line] = (login, login.first())
     return Request(ApiKey.SASL_HANDSHAKE, {"mechanism": mechanism})
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from flowshare.groups.expiry import expired, group_expires
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import Committed, Offsets, Partition, Producer
+from flowshare.groups.offsets import Committed, OffsetPartition, Offsets, TransactionalProducer
 from flowshare.groups.stored import decode_group
 from flowshare.groups.types import ClassicConfig, Join, Supported
 from tests.groups.invariants import check
@@ -39,11 +39,14 @@ class World:
 
     # --- membership ---------------------------------------------------------------------------------------------
 
-    def ask(self, member_id="", *, instance=None, protocols=("range",), topics=("t",), kind="consumer", **fields):
+    def ask(self, member_id="", **fields):
         """A join; its ticket. Raises what the group raises."""
-        ticket = next(self._tickets)
+        return self.join(self.request(member_id, **fields))
+
+    def request(self, member_id="", *, instance=None, protocols=("range",), topics=("t",), kind="consumer", **fields):
+        """What a client asks that joins."""
         protocols = [one if isinstance(one, Supported) else Supported(one, subscription(*topics)) for one in protocols]
-        request = Join(
+        return Join(
             **{
                 "member_id": member_id,
                 "instance_id": instance,
@@ -57,6 +60,10 @@ class World:
                 **fields,
             }
         )
+
+    def join(self, request):
+        """The ticket of this join. Raises what the group raises."""
+        ticket = next(self._tickets)
         self.settle(self.group.join(request, ticket=ticket, new_id=str(next(self._ids)), now_ms=self.now_ms))
         return ticket
 
@@ -151,10 +158,10 @@ class World:
             topic_id=topic_id,
             order=self.offsets.next_order(),
         )
-        self.offsets.apply(self.offsets.commit({Partition(topic, number): value}, producer))
+        self.offsets.apply(self.offsets.commit({OffsetPartition(topic, number): value}, producer))
 
     def complete(self, producer_id, *, committed, epoch=0):
-        self.offsets.apply(self.offsets.complete(Producer(producer_id, epoch), committed=committed))
+        self.offsets.apply(self.offsets.complete(TransactionalProducer(producer_id, epoch), committed=committed))
 
     def sweep(self):
         """One sweep as the server does it; what went, and whether the group went too."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from flowshare.groups.errors import (
+from flowshare.core_errors import (
     CoordinatorNotAvailable,
     FencedInstanceId,
     GroupMaxSizeReached,
-    GroupStateCorrupt,
     IllegalGeneration,
     InconsistentGroupProtocol,
     InvalidSessionTimeout,
     MemberIdRequired,
     NonEmptyGroup,
     RebalanceInProgress,
+    StateCorrupt,
     UnknownMemberId,
 )
-from flowshare.groups.states import State
-from flowshare.groups.stored import HEADER, decode_group
+from flowshare.groups.group import ClassicGroup
+from flowshare.groups.states import ClassicState
+from flowshare.groups.stored import HEADER, decode_group, seal
 from flowshare.groups.subscription import all_subscribed_topics, subscribed_topics
-from flowshare.groups.types import Step, Supported
+from flowshare.groups.types import GroupStep, Supported
 from tests.groups.builders import REBALANCE_MS, SESSION_MS, World, subscription
 
 
@@ -29,12 +32,12 @@ def test_a_single_member_joins_leads_and_gets_what_it_assigned_itself():
     joined = world.answers[world.ask()]
     assert (joined.generation, joined.leader, joined.protocol_name) == (1, joined.member_id, "range")
     assert [(one.member_id, one.metadata) for one in joined.members] == [(joined.member_id, subscription("t"))]
-    assert world.group.state is State.COMPLETING
+    assert world.group.state is ClassicState.COMPLETING
 
     ticket = world.sync_ask(joined.member_id, assignments={joined.member_id: b"mine"})
 
     assert world.answers[ticket].assignment == b"mine"
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
 
 
 def test_a_first_join_is_told_its_id_and_joins_again_with_it():
@@ -83,7 +86,7 @@ def test_a_new_member_makes_the_others_join_again():
     world = World()
     (one,) = world.dynamic()
     newcomer = world.ask()
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
     with pytest.raises(RebalanceInProgress):
         world.beat(one)
     again = world.ask(one)
@@ -98,7 +101,7 @@ def test_who_does_not_join_again_in_time_is_left_out():
     rejoined = world.ask(one)
     for _ in range(REBALANCE_MS // 5_000):
         world.wait(5_000)
-        if world.group.state is State.PREPARING:
+        if world.group.state is ClassicState.PREPARING:
             with pytest.raises(RebalanceInProgress):
                 world.beat(two)
     assert world.answers[rejoined].generation == world.answers[newcomer].generation == 3
@@ -128,7 +131,7 @@ def test_a_member_that_has_nothing_in_common_with_the_others_is_refused(fields):
     world.dynamic()
     with pytest.raises(InconsistentGroupProtocol):
         world.ask(**fields)
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
 
 
 def test_the_only_member_may_change_its_protocols():
@@ -149,7 +152,7 @@ def test_a_full_group_takes_no_more_members():
     world.dynamic(2)
     with pytest.raises(GroupMaxSizeReached):
         world.ask()
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
 
 
 def test_a_member_for_which_there_is_no_room_any_more_is_let_go_when_it_rejoins():
@@ -175,16 +178,16 @@ def test_a_follower_that_joins_again_unchanged_gets_the_generation_and_the_leade
     leader, follower = world.dynamic(2)
     again = world.answers[world.ask(follower)]
     assert (again.generation, again.members) == (world.group.generation, ())
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
     world.ask(leader)
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
 
 
 def test_a_follower_with_another_subscription_starts_a_rebalance():
     world = World()
     _, follower = world.dynamic(2)
     world.ask(follower, topics=("t", "u"))
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
 
 
 def test_a_member_that_joins_twice_is_answered_twice():
@@ -218,7 +221,7 @@ def test_a_heartbeat_keeps_a_member():
     world = World()
     (one,) = world.dynamic()
     world.wait(5 * SESSION_MS, one)
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
 
 
 def test_a_new_member_whose_client_is_gone_blocks_the_group_for_five_minutes_at_most():
@@ -229,7 +232,7 @@ def test_a_new_member_whose_client_is_gone_blocks_the_group_for_five_minutes_at_
     world.ask()
     assert world.answers[ticket].generation == 2
     world.wait(1_000_000)
-    assert world.group.state is State.EMPTY
+    assert world.group.state is ClassicState.EMPTY
 
 
 def test_members_that_never_ask_for_their_assignment_are_removed():
@@ -242,10 +245,10 @@ def test_members_that_never_ask_for_their_assignment_are_removed():
     for _ in range(REBALANCE_MS // 5_000):
         world.wait(5_000)
         for member_id in (one, world.answers[two].member_id):
-            if world.group.state is State.STABLE:
+            if world.group.state is ClassicState.STABLE:
                 world.beat(member_id)
     assert world.group.member_count == 1
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
 
 
 @pytest.mark.parametrize("call", ["beat", "sync_ask"])
@@ -301,7 +304,7 @@ def test_assignments_that_cannot_be_written_reach_nobody():
     assert step.answers == ()
     world.settle(step, durable=False)
     assert isinstance(world.answers[99].error, CoordinatorNotAvailable)
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
 
 
 def test_assignments_that_become_durable_when_the_group_rebalances_already_count_for_nothing():
@@ -311,9 +314,9 @@ def test_assignments_that_become_durable_when_the_group_rebalances_already_count
         member_id=one, instance_id=None, generation=1, assignments={one: b"old"}, ticket=99, now_ms=world.now_ms
     )
     world.ask()
-    assert world.group.assigned(step.assign, world.now_ms) == Step()
+    assert world.group.assigned(step.assign, world.now_ms) == GroupStep()
     assert isinstance(world.answers[99].error, RebalanceInProgress)
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
 
 
 # --- static members ---------------------------------------------------------------------------------------------------
@@ -323,7 +326,7 @@ def test_a_static_member_that_comes_back_keeps_its_assignment_without_a_rebalanc
     world = World()
     one, _two = world.members("a", "b")
     back = world.answers[world.ask(instance="a")]
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
     assert back.member_id not in ("", one)
     assert (back.generation, back.leader, back.skip_assignment) == (world.group.generation, back.member_id, True)
     assert len(back.members) == 2
@@ -366,7 +369,7 @@ def test_a_static_member_that_comes_back_with_other_protocols_starts_a_rebalance
     world = World()
     world.members("a", "b", protocols=("x", "y"))
     world.ask(instance="a", protocols=("y",))
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
 
 
 def test_a_static_member_that_is_away_stays_in_the_next_generation():
@@ -387,9 +390,9 @@ def test_a_group_of_static_members_that_are_all_away_waits_until_their_sessions_
     world.members("a", "b", session_timeout_ms=100_000)
     world.leave(instance="a")
     world.wait(REBALANCE_MS)
-    assert (world.group.state, world.group.member_count) == (State.PREPARING, 1)
+    assert (world.group.state, world.group.member_count) == (ClassicState.PREPARING, 1)
     world.wait(100_000 - REBALANCE_MS)
-    assert (world.group.state, world.group.member_count) == (State.EMPTY, 0)
+    assert (world.group.state, world.group.member_count) == (ClassicState.EMPTY, 0)
 
 
 def test_static_members_that_give_others_no_time_to_join_are_still_not_looked_for_without_end():
@@ -397,7 +400,7 @@ def test_static_members_that_give_others_no_time_to_join_are_still_not_looked_fo
     world.members("a", "b", rebalance_timeout_ms=0)
     world.leave(instance="a")
     world.settle(world.group.expire(world.now_ms))
-    assert world.group.state is State.PREPARING
+    assert world.group.state is ClassicState.PREPARING
     assert world.group.next_deadline_ms() - world.now_ms == 1_000
 
 
@@ -475,22 +478,22 @@ def test_a_group_is_stable_with_its_members_after_a_restart():
     one, two = world.members("a", "b")
     generation, leader = world.group.generation, world.group.leader
     world.restart()
-    assert (world.group.state, world.group.generation, world.group.leader) == (State.STABLE, generation, leader)
+    assert (world.group.state, world.group.generation, world.group.leader) == (ClassicState.STABLE, generation, leader)
     world.beat(two, instance="b")
     assert world.answers[world.sync_ask(one, instance="a")].assignment == b"a"
     world.wait(SESSION_MS)
-    assert world.group.state is State.EMPTY
+    assert world.group.state is ClassicState.EMPTY
 
 
 def test_stored_groups_that_cannot_be_read_are_told_apart_from_good_ones():
     world = World()
     world.dynamic()
     good = world.stored
-    with pytest.raises(GroupStateCorrupt, match="cut short"):
+    with pytest.raises(StateCorrupt, match="cut short"):
         decode_group(good[:3])
-    with pytest.raises(GroupStateCorrupt, match="checksum"):
+    with pytest.raises(StateCorrupt, match="checksum"):
         decode_group(good[:-1] + b"?")
-    with pytest.raises(GroupStateCorrupt, match="format 9"):
+    with pytest.raises(StateCorrupt, match="format 9"):
         decode_group(b"\x09" + good[1:])
     assert len(good) > HEADER.size
 
@@ -519,3 +522,131 @@ def test_describing_shows_metadata_and_assignments_of_a_stable_group_only():
     view = world.group.describe()
     assert (view.state, view.protocol_name) == ("CompletingRebalance", "")
     assert [(m.metadata, m.assignment) for m in view.members] == [(b"", b"")]
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def joined(world, member_id="", **fields):
+    """A join: its ticket, and by how much it makes memory grow, as it is foretold and as it is."""
+    request = world.request(member_id, **fields)
+    told, before = world.group.join_growth(request), world.group.size
+    return world.join(request), told, world.group.size - before
+
+
+def test_what_a_new_member_takes_in_memory_is_known_before():
+    world = World()
+
+    _, told, grown = joined(world, topics=("t" * 100,))
+
+    assert grown > 1000
+    assert told == pytest.approx(grown, abs=200)
+
+
+def test_what_an_awaited_member_takes_is_known_before_and_counted_until_it_joins():
+    world = World()
+
+    told = world.group.join_growth(world.request(known_id_required=True))
+    with pytest.raises(MemberIdRequired) as refused:
+        world.ask(known_id_required=True)
+    assert told == pytest.approx(world.group.size, abs=200)
+    _, told, grown = joined(world, refused.value.member_id)
+
+    assert told > grown > 0, "it is counted as awaited no more"
+
+
+def test_a_member_that_joins_again_takes_as_much_more_as_its_protocols_grew():
+    world = World()
+    (member_id,) = world.dynamic()
+
+    _, told, grown = joined(world, member_id=member_id, topics=("t", "u" * 300))
+
+    assert told == grown + len(b"a") > 290, "its assignment is one of before"
+
+
+def test_a_static_member_that_comes_back_is_not_counted_twice():
+    world = World()
+    world.members("one")
+
+    _, told, grown = joined(world, instance="one", topics=("t",))
+
+    assert told == grown == 0
+
+
+def test_a_stranger_that_is_refused_takes_nothing():
+    world = World()
+
+    assert world.group.join_growth(world.request("stranger")) == 0
+
+
+def test_assignments_take_what_they_are_longer_than_those_before_and_only_the_leaders_count():
+    world = World()
+    ticket = world.ask()
+    world.wait(3000)
+    member_id = world.answers[ticket].member_id
+    before = world.group.size
+
+    assert world.group.sync_growth("stranger", {member_id: bytes(500)}) == 0
+    told = world.group.sync_growth(member_id, {member_id: bytes(500)})
+    world.sync_ask(member_id, assignments={member_id: bytes(500)})
+
+    assert told == world.group.size - before == 500
+    assert world.group.sync_growth(member_id, {member_id: bytes(900)}) == 0, "it is stable"
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"generation": "x"}'])
+def test_a_stored_group_that_says_something_else_is_refused(body):
+    with pytest.raises(StateCorrupt, match="cannot be read"):
+        decode_group(seal(body))
+
+
+def test_a_stored_group_with_a_member_twice_or_without_its_protocol_is_refused():
+    world = World()
+    world.members("one")
+    state = decode_group(world.stored)
+    (member,) = state.members
+
+    for members in ((member, member), (replace(member, protocols=(Supported("other", b""),)),)):
+        with pytest.raises(StateCorrupt, match="twice or without its protocol"):
+            ClassicGroup("g", config=world.config, state=replace(state, members=members), now_ms=0)
+
+
+# --- between two generations ----------------------------------------------------------------------------------------
+
+
+def test_who_asks_for_its_assignment_while_the_group_prepares_joins_again():
+    world = World()
+    (member_id,) = world.dynamic()
+    world.ask()
+    assert world.group.state is ClassicState.PREPARING
+
+    with pytest.raises(RebalanceInProgress):
+        world.sync_ask(member_id)
+
+
+def test_a_group_without_members_takes_commits_of_who_has_an_id_and_no_generation():
+    World().group.check_commit(member_id="m", instance_id=None, generation=-1, now_ms=0)
+
+
+def test_as_many_are_awaited_as_there_may_be_members():
+    world = World(size_max=2)
+    for _ in range(2):
+        with pytest.raises(MemberIdRequired):
+            world.ask(known_id_required=True)
+
+    with pytest.raises(GroupMaxSizeReached):
+        world.ask(known_id_required=True)
+
+
+def test_an_awaited_member_for_which_there_is_no_room_any_more_is_awaited_no_longer():
+    world = World(size_max=2)
+    (one,) = world.dynamic()
+    with pytest.raises(MemberIdRequired) as told:
+        world.ask(known_id_required=True)
+    world.ask()
+    world.ask(one)
+
+    step = world.group.join(world.request(told.value.member_id), ticket=99, new_id="x", now_ms=world.now_ms)
+
+    assert isinstance(step.refusal, GroupMaxSizeReached)
+    assert not world.group.awaits_member

@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from flowshare.groups.errors import InvalidProducerEpoch
+from flowshare.core_errors import InvalidProducerEpoch
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import Offsets, Partition, Producer, decode_offset, encode_offset
+from flowshare.groups.offsets import OffsetPartition, Offsets, TransactionalProducer, decode_offset, encode_offset
 from flowshare.groups.stored import decode_group
 from tests.groups.builders import SESSION_MS, Supported, World, subscription
 
@@ -191,7 +191,7 @@ def test_scenario_14_commits_with_a_time_of_their_own_go_by_it_when_the_group_is
 
 def test_scenario_15_an_offset_that_a_transaction_is_about_to_replace_is_kept_until_it_is_aborted(world):
     world.commit()
-    world.commit(offset=9, producer=Producer(4, 0))
+    world.commit(offset=9, producer=TransactionalProducer(4, 0))
     world.wait(R)
     assert world.sweep() == KEPT
     world.complete(4, committed=False)
@@ -201,18 +201,18 @@ def test_scenario_15_an_offset_that_a_transaction_is_about_to_replace_is_kept_un
 def test_scenario_15_a_committed_transaction_gives_the_offset_a_new_time(world):
     world.commit()
     world.wait(R // 2)
-    world.commit(offset=9, producer=Producer(4, 0))
+    world.commit(offset=9, producer=TransactionalProducer(4, 0))
     world.wait(R // 2)
     world.complete(4, committed=True)
     assert world.sweep() == KEPT
-    assert world.offsets.committed[Partition("t", 0)].offset == 9
+    assert world.offsets.committed[OffsetPartition("t", 0)].offset == 9
     world.wait(R // 2)
     assert world.sweep() == ({("t", 0)}, True)
 
 
 def test_scenario_16_an_open_transaction_keeps_the_group_but_not_the_expired_offsets(world):
     world.commit(number=0)
-    world.commit(number=1, producer=Producer(4, 0))
+    world.commit(number=1, producer=TransactionalProducer(4, 0))
     world.wait(R)
     assert world.sweep() == ({("t", 0)}, False)
     world.complete(4, committed=False)
@@ -255,9 +255,9 @@ def test_scenario_20_the_offsets_of_a_deleted_topic_go_and_those_of_the_new_one_
     new = UUID(int=8)
     world.commit("t")
     world.commit("t", 1, topic_id=new)
-    world.commit("t", 2, producer=Producer(4, 0))
+    world.commit("t", 2, producer=TransactionalProducer(4, 0))
     world.offsets.apply(world.offsets.forget_topics(lambda topic_id: topic_id == new))
-    assert set(world.offsets.committed) == {Partition("t", 1)}
+    assert set(world.offsets.committed) == {OffsetPartition("t", 1)}
     assert not world.offsets._pending
 
 
@@ -298,29 +298,29 @@ def test_a_group_whose_member_is_about_to_come_back_with_its_id_is_kept(world):
 def test_a_transaction_does_not_replace_an_offset_that_was_committed_later():
     world = World()
     world.commit(offset=1)
-    world.commit(offset=2, producer=Producer(4, 0))
+    world.commit(offset=2, producer=TransactionalProducer(4, 0))
     world.commit(offset=3)
     world.complete(4, committed=True)
-    assert world.offsets.committed[Partition("t", 0)].offset == 3
+    assert world.offsets.committed[OffsetPartition("t", 0)].offset == 3
     assert not world.offsets._pending
 
 
 def test_a_producer_that_was_replaced_commits_nothing_and_ends_nothing():
     world = World()
-    world.commit(offset=2, producer=Producer(4, 1))
+    world.commit(offset=2, producer=TransactionalProducer(4, 1))
     with pytest.raises(InvalidProducerEpoch):
-        world.commit(offset=9, producer=Producer(4, 0))
+        world.commit(offset=9, producer=TransactionalProducer(4, 0))
     world.complete(4, committed=True, epoch=0)
-    assert world.offsets.unstable(Partition("t", 0))
+    assert world.offsets.unstable(OffsetPartition("t", 0))
     world.complete(4, committed=False, epoch=2)
-    assert not world.offsets.unstable(Partition("t", 0))
+    assert not world.offsets.unstable(OffsetPartition("t", 0))
     assert not world.offsets
 
 
 def test_an_offset_is_read_as_it_was_stored():
     world = World()
     world.commit(retention_ms=5)
-    value = replace(world.offsets.committed[Partition("t", 0)], metadata="später", leader_epoch=3)
+    value = replace(world.offsets.committed[OffsetPartition("t", 0)], metadata="später", leader_epoch=3)
     assert decode_offset(encode_offset(value)) == value
     assert not list(Offsets().clear())
 

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flowshare.groups.errors import GroupError, InvalidProducerEpoch
+from flowshare.core_errors import CoreError, InvalidProducerEpoch
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import Partition, Producer
-from flowshare.groups.states import State
+from flowshare.groups.offsets import OffsetPartition, TransactionalProducer
+from flowshare.groups.states import ClassicState
 from flowshare.groups.stored import decode_group
 from flowshare.groups.types import JoinAnswer
 from tests.groups.builders import World
@@ -73,7 +73,7 @@ class GroupMachine(RuleBasedStateMachine):
                 ticket=len(self.asked),
                 now_ms=self.world.now_ms,
             )
-        except GroupError:
+        except CoreError:
             return
         self.asked[len(self.asked)] = member_id
         if step.assign is not None:
@@ -95,7 +95,7 @@ class GroupMachine(RuleBasedStateMachine):
         member_id = self.somebody(number)
         try:
             self.world.beat(member_id, instance=self.ids[member_id])
-        except GroupError:
+        except CoreError:
             return
 
     @precondition(lambda self: self.ids)
@@ -106,7 +106,7 @@ class GroupMachine(RuleBasedStateMachine):
             step = self.world.group.leave(
                 member_id=member_id, instance_id=self.ids[member_id], now_ms=self.world.now_ms
             )
-        except GroupError:
+        except CoreError:
             return
         self.take(step)
 
@@ -120,7 +120,7 @@ class GroupMachine(RuleBasedStateMachine):
         world = self.world
         stored = decode_group(world.stored) if world.stored else None
         world.group = ClassicGroup("g", config=world.config, state=stored, now_ms=world.now_ms)
-        expected = State.STABLE if stored is not None and stored.members else State.EMPTY
+        expected = ClassicState.STABLE if stored is not None and stored.members else ClassicState.EMPTY
         assert world.group.state is expected
         self.generation = world.group.generation
         self.told.clear()
@@ -140,7 +140,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.written(durable=False)
         for _ in range(20):
             self.pass_time(60_000)
-        assert self.world.group.state is State.EMPTY
+        assert self.world.group.state is ClassicState.EMPTY
         assert not self.world.group.awaits_member
         assert self.world.group.next_deadline_ms() is None
         assert self.answered == set(self.asked)
@@ -157,7 +157,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.asked[len(self.asked)] = member_id
         try:
             self.world.ask(member_id, instance=name, protocols=protocols, topics=topics, known_id_required=True)
-        except GroupError as error:
+        except CoreError as error:
             self.answered.add(len(self.asked) - 1)
             if getattr(error, "member_id", None):
                 self.ids[error.member_id] = name
@@ -231,7 +231,7 @@ class OffsetsMachine(RuleBasedStateMachine):
         self.count += 1
         known, offsets = self.open.get(producer, (epoch, {}))
         try:
-            self.world.commit(number=partition, offset=self.count, producer=Producer(producer, epoch))
+            self.world.commit(number=partition, offset=self.count, producer=TransactionalProducer(producer, epoch))
         except InvalidProducerEpoch:
             assert epoch < known
             return
@@ -250,7 +250,7 @@ class OffsetsMachine(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 2))
     def delete(self, partition) -> None:
-        self.world.offsets.apply(self.world.offsets.delete([Partition("t", partition)]))
+        self.world.offsets.apply(self.world.offsets.delete([OffsetPartition("t", partition)]))
         self.committed.pop(partition, None)
         for producer, (epoch, offsets) in tuple(self.open.items()):
             kept = {one: made for one, made in offsets.items() if one != partition}
@@ -269,7 +269,7 @@ class OffsetsMachine(RuleBasedStateMachine):
         assert set(offsets._pending) == set(self.open)
         for partition in range(3):
             pending = any(partition in found for _, found in self.open.values())
-            assert offsets.unstable(Partition("t", partition)) == pending
+            assert offsets.unstable(OffsetPartition("t", partition)) == pending
 
 
 examples = int(os.environ.get("MODEL_EXAMPLES", "60"))

@@ -6,20 +6,20 @@ import itertools
 
 import pytest
 
-from flowshare.groups.states import TABLE, State, Trigger, step
+from flowshare.groups.states import TABLE, ClassicState, Trigger, step
 
 ALLOWED = {
-    (State.EMPTY, Trigger.REBALANCE): State.PREPARING,
-    (State.EMPTY, Trigger.DELETE): State.DEAD,
-    (State.PREPARING, Trigger.JOINED): State.COMPLETING,
-    (State.PREPARING, Trigger.GONE): State.EMPTY,
-    (State.COMPLETING, Trigger.ASSIGNED): State.STABLE,
-    (State.COMPLETING, Trigger.REBALANCE): State.PREPARING,
-    (State.STABLE, Trigger.REBALANCE): State.PREPARING,
+    (ClassicState.EMPTY, Trigger.REBALANCE): ClassicState.PREPARING,
+    (ClassicState.EMPTY, Trigger.DELETE): ClassicState.DEAD,
+    (ClassicState.PREPARING, Trigger.JOINED): ClassicState.COMPLETING,
+    (ClassicState.PREPARING, Trigger.GONE): ClassicState.EMPTY,
+    (ClassicState.COMPLETING, Trigger.ASSIGNED): ClassicState.STABLE,
+    (ClassicState.COMPLETING, Trigger.REBALANCE): ClassicState.PREPARING,
+    (ClassicState.STABLE, Trigger.REBALANCE): ClassicState.PREPARING,
 }
 
 
-@pytest.mark.parametrize(("state", "trigger"), list(itertools.product(State, Trigger)))
+@pytest.mark.parametrize(("state", "trigger"), list(itertools.product(ClassicState, Trigger)))
 def test_a_step_goes_where_the_table_says_or_nowhere(state, trigger):
     if (state, trigger) in ALLOWED:
         assert step(state, trigger) is ALLOWED[state, trigger]
@@ -29,5 +29,11 @@ def test_a_step_goes_where_the_table_says_or_nowhere(state, trigger):
 
 
 def test_every_state_has_its_row_and_is_named_as_on_the_wire():
-    assert set(TABLE) == set(State)
-    assert {one.value for one in State} == {"Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"}
+    assert set(TABLE) == set(ClassicState)
+    assert {one.value for one in ClassicState} == {
+        "Empty",
+        "PreparingRebalance",
+        "CompletingRebalance",
+        "Stable",
+        "Dead",
+    }

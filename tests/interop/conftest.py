@@ -11,7 +11,7 @@ from tests.interop.servers import FlowshareProcess, Server
 from tests.interop.toolbox import Told, Toolbox
 
 HERE = Path(__file__).parent
-BOTH = ["kafka", "flowshare"]
+BOTH = [pytest.param("kafka", marks=pytest.mark.real), "flowshare"]
 BY_WORKERS_TOO = frozenset({"test_java_share", "test_confluent_share", "test_share_tools"})
 """Modules about share groups alone: all that workers have."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,10 +18,11 @@ from confluent_kafka.admin import (
 )
 
 from flowshare.dev.processes import tail, tied_to_parent
+from tests.waiting import blocking_until
 
 T = TypeVar("T")
 
-START_LIMIT_S = 30
+START_LIMIT_S = 60.0
 CALL_LIMIT_S = 20
 
 GROUP = {
@@ -129,21 +128,11 @@ class FlowshareProcess:
             self.kill()
 
     def _address(self, process: subprocess.Popen[bytes]) -> str:
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
+        def address() -> str:
             for line in self._log.read_text().splitlines():
                 if "listening on " in line:
                     return line.rpartition("listening on ")[2].split()[0]
             assert process.poll() is None, f"flowshare serve ended:\n{tail(self._log)}"
-            time.sleep(0.02)
-        raise AssertionError(f"flowshare serve was not ready within {START_LIMIT_S} s:\n{tail(self._log)}")
+            return ""
 
-
-def until(ask: Callable[[], T], good: Callable[[T], object], limit_s: float = CALL_LIMIT_S) -> T:
-    """Ask again and again until the answer is good; the last answer when the time is over."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        answer = ask()
-        if good(answer) or time.monotonic() > deadline:
-            return answer
-        time.sleep(0.05)
+        return blocking_until(address, lambda: f"flowshare serve is ready:\n{tail(self._log)}", limit_s=START_LIMIT_S)

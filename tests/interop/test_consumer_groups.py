@@ -10,8 +10,9 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
 from confluent_kafka import TopicPartition as Place
 
-from tests.interop.servers import CALL_LIMIT_S, until
+from tests.interop.servers import CALL_LIMIT_S
 from tests.interop.test_producers import asyncio_run
+from tests.waiting import blocking_until, until
 
 
 @pytest.fixture
@@ -40,7 +41,12 @@ def librdkafka(server, group, topic, **settings):
 
 def take(consumer, count, limit_s=CALL_LIMIT_S):
     found = []
-    until(lambda: found.extend(consumer.consume(500, timeout=0.2)) or len(found), lambda seen: seen >= count, limit_s)
+    blocking_until(
+        lambda: found.extend(consumer.consume(500, timeout=0.2)) or len(found),
+        good=lambda seen: seen >= count,
+        limit_s=limit_s,
+        or_last=True,
+    )
     assert [message.error() for message in found] == [None] * len(found)
     return found
 
@@ -71,14 +77,14 @@ def test_two_members_share_the_partitions_and_one_takes_over_when_the_other_leav
         one.poll(0.1), two.poll(0.1)
         return len(one.assignment()), len(two.assignment())
 
-    both = until(assigned, lambda found: found == (2, 2))
+    both = blocking_until(assigned, good=lambda found: found == (2, 2))
     two.close()
 
     def left():
         one.poll(0.1)
         return len(one.assignment())
 
-    alone = until(left, lambda count: count == 4)
+    alone = blocking_until(left, good=lambda count: count == 4)
     one.close()
 
     assert both == (2, 2)
@@ -94,11 +100,11 @@ def test_a_static_member_that_comes_back_gets_its_partitions_and_the_others_keep
         stays.poll(0.1), leaves.poll(0.1)
         return [{place.partition for place in consumer.assignment()} for consumer in (stays, leaves)]
 
-    before = until(assigned, lambda found: [len(one) for one in found] == [2, 2])
+    before = blocking_until(assigned, good=lambda found: [len(one) for one in found] == [2, 2])
     leaves.close()
     kept = {place.partition for place in stays.assignment()}
     leaves = librdkafka(server, group, topic, group_instance_id="leaves")
-    after = until(assigned, lambda found: len(found[1]) == 2)
+    after = blocking_until(assigned, good=lambda found: len(found[1]) == 2)
     leaves.close()
     stays.close()
 
@@ -127,10 +133,7 @@ def test_members_of_different_clients_share_one_group(server, unique, topic):
                 heartbeat_interval_ms=300,
                 partition_assignment_strategy=[RoundRobinPartitionAssignor],
             ) as consumer:
-                for _ in range(200):
-                    if len(consumer.assignment()) == len(other.assignment()) == 2:
-                        break
-                    await asyncio.sleep(0.1)
+                await until(lambda: len(consumer.assignment()) == len(other.assignment()) == 2)
                 mine = {place.partition for place in consumer.assignment()}
                 theirs = {place.partition for place in other.assignment()}
                 return mine, theirs

@@ -6,6 +6,8 @@ import pytest
 
 from tests.interop import golang
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture(scope="session")
 def program():

@@ -9,7 +9,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Place
 
-from tests.interop.servers import CALL_LIMIT_S, until
+from tests.interop.servers import CALL_LIMIT_S
+from tests.waiting import blocking_until
 
 
 @pytest.fixture
@@ -22,7 +23,9 @@ def read_all(server, topic, count):
     consumer = Consumer({"bootstrap.servers": server.bootstrap, "group.id": "none", "enable.auto.commit": False})
     consumer.assign([Place(topic, 0, 0)])
     found = []
-    until(lambda: found.extend(consumer.consume(count, timeout=0.2)) or len(found), lambda seen: seen >= count)
+    blocking_until(
+        lambda: found.extend(consumer.consume(count, timeout=0.2)) or len(found), good=lambda seen: seen >= count
+    )
     consumer.close()
     assert [message.error() for message in found] == [None] * len(found)
     return found

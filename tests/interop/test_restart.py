@@ -6,10 +6,11 @@ import pytest
 from confluent_kafka import AcknowledgeType, KafkaException, Producer
 
 from flowshare.dev.probe import free_ports
-from tests.interop.servers import CALL_LIMIT_S, FlowshareProcess, until
+from tests.interop.servers import CALL_LIMIT_S, FlowshareProcess
 from tests.interop.test_confluent_share import accept_all, member, take, values
 from tests.interop.test_consumer_groups import librdkafka
 from tests.interop.test_consumer_groups import take as group_take
+from tests.waiting import blocking_until
 
 
 @pytest.fixture
@@ -76,7 +77,9 @@ def test_a_consumer_group_goes_on_where_it_committed(process, unique):
     process.start()
     process.server.produce(topic, "three")
     found = []
-    until(lambda: found.extend(consumer.consume(10, timeout=0.2)), lambda _: any(not one.error() for one in found))
+    blocking_until(
+        lambda: found.extend(consumer.consume(10, timeout=0.2)), good=lambda _: any(not one.error() for one in found)
+    )
     consumer.close()
 
     assert [message.value() for message in found if not message.error()] == [b"three"]

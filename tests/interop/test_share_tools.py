@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import ShareConsumer
 
-from tests.interop.servers import CALL_LIMIT_S, until
+from tests.interop.servers import CALL_LIMIT_S
 from tests.interop.test_confluent_share import member, take
+from tests.waiting import blocking_until
 
 pytestmark = pytest.mark.java
 
@@ -60,7 +61,7 @@ def test_kafka_groups_lists_them_by_type(run, used):
 def test_offsets_show_what_is_left_to_do(server, run, used, topic):
     server.produce(topic, "eleventh")
 
-    found = until(lambda: offsets(run, used, topic), lambda found: found.get(0, ("", ""))[1] == "1")
+    found = blocking_until(lambda: offsets(run, used, topic), good=lambda found: found.get(0, ("", ""))[1] == "1")
 
     assert found[0][1] == "1"
 
@@ -128,7 +129,7 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server, run, used, to
     with member(server, used, topic) as consumer:
         assert take(consumer, 1, limit_s=1) == []
         state = lambda: run("kafka-share-groups", "--describe", "--group", used, "--state").out  # noqa: E731
-        assert "Stable" in until(state, lambda told: "Stable" in told)
+        assert "Stable" in blocking_until(state, good=lambda told: "Stable" in told)
         reset = run(
             "kafka-share-groups",
             "--reset-offsets",
@@ -233,13 +234,16 @@ def test_settings_of_all_brokers_are_set_shown_and_taken_back(server, run):
         told = run("kafka-configs", "--alter", *entity, "--add-config", "max.connections=1500", code=1)
         assert "start it with the new ones" in told.out + told.err
         return
+
+    def shown(wanted):  # a broker takes in what the controller has said yes to when it has heard of it
+        return blocking_until(
+            lambda: run("kafka-configs", "--describe", *entity).out, good=wanted, limit_s=CALL_LIMIT_S
+        )
+
     run("kafka-configs", "--alter", *entity, "--add-config", "max.connections=1500,max.connections.per.ip=1200")
-    set_ = run("kafka-configs", "--describe", *entity).out
+    shown(lambda told: "max.connections=1500" in told and "max.connections.per.ip=1200" in told)
     run("kafka-configs", "--alter", *entity, "--delete-config", "max.connections,max.connections.per.ip")
-    unset = run("kafka-configs", "--describe", *entity).out
+    shown(lambda told: "max.connections" not in told)
     refused = run("kafka-configs", "--alter", *entity, "--add-config", "max.connections=none", code=1)
 
-    assert "max.connections=1500" in set_
-    assert "max.connections.per.ip=1200" in set_
-    assert "max.connections" not in unset
     assert "max.connections" in refused.out + refused.err

@@ -40,8 +40,8 @@ def read(server, topic, count, *, committed, limit_s=CALL_LIMIT_S):
     return [message.value().decode() for message in found]
 
 
-def test_committed_records_are_read_and_aborted_ones_are_not(server, unique, topic):
-    producer = transactional(server, unique("txn"))
+def write_one_and_three(producer, topic):
+    """Three transactions of one record, of which the second is aborted."""
     for name, end in (
         ("one", producer.commit_transaction),
         ("two", producer.abort_transaction),
@@ -51,6 +51,10 @@ def test_committed_records_are_read_and_aborted_ones_are_not(server, unique, top
         producer.produce(topic, name)
         producer.flush(CALL_LIMIT_S)
         end(CALL_LIMIT_S)
+
+
+def test_committed_records_are_read_and_aborted_ones_are_not(server, unique, topic):
+    write_one_and_three(transactional(server, unique("txn")), topic)
 
     assert read(server, topic, 2, committed=True) == ["one", "three"]
     assert read(server, topic, 3, committed=False) == ["one", "two", "three"]
@@ -152,16 +156,7 @@ def test_aiokafkas_transactions(server, unique, topic):
 )
 def test_share_groups_follow_their_isolation_level(server, unique, topic, isolation, seen):
     group = server.share_group(unique("group"), share_isolation_level=isolation)
-    producer = transactional(server, unique("txn"))
-    for name, end in (
-        ("one", producer.commit_transaction),
-        ("two", producer.abort_transaction),
-        ("three", producer.commit_transaction),
-    ):
-        producer.begin_transaction()
-        producer.produce(topic, name)
-        producer.flush(CALL_LIMIT_S)
-        end(CALL_LIMIT_S)
+    write_one_and_three(transactional(server, unique("txn")), topic)
 
     with member(server, group, topic) as consumer:
         taken = share_take(consumer, len(seen)) + share_take(consumer, 1, limit_s=1)

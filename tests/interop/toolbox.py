@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowshare.dev.cache import cache_dir
+from flowshare.dev import cache_dir
 from flowshare.dev.jars import class_path, jars, locked
 from flowshare.dev.java import java, javac
 from flowshare.dev.processes import tied_to_parent

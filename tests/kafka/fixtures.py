@@ -18,23 +18,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flowshare.dev import by_docker
-from flowshare.dev.broker import Broker, Wanted, running
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure, by_docker
+from flowshare.dev.broker import DevBroker, Wanted, running
 from flowshare.dev.jars import VERSION, locked
 from flowshare.dev.java import java, javac, maven
 from flowshare.dev.processes import Process, process
+from tests.waiting import blocking_until
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, NAMED = "FLOWSHARE_TEST_RUN", "FLOWSHARE_TEST_KAFKA"
 START_LIMIT_S = 900.0
+CORES = frozenset(
+    ROOT / "tests" / name for name in ("share", "groups", "transactions", "slots", "protocol", "client/session")
+)
 BROKERS = ("kafka", "kafka_pair", "mortal_pair", "each_kafka")
 OLD_VERSIONS = ("3.9.1", "2.8.2")
 """The last minor version before Kafka 4, and the oldest; neither has share groups."""
@@ -51,18 +53,37 @@ REPLICATED = {
 }
 
 _children: list[subprocess.Popen[bytes]] = []
+_may_start = False
+"""Whether the test that begins is one of `make test-real`."""
 
 
 # --- which tests run ----------------------------------------------------------------------------------------------
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Tests that start a broker are slow; the time that it takes to start is bounded by its own limit."""
+    """Whose coverage is held is `core`. What needs a real broker or Java is `real`; the time that a broker takes to
+    start is bounded by its own limit.
+
+    A test that asks for a broker by `getfixturevalue` says so itself (`shared` looks).
+    """
     for item in items:
-        if set(BROKERS) & set(getattr(item, "fixturenames", ())):
+        broker = bool(set(BROKERS) & set(getattr(item, "fixturenames", ())))
+        if broker or item.get_closest_marker("java"):
+            item.add_marker(pytest.mark.real)
+        if item.path.parent in CORES:
+            item.add_marker(pytest.mark.core)
+        if item.get_closest_marker("real"):
             item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(func_only=True))
+
+
+def begin(item: pytest.Item) -> None:
+    """Before each test: without Java one that needs it is skipped, or fails in CI."""
+    global _may_start
+    _may_start = item.get_closest_marker("real") is not None
+    if item.get_closest_marker("java"):
+        require_java()
 
 
 def require_java() -> None:
@@ -103,8 +124,10 @@ def end_run(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def shared(nodes: int, version: str = VERSION) -> Broker:
+def shared(nodes: int, version: str = VERSION) -> DevBroker:
     """The run's broker with so many nodes, started by whoever comes first. Skips or fails the test without it."""
+    if not _may_start:
+        pytest.fail("a test that runs on a real broker has the marker `real`", pytrace=False)
     folder = Path(os.environ[RUN])
     folder.mkdir(exist_ok=True)
     state = folder / f"kafka-{version}-{nodes}.json"
@@ -118,7 +141,7 @@ def shared(nodes: int, version: str = VERSION) -> Broker:
             except DevFailure as error:
                 failed.write_text(str(error))
                 pytest.fail(str(error), pytrace=False)
-    return Broker.from_json(json.loads(state.read_text()))
+    return DevBroker.from_json(json.loads(state.read_text()))
 
 
 def _start(nodes: int, version: str, state: Path) -> None:
@@ -132,54 +155,53 @@ def _start(nodes: int, version: str, state: Path) -> None:
     keeper = process(child.pid)
     if keeper is not None:
         state.with_suffix(".keeper").write_text(f"{keeper.pid} {keeper.birth}")
-    deadline = time.monotonic() + START_LIMIT_S
-    while not state.exists():
-        if child.poll() is not None:
-            raise DevFailure(f"no broker for the tests: {log.read_text()}")
-        if time.monotonic() > deadline:
-            child.terminate()
-            raise DevFailure(f"the broker for the tests was not ready within {START_LIMIT_S:.0f} s: {log.read_text()}")
-        time.sleep(0.05)
+    try:
+        blocking_until(lambda: state.exists() or child.poll() is not None, limit_s=START_LIMIT_S, look_s=0.05)
+    except AssertionError as error:
+        child.terminate()
+        raise DevFailure(f"the broker for the tests is not ready: {log.read_text()}") from error
+    if not state.exists():
+        raise DevFailure(f"no broker for the tests: {log.read_text()}")
 
 
 # --- fixtures -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Broker:
+def kafka() -> DevBroker:
     """A real Kafka with share groups, one node (or what FLOWSHARE_TEST_KAFKA names)."""
     named = os.environ.get(NAMED)
     if named:
-        return Broker(version="named", addresses=tuple(named.split(",")))
+        return DevBroker(version="named", addresses=tuple(named.split(",")))
     if not by_docker.engine_runs():
         require_java()
     return shared(1)
 
 
 @pytest.fixture(scope="session")
-def kafka_pair() -> Broker:
+def kafka_pair() -> DevBroker:
     """A real Kafka of two nodes, for what one node cannot show; always from jars."""
     require_java()
     return shared(2)
 
 
 @pytest.fixture(scope="session", params=[VERSION, *OLD_VERSIONS])
-def each_kafka(request: pytest.FixtureRequest) -> Broker:
+def each_kafka(request: pytest.FixtureRequest) -> DevBroker:
     """A real Kafka of one node, of each version; the old ones always from jars."""
     if request.param == VERSION:
-        found: Broker = request.getfixturevalue("kafka")
+        found: DevBroker = request.getfixturevalue("kafka")
         return found
     return old_kafka(request.param)
 
 
-def old_kafka(version: str) -> Broker:
+def old_kafka(version: str) -> DevBroker:
     """A real Kafka of one node, of a version without share groups; from jars."""
     require_java()
     return shared(1, version)
 
 
 @pytest.fixture
-def mortal_pair() -> Iterator[Broker]:
+def mortal_pair() -> Iterator[DevBroker]:
     """Two nodes of this test's own with all partitions on both. Node 1 is the controller too, so node 2 may die."""
     require_java()
     with running(Wanted(nodes=2, heap="512m", settings=REPLICATED)) as found:

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowshare.dev import by_docker
-from flowshare.dev.broker import Broker, Wanted, await_ready, running
-from flowshare.dev.failure import DevFailure
+from flowshare.dev import DevFailure, by_docker
+from flowshare.dev.broker import DevBroker, Wanted, await_ready, running
 from flowshare.dev.kafka_settings import share_groups
 from flowshare.dev.probe import HOST, free_ports
 from flowshare.dev.processes import process
@@ -44,7 +43,7 @@ SETTINGS = {
 
 
 @contextmanager
-def broker(nodes: int, version: str) -> Iterator[Broker]:
+def broker(nodes: int, version: str) -> Iterator[DevBroker]:
     """A container where an engine runs and one node is enough, else jars. Raises: DevFailure."""
     settings = SETTINGS if share_groups(version) else SETTINGS_OF_ALL
     wanted = Wanted(version=version, nodes=nodes, heap="512m", settings=settings)
@@ -57,7 +56,7 @@ def broker(nodes: int, version: str) -> Iterator[Broker]:
 
 
 @contextmanager
-def in_container(wanted: Wanted) -> Iterator[Broker]:
+def in_container(wanted: Wanted) -> Iterator[DevBroker]:
     from testcontainers.core.container import DockerContainer
 
     (port,) = free_ports(1)
@@ -66,7 +65,7 @@ def in_container(wanted: Wanted) -> Iterator[Broker]:
     for name, value in by_docker.image_settings(wanted, port).items():
         container.with_env(name, value)
     with container:
-        found = Broker(
+        found = DevBroker(
             version=wanted.version, addresses=(f"{HOST}:{port}",), container=container.get_wrapped_container().id
         )
         await_ready(found, lambda: b"".join(container.get_logs()).decode(errors="replace")[-4000:])

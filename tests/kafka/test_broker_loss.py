@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 
 import flowshare as fs
 from flowshare.client.errors import ServerError
-from tests.kafka.test_native import LIMIT_S, cluster, running, until, url
+from tests.kafka.test_native import LIMIT_S, cluster, running, url
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]
 
@@ -30,12 +31,11 @@ def java_hash(text):
 
 async def leaders(admin, topic):
     """The leader of each partition, as soon as there are all of them on both nodes."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            found = next((one.leaders for one in await admin.list_topics() if one.name == topic), ())
-            if set(found) == {1, DOOMED}:
-                return found
-            await asyncio.sleep(0.02)
+
+    async def led():
+        return next((one.leaders for one in await admin.list_topics() if one.name == topic), ())
+
+    return await until(led, good=lambda found: set(found) == {1, DOOMED})
 
 
 async def coordinated_by(admin, node, name):

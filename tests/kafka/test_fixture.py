@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from flowshare.dev.probe import nodes_seen
 from flowshare.dev.processes import process
 from tests.kafka.fixtures import NAMED, ROOT, RUN
+from tests.waiting import blocking_until
 
 
 def test_the_broker_answers(kafka):
@@ -125,7 +125,16 @@ def test_a_run_that_is_killed_leaves_no_broker_behind(tmp_path):
 
     assert done.returncode == -signal.SIGKILL
     host, port = (tmp_path / "seen").read_text().rsplit(":", 1)
-    deadline = time.monotonic() + 30
-    while nodes_seen(host, int(port)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert nodes_seen(host, int(port)) == 0
+    blocking_until(lambda: nodes_seen(host, int(port)), good=lambda seen: seen == 0, look_s=0.05)
+
+
+@pytest.mark.slow
+def test_a_test_that_takes_a_broker_without_saying_so_is_told_the_marker(tmp_path):
+    source = """
+        def test_that_says_nothing(request):
+            request.getfixturevalue("kafka_pair")
+    """
+    done = inner(tmp_path, source)
+
+    assert done.returncode == 1
+    assert "a test that runs on a real broker has the marker `real`" in done.stdout

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import UsageError
-from flowshare.agents.host import Host, HostSettings
-from flowshare.backend import make_producer, open_backend
-from flowshare.client.admin import ShareAdmin
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.host.host import Host, HostSettings
+from flowshare.backend import open_backend
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import RecordTooLarge, ServerError
-from flowshare.client.producer import Message
+from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]
 LIMIT_S = 60
@@ -22,13 +23,6 @@ LIMIT_S = 60
 
 def url(kafka):
     return f"kafka://{','.join(kafka.addresses)}"
-
-
-async def until(condition):
-    """Wait until it holds; fails after a minute."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens at a broker
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -53,7 +47,7 @@ async def cluster(kafka):
     await backend.start()
     clock = LoopClock()
     admin = ShareAdmin(lambda: backend.connect("test"), clock=clock)
-    producer = make_producer(backend, lambda: backend.connect("test"), clock=clock)
+    producer = Producer(lambda: backend.connect("test"), clock=clock)
     try:
         yield admin, producer
     finally:
@@ -101,8 +95,7 @@ async def test_a_worker_that_stops_has_no_partition_any_more_and_finishes_what_i
         async with asyncio.timeout(LIMIT_S):
             await begun.wait()
             draining = asyncio.ensure_future(host.drain(LIMIT_S))
-            while any((await assignments(admin, f"{topic}.work")).values()):  # noqa: ASYNC110 - a broker sets no event
-                await asyncio.sleep(0.1)
+            await until(lambda: assignments(admin, f"{topic}.work"), good=lambda found: not any(found.values()))
             assert not draining.done()
             end.set()
             assert await draining
@@ -158,7 +151,7 @@ async def test_a_record_that_killed_its_worker_each_time_is_dead_lettered_unrun(
         backend = open_backend(url(kafka))
         await backend.start()
         for _ in range(2):  # members that get the record and are gone
-            from flowshare.client.member import ShareMember
+            from flowshare.client.session.member import ShareMember
 
             member = ShareMember(
                 lambda: backend.connect("dies"), group_id=f"{topic}.work", topics=[topic], clock=LoopClock()

@@ -1,15 +1,14 @@
-"""Run as a process: appends to a compacted topic and compacts it all the time, until it is killed."""
+"""Run in a process (tests.killing): appends to a compacted topic and compacts it all the time, until it is killed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from pathlib import Path
 
 from flowshare.clock import LoopClock
 from flowshare.log.embedded import EmbeddedStorage
+from tests.killing import say
 from tests.log.compaction_world import built
 
 KEYS = 30
@@ -28,7 +27,7 @@ async def main(path: Path, seed: int) -> None:
     storage = await EmbeddedStorage.open(path, clock=HastyClock(), tail_bytes=20_000)
     if "t" not in storage.topics():
         await storage.create_topic("t", configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
-    storage._compactor._keys_max = 10
+    storage._compactor.keys_max = 10
     say("ready")
     for _ in range(1_000_000):
         pairs = [
@@ -38,12 +37,3 @@ async def main(path: Path, seed: int) -> None:
         done = await storage.append("t", 0, built(pairs, codec=chance.choice(("none", "zstd"))))
         for number, (key, value) in enumerate(pairs):
             say(f"{done.base_offset + number} {key.decode()} {value[:20].decode()}")
-
-
-def say(line: str) -> None:
-    """Each line is one write to the pipe, so that none is lost with the process."""
-    os.write(1, line.encode() + b"\n")
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

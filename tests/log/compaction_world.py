@@ -7,8 +7,7 @@ from typing import NamedTuple
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from flowshare.log.compaction import NewestOffsets, Pass
-from flowshare.protocol.batches import CODECS, BatchHeader, DecodedRecord, batch_headers, decode_all, rebase
-from flowshare.protocol.control import marker
+from flowshare.protocol.batches import CODECS, BatchHeader, DecodedRecord, batch_headers, decode_all, marker, rebase
 from flowshare.transactions.aborted import Aborted
 
 NOW_MS = 1_700_000_000_000

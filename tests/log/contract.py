@@ -13,7 +13,7 @@ import pytest
 
 from flowshare.clock import LoopClock
 from flowshare.log.base import (
-    CorruptRecords,
+    CorruptBatches,
     InvalidTopic,
     OffsetOutOfRange,
     RecordsTooLarge,
@@ -23,6 +23,7 @@ from flowshare.log.base import (
 )
 from flowshare.protocol.batches import BatchBuilder, batch_headers, decode_all
 from flowshare.share.types import LogBatch
+from tests.waiting import LIMIT_S
 
 Body = Callable[[Storage], Awaitable[None]]
 NOW_MS = 1_700_000_000_000
@@ -161,7 +162,7 @@ class StorageContract:
     def test_bytes_that_are_no_batches_are_refused_and_leave_nothing(self, run, records):
         async def body(storage: Storage) -> None:
             await storage.create_topic("t")
-            with pytest.raises(CorruptRecords):
+            with pytest.raises(CorruptBatches):
                 await storage.append("t", 0, records)
             assert storage.offsets("t", 0).high_watermark == 0
 
@@ -348,7 +349,7 @@ class StorageContract:
     async def until(self, storage: Storage, condition: Callable[[], bool]) -> None:
         moved = asyncio.Event()
         storage.on_append(lambda *_: moved.set())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             while not condition():
                 await moved.wait()
                 moved.clear()

@@ -1,15 +1,14 @@
-"""Run as a process: appends and writes state for ever and says on stdout what was confirmed, until it is killed."""
+"""Run in a process (tests.killing): appends and writes state for ever and says what was confirmed until a kill."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from pathlib import Path
 
 from flowshare.clock import LoopClock
 from flowshare.log.embedded import EmbeddedStorage
+from tests.killing import say
 from tests.log.contract import batch
 
 
@@ -32,12 +31,3 @@ async def main(path: Path, seed: int, fsync: bool) -> None:
     say("ready")
     for number in range(1_000_000):
         await asyncio.gather(append(), append(), *(write(key, number) for key in range(chance.randint(1, 8))))
-
-
-def say(line: str) -> None:
-    """Each line is one write to the pipe, so that none is lost with the process."""
-    os.write(1, line.encode() + b"\n")
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "fsync"))

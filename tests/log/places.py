@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 from flowshare.clock import LoopClock
+from flowshare.log.base import StorageError
 from flowshare.log.embedded import EmbeddedStorage
 from tests.log.contract import batch
+from tests.waiting import until
 
 
 def opened(path: Path, body, **options):
@@ -29,6 +31,19 @@ async def fill(storage: EmbeddedStorage, first: int, last: int) -> None:
     for number in range(first, last + 1):
         await storage.append("t", 0, batch(1, value=b"%d" % number * 20))
         await storage.write([(b"s%06d" % number, b"%d" % number * 20)])
+
+
+async def until_writable(storage: EmbeddedStorage) -> None:
+    """Write until it works."""
+
+    async def writable() -> bool:
+        try:
+            await storage.write([(b"probe", b"1")])
+        except StorageError:
+            return False
+        return True
+
+    await until(writable)
 
 
 async def content(storage: EmbeddedStorage) -> tuple[int, int]:

@@ -8,14 +8,14 @@ from typing import final
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from flowshare.log.base import CorruptRecords, ProducerRefused, Storage
-from flowshare.protocol.batches import batch_headers, decode_all
-from flowshare.share.types import LogBatch
-from flowshare.transactions.errors import (
+from flowshare.core_errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
     OutOfOrderSequence,
 )
+from flowshare.log.base import CorruptBatches, ProducerRefused, Storage
+from flowshare.protocol.batches import batch_headers, decode_all
+from flowshare.share.types import LogBatch
 from tests.log.contract import NOW_MS, StorageContract, batch
 
 
@@ -118,7 +118,7 @@ class ProducerContract(StorageContract):
     def test_a_batch_that_contradicts_itself_about_its_producer_is_refused(self, run, records):
         async def body(storage: Storage) -> None:
             await storage.create_topic("t")
-            with pytest.raises(CorruptRecords):
+            with pytest.raises(CorruptBatches):
                 await storage.append("t", 0, records)
 
         run(body)

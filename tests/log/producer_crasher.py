@@ -1,4 +1,4 @@
-"""Run as a process: producers write for ever, until it is killed; see `test_producer_crash`.
+"""Run in a process (tests.killing): producers write for ever, until it is killed; see `test_producer_crash`.
 
 Each producer goes on from what its file says was confirmed, as a client does that was cut off from its broker: the
 batch that was under way is sent again.
@@ -7,13 +7,12 @@ batch that was under way is sent again.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from pathlib import Path
 
 from flowshare.clock import LoopClock
 from flowshare.log.embedded import EmbeddedStorage
+from tests.killing import say
 from tests.log.producer_contract import produced
 
 PRODUCERS = 4
@@ -44,14 +43,3 @@ async def main(path: Path, seed: int, nexts: list[int], fsync: bool) -> None:
             say(f"d {producer} {sequence} {done.base_offset}")
 
     await asyncio.gather(*(write(producer) for producer in range(PRODUCERS)))
-
-
-def say(line: str) -> None:
-    """Each line is one write to the pipe, so that none is lost with the process."""
-    os.write(1, line.encode() + b"\n")
-
-
-if __name__ == "__main__":
-    asyncio.run(
-        main(Path(sys.argv[1]), int(sys.argv[2]), [int(n) for n in sys.argv[3].split(",")], sys.argv[4] == "fsync")
-    )

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flowshare.protocol.batches import batch_headers
+from tests.killing import said_until_killed
 from tests.log.compaction_contract import content
-from tests.log.compaction_crasher import KEYS
+from tests.log.compaction_crasher import KEYS, main
 from tests.log.places import opened
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_and_kill(path: Path, seed: int, lines: int) -> list[tuple[int, bytes, bytes]]:
-    """Let a process confirm about so many records, kill it; what it confirmed."""
-    command = [sys.executable, "-m", "tests.log.compaction_crasher", str(path), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        said = [child.stdout.readline() for _ in range(lines)]
-        child.kill()
-        said += child.stdout.readlines()
-    whole = [line.split() for line in said if line.endswith(b"\n")]
-    return [(int(offset), key, value) for offset, key, value in whole]
 
 
 def check(path: Path, newest: dict[bytes, tuple[int, bytes]]) -> int:
@@ -56,8 +40,9 @@ def crash_repeatedly(path: Path, seed: int, kills: int) -> None:
     newest: dict[bytes, tuple[int, bytes]] = {}
     missing = 0
     for kill in range(kills):
-        for offset, key, value in run_and_kill(path, seed + kill, chance.randint(100, 1500)):
-            newest[key] = (offset, value)
+        for line in said_until_killed(main, path, seed + kill, lines=chance.randint(100, 1500)):
+            offset, key, value = line.encode().split()
+            newest[key] = (int(offset), value)
         missing = check(path, newest)
     assert len(newest) == KEYS, f"seed {seed}"
     assert missing > 0, f"seed {seed}: nothing was compacted"

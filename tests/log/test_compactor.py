@@ -11,6 +11,7 @@ from flowshare.clock import LoopClock
 from flowshare.log import keys
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.memory import MemoryStorage
+from flowshare.log.storage import BrokerStorage
 from flowshare.protocol.batches import BatchBuilder
 from tests.log.compaction_contract import COMPACT, EAGER, content, put
 from tests.log.compaction_world import built
@@ -18,7 +19,7 @@ from tests.log.places import opened
 from tests.log.producer_contract import in_transaction
 
 
-def size_of(storage: EmbeddedStorage) -> int:
+def size_of(storage: BrokerStorage) -> int:
     log = storage._partition("t", 0)
     return log.end_position - log.start_position
 
@@ -56,7 +57,7 @@ def test_a_tables_changelog_ends_as_small_as_the_table(tmp_path, kind):
     async def in_memory() -> None:
         storage = MemoryStorage(LoopClock())
         await body(storage)
-        assert storage._partitions["t"].at(0).size < 50_000
+        assert size_of(storage) < 50_000
         await storage.close()
 
     async def on_disk(storage: EmbeddedStorage) -> None:
@@ -78,7 +79,7 @@ async def _same(storage: EmbeddedStorage, size_max: int) -> None:
 
 def test_a_log_with_more_keys_than_a_pass_remembers_takes_several(tmp_path):
     async def body(storage: EmbeddedStorage) -> None:
-        storage._compactor._keys_max = 70
+        storage._compactor.keys_max = 70
         await storage.create_topic("t", configs=EAGER)
         chance, values = random.Random(3), dict[bytes, bytes]()
         for number in range(600):

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flowshare.protocol.batches import decode_all
+from tests.killing import said_until_killed
+from tests.log.crasher import main
 from tests.log.places import opened
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_and_kill(path: Path, seed: int, lines: int, mode: str) -> list[list[str]]:
-    """Let a process confirm about `lines` writes, kill it; what it confirmed."""
-    command = [sys.executable, "-m", "tests.log.crasher", str(path), str(seed), mode]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        said = [child.stdout.readline() for _ in range(lines)]
-        child.kill()
-        said += child.stdout.readlines()
-    return [line.decode().split() for line in said if line.endswith(b"\n")]
 
 
 def check(path: Path, appended: dict[int, tuple[int, str]], state: dict[str, int]) -> None:
@@ -47,13 +33,14 @@ def check(path: Path, appended: dict[int, tuple[int, str]], state: dict[str, int
     opened(path, body)
 
 
-def crash_repeatedly(path: Path, seed: int, kills: int, mode: str = "") -> None:
+def crash_repeatedly(path: Path, seed: int, kills: int, *, fsync: bool = False) -> None:
     chance = random.Random(seed)
     appended: dict[int, tuple[int, str]] = {}
     for kill in range(kills):
         # State is numbered anew by each process.
         state: dict[str, int] = {}
-        for kind, first, *rest in run_and_kill(path, seed + kill, chance.randint(1, 600), mode):
+        said = said_until_killed(main, path, seed + kill, fsync, lines=chance.randint(1, 600))
+        for kind, first, *rest in map(str.split, said):
             if kind == "a":
                 appended[int(first)] = (int(rest[0]), rest[1])
             else:
@@ -66,7 +53,7 @@ def test_what_was_confirmed_before_a_kill_is_there(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["", "fsync"])
+@pytest.mark.parametrize("fsync", [False, True])
 @pytest.mark.parametrize("seed", [100, 200])
-def test_what_was_confirmed_before_any_of_many_kills_is_there(tmp_path, seed, mode):
-    crash_repeatedly(tmp_path / "storage", seed=seed, kills=8, mode=mode)
+def test_what_was_confirmed_before_any_of_many_kills_is_there(tmp_path, seed, fsync):
+    crash_repeatedly(tmp_path / "storage", seed=seed, kills=8, fsync=fsync)

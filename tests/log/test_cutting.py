@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from flowshare.log.cutting import kept_from_blocking
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.log.partition import walk
+from flowshare.log.retention import kept_from_blocking
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing.clock import ManualClock
 from tests.log.compaction_contract import EAGER

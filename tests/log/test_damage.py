@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from flowshare.log import marker as marker_module
+from flowshare.log import damage
 from flowshare.log.base import StorageDamaged
 from flowshare.log.store import MARKER_FILE
 from tests.log.places import content, files, fill, flip, killed, only, opened, wal_records
@@ -99,6 +99,7 @@ def test_a_missing_file_is_refused_by_name(place, pattern):
 def test_a_store_directory_that_is_gone_is_refused(place):
     shutil.rmtree(place / "store")
     assert_refused(place, "CURRENT")
+    assert not (place / "store").exists()
 
 
 def test_a_flipped_bit_in_the_manifest_is_refused(place):
@@ -113,16 +114,16 @@ def test_a_flipped_bit_in_the_manifest_is_refused(place):
 def test_a_missing_or_unreadable_marker_is_refused(place):
     original = (place / MARKER_FILE).read_bytes()
     (place / MARKER_FILE).write_bytes(bytes(len(original)))
-    assert_refused(place, "marker")
+    assert_refused(place, "marker of confirmed writes cannot be read. Nothing was changed; restore a backup")
     (place / MARKER_FILE).unlink()
     assert_refused(place, "missing")
 
 
 def test_one_torn_slot_of_the_marker_leaves_the_other(place):
-    slots = marker_module.Marker.load(place / MARKER_FILE)
-    newest = slots._turn % marker_module.SLOTS
+    slots = damage.Marker.load(place / MARKER_FILE)
+    newest = slots._turn % damage.SLOTS
     slots.close()
-    flip(place / MARKER_FILE, newest * marker_module.SLOT_BYTES + 20)
+    flip(place / MARKER_FILE, newest * damage.SLOT_BYTES + 20)
     assert opened(place, content) == (TOTAL, TOTAL)
 
 
@@ -147,7 +148,7 @@ def test_a_torn_last_record_opens_without_it(tmp_path, part):
 def test_after_a_restart_of_the_machine_only_what_was_synced_must_be_there(place, monkeypatch):
     log = only(place, "*.log")
     log.write_bytes(log.read_bytes()[:-5000])
-    monkeypatch.setattr(marker_module, "boot_id", lambda: b"another")
+    monkeypatch.setattr(damage, "boot_id", lambda: b"another")
 
     records, entries = opened(place, content)
 
@@ -159,7 +160,7 @@ def test_with_fsync_a_cut_log_is_noticed_after_a_restart_of_the_machine_too(tmp_
     path = killed(tmp_path / "storage", sorted_part=20, logged_part=20, fsync=True)
     log = only(path, "*.log")
     log.write_bytes(log.read_bytes()[:-5])
-    monkeypatch.setattr(marker_module, "boot_id", lambda: b"another")
+    monkeypatch.setattr(damage, "boot_id", lambda: b"another")
     assert_refused(path, "were confirmed")
 
 

@@ -11,11 +11,11 @@ from flowshare.clock import LoopClock
 from flowshare.log import commits
 from flowshare.log.base import StorageError, UnknownTopic
 from flowshare.log.embedded import EmbeddedStorage
-from flowshare.log.store import Store
+from flowshare.log.store import RocksStore
 from flowshare.protocol.batches import decode_all
 from tests.disks import resize, small_disk
 from tests.log.contract import batch
-from tests.log.places import content, opened
+from tests.log.places import content, opened, until_writable
 from tests.log.producer_contract import in_transaction
 
 
@@ -25,7 +25,7 @@ class Fault:
     def __init__(self, monkeypatch) -> None:
         self.on = False
         self.late = False
-        original = Store.commit
+        original = RocksStore.commit
 
         def commit(store, steps) -> None:
             if self.on and self.late:
@@ -35,24 +35,13 @@ class Fault:
                 raise StorageError("injected: no space left on device")
             original(store, steps)
 
-        monkeypatch.setattr(Store, "commit", commit)
+        monkeypatch.setattr(RocksStore, "commit", commit)
         monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.01)
 
 
 @pytest.fixture
 def fault(monkeypatch):
     return Fault(monkeypatch)
-
-
-async def until_writable(storage: EmbeddedStorage) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await storage.write([(b"probe", b"1")])
-            except StorageError:
-                await asyncio.sleep(0.005)
-            else:
-                return
 
 
 async def open_with_topic(path, **options) -> EmbeddedStorage:
@@ -113,7 +102,7 @@ def test_a_failed_write_that_is_there_all_the_same_is_taken_as_it_is(tmp_path, f
 
 def test_coming_back_is_tried_again_until_it_works(tmp_path, fault, monkeypatch):
     monkeypatch.setattr(commits, "RESUME_MAX_S", 0.02)
-    original, tries = Store.reopen, []
+    original, tries = RocksStore.reopen, []
 
     def reopen(store) -> None:
         tries.append(1)
@@ -121,7 +110,7 @@ def test_coming_back_is_tried_again_until_it_works(tmp_path, fault, monkeypatch)
             raise StorageError("injected: still full")
         original(store)
 
-    monkeypatch.setattr(Store, "reopen", reopen)
+    monkeypatch.setattr(RocksStore, "reopen", reopen)
 
     async def body() -> None:
         storage = await open_with_topic(tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowshare.backend.workers import Registration, running_workers
+from flowshare.backend.path_workers import Registration, running_workers
 from flowshare.log.base import StorageError
 from flowshare.log.folder import NotPrivate, OwnFolder, make_private, open_private, place_of
 from flowshare.log.owner import LOCK_FILE, OWNER_FILE, OwnerLock, read_owner

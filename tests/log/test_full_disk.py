@@ -13,20 +13,18 @@ import pytest
 
 from flowshare.clock import LoopClock
 from flowshare.log import commits, folder
-from flowshare.log.base import StorageError, StorageFull, no_room
-from flowshare.log.embedded import EmbeddedStorage
+from flowshare.log.base import StorageFull, no_room
 from flowshare.log.owner import OWNER_FILE, OwnerLock, read_owner
-from flowshare.log.store import Store
-from flowshare.server.cluster import cluster_id
-from flowshare.server.damage import Damage
-from flowshare.server.group_configs import GroupConfigs
+from flowshare.log.store import RocksStore
+from flowshare.server.runtime.coordinator import Damage
 from flowshare.server.security.users import Users
-from flowshare.server.server import Server
+from flowshare.server.server import Server, cluster_id
+from flowshare.server.share.group_configs import GroupConfigs
 from flowshare.share.config import ServerConfig
 from tests.disks import fill, resize, small_disk
 from tests.log.contract import batch
-from tests.log.places import content, files, killed, opened
-from tests.server.wire import until
+from tests.log.places import content, files, killed, opened, until_writable
+from tests.waiting import until
 
 FULL = "IO error: No space left on device: While appending to file: 000010.blob: No space left on device"
 
@@ -36,7 +34,7 @@ class Disk:
 
     def __init__(self, monkeypatch) -> None:
         self.full = True
-        open_db, write_bytes, write_all = Store._open_db, Path.write_bytes, folder._write_all
+        open_db, write_bytes, write_all = RocksStore._open_db, Path.write_bytes, folder._write_all
 
         def opening(store, options, *, read_only=False):
             if self.full and not read_only:
@@ -53,7 +51,7 @@ class Disk:
 
             return refused
 
-        monkeypatch.setattr(Store, "_open_db", opening)
+        monkeypatch.setattr(RocksStore, "_open_db", opening)
         monkeypatch.setattr(Path, "write_bytes", writing(write_bytes))
         monkeypatch.setattr(folder, "_write_all", writing(write_all))
         monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.005)
@@ -71,18 +69,6 @@ def disk(path, monkeypatch):
     return Disk(monkeypatch)
 
 
-async def until_writable(storage: EmbeddedStorage) -> None:
-    """Write until it works."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await storage.write([(b"probe", b"1")])
-            except StorageError:
-                await asyncio.sleep(0)
-            else:
-                return
-
-
 def test_a_storage_on_a_full_disk_is_read_and_refuses_writes_until_there_is_room(path, disk, caplog):
     async def body(storage) -> None:
         assert await content(storage) == (5, 5)
@@ -96,7 +82,7 @@ def test_a_storage_on_a_full_disk_is_read_and_refuses_writes_until_there_is_room
         disk.full = False
         await until_writable(storage)
         assert (await storage.append("t", 0, batch(1))).base_offset == 5
-        await until(lambda: read_owner(path) == storage.owner)  # a thread writes it
+        await until(lambda: read_owner(path) == storage._lock.owner)  # a thread writes it
 
     opened(path, body)
     assert opened(path, content) == (6, 5)
@@ -115,14 +101,14 @@ def test_opening_and_closing_on_a_full_disk_changes_nothing_that_is_stored(path,
 def test_without_room_for_the_write_ahead_log_nothing_is_tried(path, monkeypatch):
     """What an opening for writing began would take the last of the room."""
     tried = []
-    open_db = Store._open_db
+    open_db = RocksStore._open_db
 
     def opening(store, options, *, read_only=False):
         tried.append(read_only)
         return open_db(store, options, read_only=read_only)
 
     room = os.statvfs(path)
-    monkeypatch.setattr(Store, "_open_db", opening)
+    monkeypatch.setattr(RocksStore, "_open_db", opening)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*room[:4], 0, *room[5:])))
 
     assert opened(path, content) == (5, 5)
@@ -163,7 +149,7 @@ def test_settings_that_a_group_has_already_are_no_write(path, disk):
 
 
 def test_offsets_of_topics_that_are_gone_do_not_keep_a_server_on_a_full_disk_from_starting(path, disk, caplog):
-    from flowshare.groups.errors import CoordinatorNotAvailable
+    from flowshare.core_errors import CoordinatorNotAvailable
 
     async def body(storage) -> None:
         server = Server(storage=storage, config=ServerConfig.embedded({}), clock=LoopClock())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowshare.log import inspection
-from flowshare.log.base import CorruptRecords, InvalidRecord, InvalidTimestamp, StorageError
+from flowshare.log.base import CorruptBatches, InvalidRecord, InvalidTimestamp, StorageError
 from flowshare.log.inspection import RECORDS_MAX, STEP_RECORDS, Inspector, Rules, examine
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.batches import CODECS, BatchBuilder, DecodeError, batch_headers, check, decode_all
@@ -115,7 +115,7 @@ def test_compressed_bytes_beyond_the_limit_are_refused(monkeypatch):
 def test_a_wrong_checksum_says_that_the_bytes_were_damaged_on_their_way():
     records = bytearray(batch(1))
     records[CRC_AT] ^= 1
-    with pytest.raises(CorruptRecords, match="checksum"):
+    with pytest.raises(CorruptBatches, match="checksum"):
         looked_at(bytes(records))
 
 

@@ -17,7 +17,7 @@ import pytest
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError, StorageHeld
 from flowshare.log.embedded import EmbeddedStorage
-from flowshare.log.owner import BEAT_S, DOUBT_S, OWNER_FILE, WORKERS_DIRECTORY, Owner, OwnerLock, read_owner
+from flowshare.log.owner import BEAT_S, DOUBT_S, OWNER_FILE, WORKERS_DIRECTORY, OwnerLock, PathOwner, read_owner
 from flowshare.testing.clock import ManualClock, settle
 from tests.log.places import content, opened
 
@@ -39,9 +39,9 @@ def test_a_second_opening_in_the_same_process_names_the_holder(tmp_path):
 
 def test_a_stale_owner_file_is_no_obstacle_and_garbage_in_it_neither(tmp_path):
     tmp_path.joinpath(OWNER_FILE).write_bytes(orjson.dumps({"pid": 1, "since_ms": 5, "host": "gone"}))
-    assert read_owner(tmp_path) == Owner(pid=1, since_ms=5, host="gone")
+    assert read_owner(tmp_path) == PathOwner(pid=1, since_ms=5, host="gone")
     lock = OwnerLock(tmp_path, now_ms=0)
-    assert lock.before == Owner(pid=1, since_ms=5, host="gone")
+    assert lock.before == PathOwner(pid=1, since_ms=5, host="gone")
     lock.release()
     tmp_path.joinpath(OWNER_FILE).write_bytes(b"{")
     assert read_owner(tmp_path) is None
@@ -61,7 +61,7 @@ asyncio.run(EmbeddedStorage.open(sys.argv[1], clock=LoopClock()))
         await storage.set_listener("127.0.0.1:9")
         command = [sys.executable, "-c", program, str(tmp_path)]
         run = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
-        owner = storage.owner
+        owner = storage._lock.owner
         await storage.close()
         return f"StorageHeld: {tmp_path} is held by {owner}" if run.returncode and str(owner) in run.stderr else ""
 
@@ -114,10 +114,10 @@ def test_the_root_of_a_disk_of_its_own_is_empty_enough(tmp_path):
     OwnerLock(tmp_path, now_ms=0).release()
 
 
-OTHER = Owner(pid=7, since_ms=5, host="another-machine", listener="127.0.0.1:9", token="t")
+OTHER = PathOwner(pid=7, since_ms=5, host="another-machine", listener="127.0.0.1:9", token="t")
 
 
-def name(path: Path, owner: Owner) -> None:
+def name(path: Path, owner: PathOwner) -> None:
     path.joinpath(OWNER_FILE).write_bytes(orjson.dumps(asdict(owner)))
 
 
@@ -145,7 +145,7 @@ def test_a_holder_on_another_machine_that_lives_is_not_led_beside(tmp_path, live
     name(tmp_path, OTHER)
     tmp_path.joinpath("lock").touch()
 
-    async def body() -> Owner | None:
+    async def body() -> PathOwner | None:
         clock = ManualClock()
         opening = asyncio.create_task(EmbeddedStorage.open(tmp_path, clock=clock))
         while clock.next_due_s() is None:  # noqa: ASYNC110 - threads of the opening
@@ -155,7 +155,7 @@ def test_a_holder_on_another_machine_that_lives_is_not_led_beside(tmp_path, live
         await clock.advance(DOUBT_S)
         storage = await opening
         named = read_owner(tmp_path)
-        assert named == storage.owner
+        assert named == storage._lock.owner
         await storage.close()
         return named
 
@@ -203,3 +203,31 @@ def test_a_holder_that_finds_another_s_name_writes_nothing_more_and_leaves_it_th
 
     asyncio.run(body())
     assert read_owner(tmp_path) == OTHER
+
+
+@pytest.mark.parametrize("gone", ["removed", "replaced", "emptied"])
+def test_a_holder_whose_path_is_gone_writes_nothing_more(tmp_path, gone):
+    path = tmp_path / "path"
+
+    async def body() -> None:
+        clock = ManualClock()
+        storage = await EmbeddedStorage.open(path, clock=clock)
+        await storage.write([(b"before", b"1")])
+        await clock.advance(BEAT_S)
+        assert not storage.lost.is_set()
+
+        if gone == "emptied":
+            (path / "store").rename(tmp_path / "elsewhere")
+        else:
+            path.rename(tmp_path / "elsewhere")
+        if gone == "replaced":
+            path.mkdir(mode=0o700)
+        await clock.advance(BEAT_S)
+        await storage.lost.wait()
+        await settle()
+
+        with pytest.raises(StorageError, match="was removed or replaced while this process led it"):
+            await storage.write([(b"after", b"1")])
+        await storage.close()
+
+    asyncio.run(body())

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
 
 from flowshare.clock import LoopClock
 from flowshare.log import keys
-from flowshare.log.base import StorageDamaged, StorageHeld, TopicExists
+from flowshare.log.base import StorageDamaged, StorageHeld, Topic, TopicExists, UnknownTopic
+from flowshare.log.commits import WriteGate
+from flowshare.log.damage import Confirmed, Marker, boot_id, check_reached
 from flowshare.log.embedded import EmbeddedStorage
-from flowshare.log.marker import Mark, Marker, boot_id, check_reached
-from flowshare.log.rules import TopicPartitions, nth_partition
-from flowshare.log.tail import Tail, TailBatch, TailBudget
-from flowshare.log.writer import Gate
+from flowshare.log.partition import StoredPartition, TopicPartitions
+from flowshare.log.recent import Tail, TailBatch, TailBudget
 from tests.log.contract import NOW_MS, batch
 from tests.log.places import opened
+from tests.waiting import LIMIT_S
 
 
 def test_partitions_are_made_when_they_are_first_asked_for_and_stay():
-    partitions = TopicPartitions(10_000, lambda number: [number], [(3, ["stored"])])
-    assert partitions.made() == ((3, ["stored"]),)
-    nth_partition(partitions, "t", 9_999).append("kept")
+    topic = Topic(name="t", topic_id=uuid.uuid4(), partitions=10_000, configs={})
+    stored = StoredPartition(topic_id=topic.topic_id, number=3)
+    partitions = TopicPartitions(topic, [stored])
+    assert partitions.made() == ((3, stored),)
+    kept = partitions.at(9_999)
+    with pytest.raises(UnknownTopic):
+        partitions.at(10_000)
     partitions.count = 10_001
-    assert nth_partition(partitions, "t", 9_999) == [9_999, "kept"]
-    assert nth_partition(partitions, "t", 10_000) == [10_000]
+    assert partitions.at(9_999) is kept
+    assert partitions.at(10_000).number == 10_000
     assert [number for number, _ in partitions.made()] == [3, 9_999, 10_000]
 
 
@@ -76,7 +82,7 @@ def test_a_tail_does_not_show_what_is_not_confirmed():
 
 def test_the_gate_lets_in_first_who_came_first_and_survives_cancellation():
     async def body() -> None:
-        gate, order = Gate(requests_max=2, bytes_max=100), []
+        gate, order = WriteGate(requests_max=2, bytes_max=100), []
 
         async def enter(name: str, size: int) -> None:
             await gate.enter(size)
@@ -101,20 +107,20 @@ def test_the_gate_lets_in_first_who_came_first_and_survives_cancellation():
 
 def test_one_cancelled_after_being_let_in_gives_its_room_back():
     async def body() -> None:
-        gate = Gate(requests_max=1, bytes_max=100)
+        gate = WriteGate(requests_max=1, bytes_max=100)
         await gate.enter(1)
         first, second = (asyncio.create_task(gate.enter(1)) for _ in range(2))
         await asyncio.sleep(0)
         gate.leave(1, 1)
         first.cancel()
-        await asyncio.wait_for(second, 1)
+        await asyncio.wait_for(second, LIMIT_S)
 
     asyncio.run(body())
 
 
 def test_a_mark_binds_the_confirmed_within_a_boot_and_the_synced_for_ever():
-    here = Mark(confirmed=10, synced=5, boot_id=boot_id())
-    elsewhere = Mark(confirmed=10, synced=5, boot_id=b"x")
+    here = Confirmed(confirmed=10, synced=5, boot_id=boot_id())
+    elsewhere = Confirmed(confirmed=10, synced=5, boot_id=b"x")
     check_reached(here, 10)
     check_reached(elsewhere, 5)
     with pytest.raises(StorageDamaged):
@@ -187,7 +193,7 @@ def test_time_lookup_over_many_index_entries_finds_the_first(tmp_path):
 
 def test_a_full_queue_makes_producers_wait_and_loses_nothing(tmp_path):
     async def body(storage: EmbeddedStorage) -> None:
-        storage._commits.gate = Gate(requests_max=3, bytes_max=1_000)
+        storage._commits.gate = WriteGate(requests_max=3, bytes_max=1_000)
         await storage.create_topic("t")
         done = await asyncio.gather(*(storage.append("t", 0, batch(1)) for _ in range(100)))
         assert [appended.base_offset for appended in done] == list(range(100))
@@ -216,7 +222,7 @@ def test_an_opening_whose_caller_gave_up_lets_go_of_the_path(tmp_path):
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
                     storage = await EmbeddedStorage.open(tmp_path, clock=LoopClock())

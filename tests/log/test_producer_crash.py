@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flowshare.protocol.batches import batch_headers, decode_all
+from tests.killing import said_until_killed
 from tests.log.places import opened
-from tests.log.producer_crasher import PRODUCERS
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_and_kill(path: Path, seed: int, lines: int, nexts: list[int], mode: str) -> None:
-    """Let a process confirm about `lines` writes, kill it; `nexts` then says what each producer goes on with."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.log.producer_crasher",
-        str(path),
-        str(seed),
-        ",".join(map(str, nexts)),
-        mode,
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        said = [child.stdout.readline() for _ in range(lines)]
-        child.kill()
-        said += child.stdout.readlines()
-    for line in said:
-        kind, producer, number, _ = line.decode().split() if line.endswith(b"\n") else ("", "0", "0", "")
-        if kind == "d":
-            nexts[int(producer)] = int(number) + 1
+from tests.log.producer_crasher import PRODUCERS, main
 
 
 def check(path: Path, nexts: list[int]) -> None:
@@ -70,11 +44,14 @@ def check(path: Path, nexts: list[int]) -> None:
     opened(path, body)
 
 
-def crash_repeatedly(path: Path, seed: int, kills: int, mode: str = "") -> None:
+def crash_repeatedly(path: Path, seed: int, kills: int, *, fsync: bool = False) -> None:
     print(f"seed={seed}")
     chance, nexts = random.Random(seed), [0] * PRODUCERS
     for kill in range(kills):
-        run_and_kill(path, seed + kill, chance.randint(1, 400), nexts, mode)
+        said = said_until_killed(main, path, seed + kill, nexts, fsync, lines=chance.randint(1, 400))
+        for kind, producer, number, _ in map(str.split, said):
+            if kind == "d":
+                nexts[int(producer)] = int(number) + 1
         check(path, nexts)
 
 
@@ -84,7 +61,7 @@ def test_a_producer_that_sends_again_after_a_kill_writes_every_record_once(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["", "fsync"])
+@pytest.mark.parametrize("fsync", [False, True])
 @pytest.mark.parametrize("seed", [300, 400])
-def test_no_record_is_lost_or_doubled_by_any_of_many_kills(tmp_path, seed, mode):
-    crash_repeatedly(tmp_path / "storage", seed=seed, kills=8, mode=mode)
+def test_no_record_is_lost_or_doubled_by_any_of_many_kills(tmp_path, seed, fsync):
+    crash_repeatedly(tmp_path / "storage", seed=seed, kills=8, fsync=fsync)

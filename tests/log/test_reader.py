@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from flowshare.log.readahead import STRETCHES_MAX, ReadAhead
-from flowshare.log.tail import TailBatch
+from flowshare.log.recent import STRETCHES_MAX, ReadAhead, TailBatch
 
 KEY = (uuid.UUID(int=1), 0)
 

@@ -19,6 +19,7 @@ from flowshare.protocol.batches import (
     decode,
     decode_all,
     place,
+    rebase,
 )
 from flowshare.share.types import AcquiredRange
 
@@ -308,3 +309,61 @@ def test_every_acquired_offset_ends_in_exactly_one_place(sizes, holes, ranges):
     }
     assert {o for f, last in decoded.missing for o in range(f, last + 1)} == {o for o in wanted if o >= offset}
     assert decoded.corrupt == []
+
+
+# --- at the edges ---------------------------------------------------------------------------------------------------
+
+
+def test_values_alone_go_in_until_the_batch_is_full():
+    builder = BatchBuilder(size_max=400)
+    many = [b"v%d" % number * 20 for number in range(30)]
+
+    taken = builder.add_values(many, 0, timestamp_ms=NOW_MS)
+    rest = BatchBuilder()
+    left = rest.add_values(many, taken, timestamp_ms=NOW_MS)
+
+    assert 0 < taken < 30 == taken + left
+    assert builder.count == taken
+    found = [*decode_all(builder.build()), *decode_all(rest.build())]
+    assert [(record.key, record.value) for record in found] == [(None, value) for value in many]
+
+
+def test_a_batch_without_records_is_not_built():
+    with pytest.raises(ValueError, match="at least one record"):
+        BatchBuilder().build()
+
+
+def test_a_producers_own_newest_time_is_set_right_when_the_log_says_another():
+    records = build(values(2))
+    (header,) = batch_headers(records)
+
+    placed = rebase(records, [header._replace(max_timestamp=NOW_MS + 99)], 40)
+
+    (found,) = batch_headers(placed)
+    assert (found.base_offset, found.max_timestamp) == (40, NOW_MS + 99)
+    assert [record.offset for record in decode_all(placed)] == [40, 41]
+
+
+def test_without_checksums_the_headers_are_looked_at_alone():
+    damaged = bytearray(build(values(2)))
+    damaged[-1] ^= 1
+
+    assert len(check(bytes(damaged), checksums=False)) == 1
+    with pytest.raises(DecodeError):
+        check(bytes(damaged))
+
+
+@pytest.mark.parametrize("tail", [b"\0\0", b"\0\0\0\0", b"\0\0\0\5ab"])
+def test_a_xerial_block_that_lies_about_its_length_is_corrupt(tail):
+    from flowshare.protocol.codecs import XERIAL
+
+    plain = build(values(3))
+    body = XERIAL + struct.pack(">ii", 1, 1) + tail
+    records = bytearray(plain[:61] + body)
+    struct.pack_into(">i", records, 8, len(records) - 12)
+    struct.pack_into(">h", records, 21, 2)
+
+    found = decode(patch(bytes(records), 57, ">i", 3), [AcquiredRange(0, 2, 1)])
+
+    assert [(first, last) for first, last, _ in found.corrupt] == [(0, 2)]
+    assert "snappy: a block" in found.corrupt[0][2]

@@ -14,13 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowshare.protocol import messages as m
-from flowshare.protocol.compact import Reader, varint
+from flowshare.protocol.compact import FrameReader, varint
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import module, read_request, request_body, request_start, write_request, write_response
-from flowshare.protocol.messages.share import NO_LEADER
-from flowshare.protocol.share_answers import MOVED, decode_fetched, encode_fetched
-from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_acknowledge, encode_fetch
+from flowshare.protocol.messages.share import MOVED, NO_LEADER
+from flowshare.protocol.share_codec import (
+    decode_acknowledge,
+    decode_fetch,
+    decode_fetched,
+    encode_acknowledge,
+    encode_fetch,
+    encode_fetched,
+)
 from flowshare.share.types import AcquiredRange
 
 T1, T2 = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -339,7 +345,7 @@ def test_tagged_fields_that_nobody_knows_are_read_past():
 
 def test_varints_are_read_as_they_are_written():
     for value in (0, 1, 127, 128, 300, 2**31 - 1, 2**63 - 1):
-        reader = Reader(varint(value), 0)
+        reader = FrameReader(varint(value), 0)
         assert (reader.varint(), reader.position) == (value, reader.end)
     with pytest.raises(ValueError, match="negative"):
         varint(-1)

@@ -120,6 +120,48 @@ def test_a_null_array_that_the_schema_allows_is_taken():
     assert read("metadata", frame).topics is None
 
 
+@pytest.mark.parametrize("assigned", [None, ()])
+def test_a_part_that_may_be_null_is_taken_as_null_or_whole(assigned):
+    made = importlib.import_module("kio.schema.share_group_heartbeat.v1.response")
+    response = made.ShareGroupHeartbeatResponse(
+        throttle_time=timedelta(),
+        error_code=KafkaError.none,
+        error_message=None,
+        member_id="m",
+        member_epoch=1,
+        heartbeat_interval=timedelta(),
+        assignment=None if assigned is None else made.Assignment(topic_partitions=assigned),
+    )
+    assert read_response("share_group_heartbeat", 1, write_response(3, response)[4:]) == (3, response)
+
+
+def replica_state(*tags, size=None):
+    """A fetch request with the tagged field 1 of its body, which has these tagged fields."""
+    made = entity("fetch", 15, "request")
+    frame = write_request(1, "me", made(max_wait=timedelta(), min_bytes=1, topics=(), forgotten_topics_data=()))[4:]
+    content = struct.pack(">iq", 3, 4) + varint(len(tags)) + b"".join(tags)
+    return frame[:-1] + b"\x01\x01" + varint(len(content) if size is None else size) + content
+
+
+def test_tagged_fields_that_nobody_knows_are_left_out_of_tagged_fields():
+    known = read("fetch", replica_state())
+    assert known.replica_state.replica_epoch == 4
+    assert read("fetch", replica_state(b"\x09\x01x", b"\x0a\x00")) == known
+
+
+@pytest.mark.parametrize("size", [12, 14])
+def test_a_tagged_field_of_another_size_than_it_says_is_refused(size):
+    with pytest.raises(MalformedMessage):
+        read("fetch", replica_state(size=size) + b"\0")
+
+
+@pytest.mark.parametrize("length", [b"\xff\xfe", b"\x80\x00"])
+def test_a_text_of_a_negative_length_is_refused(length):
+    frame = write_request(1, None, entity("metadata", 1, "request")(topics=()))[4:]
+    with pytest.raises(MalformedMessage, match="negative length"):
+        read("metadata", frame[:-4] + struct.pack(">i", 1) + length)
+
+
 def test_a_request_with_too_many_parts_is_refused_before_any_is_made():
     """All arrays count together: here topics, and partitions in each."""
     made = importlib.import_module("kio.schema.offset_fetch.v7.request")

@@ -1,4 +1,10 @@
-"""The catalogue of scenarios (`scenarios.csv`) and what stands for each of its ids here."""
+"""The catalogue of scenarios (`scenarios.csv`) and what stands for each of its ids here.
+
+The rules that they show are in docs/share-groups.md. Column `source`: where a row was seen, shortened: Kafka's classes
+and their tests (SP SharePartition, SPM SharePartitionManager, SSC and SSX share sessions, KA KafkaApis, SCS and PBC the
+share coordinator, GMM and SA groups and the assignor, HB and PROTO the requests' tests, INT the consumer's, CLI the
+tools'), or other clients (LRK librdkafka, FGO and kfake franz-go).
+"""
 
 from __future__ import annotations
 

@@ -72,4 +72,15 @@ async def collect(perform: Perform, step: Step) -> Outcome:
     return Outcome(" ".join(f"[{first}-{last}]c{count}" for first, last, count in sorted(taken)) or "nothing")
 
 
-COMPOSITES = {"exhaust": exhaust, "collect": collect}
+async def singly(perform: Perform, step: Step) -> Outcome:
+    """`singly M1 0-498:accept`: an acknowledgement, and so a write of the state, for each offset."""
+    span, _, kind = step.words[1].partition(":")
+    first, last = map(int, span.split("-"))
+    for offset in range(first, last + 1):
+        answer = await perform(parse_step(f"ack {step.words[0]} {offset}:{kind}"))
+        if answer.main != "NONE":
+            return answer
+    return Outcome()
+
+
+COMPOSITES = {"exhaust": exhaust, "collect": collect, "singly": singly}

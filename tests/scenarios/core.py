@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from flowshare.core_errors import CoreError
 from flowshare.protocol.errors import error_code
-from flowshare.share.errors import ShareError
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.types import AcknowledgeBatch, AcquireMode, Limits, LogBatch, PartitionUpdate, StateRun
 from tests.scenarios import words
@@ -82,7 +82,7 @@ class CoreSubject:
         self.persister_error = "UNKNOWN_SERVER_ERROR"
         self.held: dict[str, Held] = {}
         self.members = CoreGroups(scenario, self.clock)
-        self.parts = (self.members, CoreState(self.clock))
+        self.parts = (self.members, CoreState())
 
     def clock(self) -> int:
         """The time that steps have moved to."""
@@ -241,7 +241,7 @@ class CoreSubject:
             partition = self.partition(group, where)
             try:
                 decision = partition.acknowledge(member_id, named, now_ms=self.now_ms)
-            except ShareError as error:
+            except CoreError as error:
                 found[where] = error_code(error).name
                 continue
             outcome = self.write(group, where, decision, step.background)
@@ -266,7 +266,7 @@ class CoreSubject:
         group_id, member_id = words.member(step.words[0])
         group = self.group(group_id)
         for where, partition in group.partitions.items():
-            self.save(group, where, partition.release_member(member_id, now_ms=self.now_ms))
+            self.save(group, where, partition.release_member(member_id))
         return Outcome()
 
     def do_time(self, step: Step) -> Outcome:
@@ -349,7 +349,7 @@ class CoreSubject:
         """Do it; a core error is an outcome."""
         try:
             return work()
-        except ShareError as error:
+        except CoreError as error:
             return Outcome(f"error {error_code(error).name}")
 
     def partition(self, group: CoreGroup, where: Place) -> SharePartition:

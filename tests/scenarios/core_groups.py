@@ -6,10 +6,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 
+from flowshare.core_errors import CoreError, GroupIdNotFound
 from flowshare.protocol.errors import error_code
 from flowshare.share.assignor import Key, assign
 from flowshare.share.config import GroupConfig
-from flowshare.share.errors import GroupIdNotFound, ShareError
 from flowshare.share.group import ShareGroup, TopicInfo, check_heartbeat
 from flowshare.share.session import ShareSessions
 from tests.scenarios import words
@@ -98,7 +98,7 @@ class CoreGroups:
         topics = None if named is None else tuple(filter(None, named.split(",")))
         try:
             return self.coordinator.heartbeat(step, epoch, topics)
-        except ShareError as error:
+        except CoreError as error:
             return Outcome(f"error {error_code(error).name}")
 
     def do_assigned(self, step: Step) -> Outcome:
@@ -128,7 +128,7 @@ class CoreGroups:
         epoch = int(step.options["epoch"], 0)
         try:
             turn = self.sessions.fetch("c1", group_id, member_id, epoch, added=added, forgotten=forgotten)
-        except ShareError as error:
+        except CoreError as error:
             return Outcome(f"error {error_code(error).name}")
         return Outcome("ok", {"partitions": ",".join(str(p) for _, p in turn.partitions) or "none"})
 

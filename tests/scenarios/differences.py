@@ -189,15 +189,20 @@ OVERRIDES: Mapping[str, tuple[Override, ...]] = {
 }
 
 
-def on_kafka(name: str, scenario: Scenario) -> Steps:
-    """The scenario's steps with what Kafka does instead. Raises: ValueError for an override that fits no line."""
+def replaced(name: str, scenario: Scenario, overrides: Mapping[str, tuple[Override, ...]]) -> Steps:
+    """The scenario's steps with its overrides in place. Raises: ValueError for an override that fits no line."""
     steps = list(scenario.steps())
-    for override in OVERRIDES.get(name, ()):
+    for override in overrides.get(name, ()):
         places = [index for index, step in enumerate(steps) if step.text == override.line]
         if len(places) != 1:
             raise ValueError(f"{name} has the line {override.line!r} {len(places)} times")
         steps[places[0] : places[0] + 1] = parse_steps(override.instead)
-    changed = tuple(steps)
+    return tuple(steps)
+
+
+def on_kafka(name: str, scenario: Scenario) -> Steps:
+    """The scenario's steps with what Kafka does instead. Raises: ValueError for an override that fits no line."""
+    changed = replaced(name, scenario, OVERRIDES)
     for rule in RULES:
         changed = rule.change(changed)
     return tuple(without(step, "waited") for step in changed)

@@ -20,7 +20,7 @@ from flowshare.protocol.messages import (
     MetadataRequest,
     ShareGroupHeartbeatRequest,
 )
-from flowshare.server.state import ShareKey, delete_state, initial_writes
+from flowshare.server.runtime.state import ShareKey, delete_state, initial_writes
 from flowshare.share.types import AcquiredRange, PartitionState
 from tests.scenarios import words
 from tests.scenarios.composite import ranges

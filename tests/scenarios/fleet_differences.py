@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.scenarios.differences import Override, Steps, without
-from tests.scenarios.language import Scenario, parse_steps
+from tests.scenarios.differences import Override, Steps, replaced, without
+from tests.scenarios.language import Scenario
 
 OVERRIDES: Mapping[str, tuple[Override, ...]] = {
     # flowshare's own members, as these are, send heartbeats often while there are few of them.
@@ -39,10 +39,4 @@ OVERRIDES: Mapping[str, tuple[Override, ...]] = {
 
 def on_fleet(name: str, scenario: Scenario) -> Steps:
     """The scenario's steps with what a fleet does instead. Raises: ValueError for an override that fits no line."""
-    steps = list(scenario.steps())
-    for override in OVERRIDES.get(name, ()):
-        places = [index for index, step in enumerate(steps) if step.text == override.line]
-        if len(places) != 1:
-            raise ValueError(f"{name} has the line {override.line!r} {len(places)} times")
-        steps[places[0] : places[0] + 1] = parse_steps(override.instead)
-    return tuple(without(step, "waited") for step in steps)
+    return tuple(without(step, "waited") for step in replaced(name, scenario, OVERRIDES))

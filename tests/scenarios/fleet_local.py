@@ -16,7 +16,7 @@ from flowshare.backend.fleet import WorkersBackend
 from flowshare.backend.fleet_options import FleetPlace
 from flowshare.backend.url import parse_broker
 from flowshare.log.base import StorageError
-from flowshare.slots.places import slot_of_key
+from flowshare.slots.placement import slot_of_key
 from tests.scenarios.kafka_world import until
 from tests.scenarios.settings import server_config
 
@@ -71,7 +71,7 @@ class LocalFleet:
 
         assert right(await until(served, right))
         for worker in self._workers():
-            for slot in worker._keeper.led.values():
+            for slot in worker._slot_manager.led.values():
                 slot.write = self._gated(slot.write)
         return self
 
@@ -97,7 +97,7 @@ class LocalFleet:
         return [backend.worker for backend in self._backends if backend.worker is not None]
 
     def _led(self) -> dict[int, Any]:
-        return {number: slot for worker in self._workers() for number, slot in worker._keeper.led.items()}
+        return {number: slot for worker in self._workers() for number, slot in worker._slot_manager.led.items()}
 
     def _gated(self, write: Callable[[Sequence[Entry]], Any]) -> Callable[[Sequence[Entry]], Any]:
         async def gated(entries: Sequence[Entry]) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowshare.dev.broker import Broker
+from flowshare.dev.broker import DevBroker
 from tests.fleet.processes import FleetProcesses
 from tests.scenarios.fleet import SETTINGS, FleetSubject
 from tests.scenarios.language import Outcome, Scenario, Step
@@ -22,7 +22,7 @@ class MortalSubject(FleetSubject):
     # While all workers are replaced no scenario's member sends heartbeats; a coordinator that comes over waits for one.
     settings: Mapping[str, str] = {**SETTINGS, "share.heartbeat.interval.ms": "30000"}
 
-    def __init__(self, kafka: Broker, scenario: Scenario) -> None:
+    def __init__(self, kafka: DevBroker, scenario: Scenario) -> None:
         super().__init__(kafka.addresses[0], (), scenario)
         self._kafka = kafka
         self._folder = tempfile.TemporaryDirectory()

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flowshare.backend.fleet import TO_KAFKA
-from flowshare.client.cluster import Cluster
-from flowshare.client.routing import ClusterConnection
+from flowshare.backend.fleet import of_brokers
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.routing import ClusterConnection
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     Connection,
     FetchedPartition,
-    InitProducerIdRequest,
     MetadataRequest,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -32,8 +31,9 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
-from tests.scenarios import transaction_codecs
+from flowshare.protocol.messages.base import FinishedRequest
 from tests.scenarios.server_tcp import Wire
+from tests.waiting import pause
 
 LOOK_S = 0.02
 TOGETHER_S = 0.3
@@ -48,12 +48,13 @@ class FleetWire:
     """One client's sockets: to the brokers, to the workers, and one to each leader for its share sessions."""
 
     def __init__(self, brokers: ClusterConnection, workers: Cluster, name: str) -> None:
+        self.is_flowshare = True
+        self.keeps_time = False
         self._brokers = brokers
         self._workers = workers
         self._name = name
         self._groups = workers.connect(name)
         self._lines: dict[int, Wire] = {}
-        self._broker: Wire | None = None
         self._bases: dict[Member, dict[int, int]] = {}
         """Of each member's sessions: by leader, the scenario's epoch at which that one's began."""
 
@@ -61,17 +62,17 @@ class FleetWire:
         """The answer, of one or put together."""
         if isinstance(request, Sharing):
             return await self._share(request)
-        if type(request) in transaction_codecs.CODECS or isinstance(request, InitProducerIdRequest):
-            return await (await self._any_broker()).send(request)
-        if isinstance(request, TO_KAFKA) or getattr(request, "resource_type", "") == "topic":
+        if of_brokers(request):
             return await self._brokers.send(request)
         return await self._groups.send(request)
+
+    def begin(self, request: Any, told: Callable[[FinishedRequest], object]) -> None:
+        """As `Connection.begin`."""
+        asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     async def close(self) -> None:
         """Close all sockets."""
         lines: list[Connection] = [*self._lines.values(), self._brokers, self._groups]
-        if self._broker is not None:
-            lines.append(self._broker)
         for line in lines:
             await line.close()
 
@@ -170,7 +171,7 @@ class FleetWire:
         while (silent := [node for node in told if not _brings(told[node])]) and loop.time() < end:
             if len(silent) < len(told):
                 end = min(end, loop.time() + TOGETHER_S)
-            await asyncio.sleep(LOOK_S)
+            await pause(LOOK_S, "as often a client asks that sees several leaders")
             for node in silent:
                 bases[node] -= 1
                 again = replace(request, session_epoch=epoch - bases[node], partitions=(), forgotten=(), max_wait_ms=0)
@@ -194,12 +195,6 @@ class FleetWire:
         if line is None:
             line = self._lines[node] = await self._open(*self._workers.topology.nodes[node])
         return await line.send(request)
-
-    async def _any_broker(self) -> Wire:
-        if self._broker is None:
-            nodes = self._brokers.cluster.topology.nodes
-            self._broker = await self._open(*nodes[min(nodes)])
-        return self._broker
 
     async def _open(self, host: str, port: int) -> Wire:
         clock = self._workers.clock

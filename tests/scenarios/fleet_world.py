@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowshare.backend.fleet import FleetConnection
-from flowshare.client.cluster import Cluster
-from flowshare.client.connections import NodeConnection
-from flowshare.client.tcp import open_tcp
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.connections import NodeConnection
+from flowshare.client.net.tcp import open_tcp
 from flowshare.protocol.messages import Connection
 from tests.scenarios.fleet_local import LocalFleet
 from tests.scenarios.fleet_wire import FleetWire

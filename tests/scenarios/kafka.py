@@ -33,8 +33,8 @@ from tests.scenarios.kafka_world import LIMIT_S, LOOK_S, KafkaWorld, until
 from tests.scenarios.language import BadStep, Outcome, Scenario, Step, parse_step
 from tests.scenarios.server import ServerSubject
 from tests.scenarios.server_admin import AdminSteps
-from tests.scenarios.transaction_codecs import FindTransactionCoordinatorRequest
 from tests.scenarios.words import Batch, Place
+from tests.waiting import pause
 
 EARLY = 0.6
 """`time 14999` stands for "the lock is far from over": this part of it passes, the rest with the next step of time."""
@@ -84,7 +84,7 @@ class KafkaSubject(ServerSubject):
             raise BadStep(f"Kafka knows no step {step.operation!r}")
         if step.background is not None:
             self.background[step.background] = asyncio.get_running_loop().create_task(method(step))
-            await asyncio.sleep(SLACK_S)  # nothing tells a client that its request is parked
+            await pause(SLACK_S, "nothing tells a client that its request is parked")
             return Outcome()
         if step.operation in REPEATED:
             return await until(lambda: method(step), lambda outcome: step.check(outcome) is None)
@@ -105,10 +105,10 @@ class KafkaSubject(ServerSubject):
         """`time 15000`: a fifth of that passes, and a little."""
         whole_s = int(step.words[0]) / 1000 / self.kafka.scale
         if int(step.words[0]) % 10 == 9:
-            await asyncio.sleep(whole_s * EARLY)
+            await pause(whole_s * EARLY, "a real broker's time passes")
             self.owed_s += whole_s * (1 - EARLY)
         else:
-            await asyncio.sleep(whole_s + self.owed_s + SLACK_S)
+            await pause(whole_s + self.owed_s + SLACK_S, "a real broker's time passes")
             self.owed_s = 0.0
         return Outcome()
 
@@ -233,7 +233,7 @@ class KafkaSubject(ServerSubject):
 
     async def prepare_transactions(self, name: str) -> None:
         """The broker makes its topic for transactions when it is asked for their coordinator."""
-        await self.ask(FindTransactionCoordinatorRequest(transactional_id=name))
+        await self.ask(FindCoordinatorRequest(key=name, kind="transaction"))
 
     async def end_in_place(self, where: Place, name: str, producer: ProducerIdentity, *, committed: bool) -> None:
         """End a transaction; its marker takes the next offset."""
@@ -341,7 +341,7 @@ class KafkaSubject(ServerSubject):
             outcome = Outcome(outcome.main, {**outcome.fields, "assigned": told})
             if step.check(outcome) is None:
                 break
-            await asyncio.sleep(LOOK_S)
+            await pause(LOOK_S, "a member beats again after a while")
             outcome = await admin.do_beat(step)
         return outcome
 

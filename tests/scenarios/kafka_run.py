@@ -32,11 +32,11 @@ async def begin(address: str) -> None:
     """Wait until the broker serves share groups: scenarios' bare requests do not wait for its coordinators to load."""
     name = f"begin-{uuid.uuid4().hex[:8]}"
     async with fs.Broker(f"kafka://{address}") as broker, asyncio.timeout(LIMIT_S):
-        admin = broker.admin()
+        admin = fs.ShareAdmin(broker)
         await admin.create_topic(name, partitions=1)
         await admin.alter_group_configs(name, {"share.auto.offset.reset": "earliest"})
-        await broker.producer().send(name, b"")
-        consumer = broker.consumer(name, [name])
+        await fs.Producer(broker).send(name, b"")
+        consumer = fs.ShareConsumer(broker, [name], group_id=name)
         while not await consumer.poll(1.0):
             pass
 

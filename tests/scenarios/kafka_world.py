@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from flowshare.client.cluster import Cluster
-from flowshare.client.connections import NodeConnection
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.net.connections import NodeConnection
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock
 from flowshare.protocol.messages import Connection
+from tests import waiting
 from tests.scenarios.language import Scenario
 from tests.scenarios.renaming import Renaming
 from tests.scenarios.server_tcp import Wire
@@ -102,8 +103,4 @@ def scale_of(scenario: Scenario) -> float:
 
 async def until(look: Callable[[], Awaitable[Any]], right: Callable[[Any], bool]) -> Any:
     """Look again until it is right, at most for `LIMIT_S`; what was seen last."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + LIMIT_S
-    while not right(seen := await look()) and loop.time() < deadline:  # noqa: ASYNC110 - a broker tells nobody
-        await asyncio.sleep(LOOK_S)
-    return seen
+    return await waiting.until(look, good=right, limit_s=LIMIT_S, look_s=LOOK_S, or_last=True)

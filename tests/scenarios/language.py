@@ -139,6 +139,10 @@ class Scenario:
         """Names of the subjects."""
         return tuple(self.on.split())
 
+    def also(self, **otherwise: str | bool) -> tuple[Scenario, Scenario]:
+        """This scenario and its next variant, which is the same but for what is said here."""
+        return self, replace(self, **otherwise)
+
     def steps(self) -> tuple[Step, ...]:
         """Given, when and then as one sequence."""
         return parse_steps("\n".join((self.given, self.when, self.then)))

@@ -27,7 +27,7 @@ NOT_ON_TCP: Final[Mapping[str, str]] = {
     "G18": _ASSIGNOR,
     "G19": _ASSIGNOR,
     "G21": "Members are never told of a partition before its state is there, so a socket shows no half of it.",
-    **dict.fromkeys([f"P{number:02}" for number in (*range(1, 11), 23)], _STATE),
+    **dict.fromkeys([f"P{number:02}" for number in (1, 2, 3, 4, 7, 23)], _STATE),
     **dict.fromkeys([f"P{number}" for number in range(11, 21)], _COMBINER),
 }
 
@@ -37,6 +37,7 @@ _SEED = "Stored state cannot be seeded by a client."
 _BROKER = "It needs a setting of the broker itself; the broker is shared by the whole run."
 _HOLE = "Holes in a log come from compaction, which runs when the broker likes."
 _MARKERS = "A log without the markers of its aborted transactions does not exist on a broker."
+_STORED = "What is stored, and how, cannot be seen by a client."
 _LETTERS = "Dead-letter topics come with Kafka 4.4 (KIP-1191)."
 _SMALL = "Kafka takes no share.partition.max.record.locks below 100; the variant with 100 runs there."
 
@@ -50,6 +51,7 @@ NOT_ON_KAFKA: Final[Mapping[str, str]] = {
     **dict.fromkeys(["A26.2", "A27.2", "A28", "A29", "A30.2", "A31.2", "A32.2", "D12"], _SEED),
     "A35": _HOLE,
     **dict.fromkeys(["K20", "K21", "K22", "K23", "L05", "E12", "E12.2", "E12.3"], _FAULT),
+    **dict.fromkeys(["P05", "P06", "P08", "P09"], _STORED),
     **dict.fromkeys(["L12", "G13", "P21", "P22", "E06"], _CRASH),
     "O15.2": _MARKERS,
     "O17": _MARKERS,
@@ -68,6 +70,7 @@ NOT_ON_FLEET: Final[Mapping[str, str]] = {
     "A35": _HOLE,
     "O15.2": _MARKERS,
     "O17": _MARKERS,
+    **dict.fromkeys(["P05", "P06", "P08", "P09"], _STORED),
     "O18.2": _TRANSACTIONS,
     "G22": "It is about the milliseconds of one second, and time is real there.",
     "E05": "Its figures are those of a clock that counts the work alone.",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
+from flowshare.log import keys
 from flowshare.log.memory import MemoryStorage
+from flowshare.log.partition import StoredPartition
+from flowshare.log.store import StoreStep
 from flowshare.protocol.batches import BatchBuilder, batch_headers
 from flowshare.protocol.headers import ATTRIBUTES_AT, CONTROL_MASK, CRC_AT, TRANSACTIONAL_MASK, crc32c
 from tests.scenarios.words import Batch, Place
@@ -31,18 +35,21 @@ def build_values(values: list[bytes], *, timestamp_ms: int) -> bytes:
 
 def leave_hole(storage: MemoryStorage, where: Place, first: int) -> None:
     """Let the next batch begin at `first`, as after compaction."""
-    storage._partitions[where.topic].at(where.partition).end = first
+    log = storage._partitions[where.topic].at(where.partition)
+    log.end = log.next_offset = log.holes_to = first
+    _forget_read(storage)
 
 
 def make_control(storage: MemoryStorage, where: Place) -> None:
     """Turn the last batch into a control batch: what the end of a transaction leaves in the log."""
     log = storage._partitions[where.topic].at(where.partition)
-    stored = log.batches[-1]
-    records = bytearray(stored.records)
+    ((key, stored),) = list(_batches(storage, log))[-1:]
+    records = bytearray(stored)
     (attributes,) = struct.unpack_from(">h", records, ATTRIBUTES_AT)
     struct.pack_into(">h", records, ATTRIBUTES_AT, attributes | CONTROL_MASK | TRANSACTIONAL_MASK)
     struct.pack_into(">I", records, CRC_AT, crc32c(memoryview(records)[ATTRIBUTES_AT:]))
-    log.batches[-1] = stored._replace(records=bytes(records))
+    storage._store.commit([StoreStep([(key, bytes(records))])])
+    _forget_read(storage)
 
 
 def transactional(records: bytes, producer_id: int, epoch: int) -> bytes:
@@ -65,8 +72,20 @@ def end_in_place(storage: MemoryStorage, where: Place, producer_id: int, *, comm
 def compact(storage: MemoryStorage, where: Place, gone: Batch) -> None:
     """Take batches out of the log."""
     log = storage._partitions[where.topic].at(where.partition)
-    log.batches = [stored for stored in log.batches if not gone.first <= stored.first <= gone.last]
-    log.firsts = [stored.first for stored in log.batches]
+    found = [key for key, _ in _batches(storage, log) if gone.first <= keys.offset_of(key) <= gone.last]
+    storage._store.commit([StoreStep([(key, None) for key in found])])
+    log.holes_to = log.end
+    _forget_read(storage)
+
+
+def _batches(storage: MemoryStorage, log: StoredPartition) -> Iterator[tuple[bytes, bytes]]:
+    prefix = keys.batches(log.topic_id, log.number)
+    return storage._store.scan(prefix, keys.after(prefix))
+
+
+def _forget_read(storage: MemoryStorage) -> None:
+    storage._budget.clear()
+    storage._ahead.clear()
 
 
 def offsets_in(records: bytes) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from flowshare.protocol.messages import Connection, ListGroupsResponse
+from flowshare.protocol.messages.base import FinishedRequest
 
 NAMES = frozenset({"group_id", "group_ids", "topic", "topics", "name", "subscribed_topics", "offsets", "partitions"})
 NAMES_OF_RESOURCES = frozenset({"group", "topic"})
@@ -43,6 +45,8 @@ class Renaming:
 
     def __init__(self, inner: Connection, suffix: str) -> None:
         self._inner = inner
+        self.is_flowshare = inner.is_flowshare
+        self.keeps_time = inner.keeps_time
         self._suffix = suffix
 
     async def send(self, request: Any) -> Any:
@@ -52,6 +56,10 @@ class Renaming:
             ours = tuple(group for group in answer.groups if group.group_id.endswith(self._suffix))
             answer = dataclasses.replace(answer, groups=ours)
         return renamed(answer, self._shorter)
+
+    def begin(self, request: Any, told: Callable[[FinishedRequest], object]) -> None:
+        """As `Connection.begin`."""
+        asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     async def close(self) -> None:
         """Close."""

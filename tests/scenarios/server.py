@@ -17,13 +17,15 @@ from flowshare.protocol.messages import (
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteRecordsRequest,
+    DeleteShareGroupStateRequest,
     DeleteTopicRequest,
     IncrementalAlterConfigsRequest,
     MetadataRequest,
     ProduceRequest,
     ProducerIdentity,
+    ReadShareGroupStateSummaryRequest,
 )
-from flowshare.server.state import ShareKey, delete_state, initial_writes
+from flowshare.server.runtime.state import ShareKey, delete_state, initial_writes, read_state
 from flowshare.share.types import PartitionState
 from tests.scenarios import records, words
 from tests.scenarios.language import BadStep, Outcome, Scenario, Step
@@ -265,10 +267,39 @@ class ServerSubject(MemberSteps):
         where, start = words.placed(step.words[0])
         await self.ensure(where.topic)
         await self.found(words.GROUP)
-        key = ShareKey(words.GROUP, self.topic_id(where.topic), where.partition)
+        key = self.key(where)
         state = PartitionState(start_offset=int(start), runs=tuple(words.runs(step.words[1:])))
         await self.world.storage.write([*await delete_state(self.world.storage, [key]), *initial_writes(key, state)])
         return Outcome()
+
+    def key(self, where: Place) -> ShareKey:
+        """The share-partition of a place."""
+        return ShareKey(words.GROUP, self.topic_id(where.topic), where.partition)
+
+    async def do_stored(self, step: Step) -> Outcome:
+        """`stored [partition]`: how many updates the store has since the snapshot, and the number of the last."""
+        key = self.key(words.place(step.words[0]) if step.words else Place(words.TOPIC, 0))
+        stored = await read_state(self.world.storage, key)
+        if stored is None:
+            return Outcome("nothing")
+        updates = stored.next_number - stored.first_number
+        return Outcome("ok", {"updates": str(updates), "number": str(stored.next_number - 1)})
+
+    async def do_summary(self, step: Step) -> Outcome:
+        """`summary`: start offset and delivery-complete count, by the state API."""
+        return await self.ask_state(ReadShareGroupStateSummaryRequest)
+
+    async def do_delete_state(self, step: Step) -> Outcome:
+        """`delete_state`: the state is forgotten, by the state API."""
+        return await self.ask_state(DeleteShareGroupStateRequest)
+
+    async def ask_state(self, kind: type[ReadShareGroupStateSummaryRequest | DeleteShareGroupStateRequest]) -> Outcome:
+        """Ask in process, as coordinators alone do: flowshare's clients know no such request."""
+        group_id, topic_id, partition = self.key(Place(words.TOPIC, 0))
+        connection = await World.connect(self.world, "coordinator")
+        answer = await connection.send(kind(group_id=group_id, topic_id=topic_id, partition=partition))
+        told = {"start": str(answer.told.start_offset), "complete": str(answer.told.delivery_complete_count)}
+        return Outcome(answer.error.name, told)
 
     async def do_restart(self, step: Step) -> Outcome:
         """The server stops in order and starts again."""

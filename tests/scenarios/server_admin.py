@@ -100,7 +100,7 @@ class AdminSteps:
 
     async def do_describe_group(self, step: Step) -> Outcome:
         """`describe_group g`: state, epoch, members."""
-        (group,) = (await self.subject.ask(ShareGroupDescribeRequest(group_ids=(step.words[0],)))).groups
+        group = await self.subject.ask(ShareGroupDescribeRequest(group_id=step.words[0]))
         fields = {
             "state": group.state,
             "epoch": str(group.group_epoch),

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.consumer import ShareConsumer, ShareRecord
+from flowshare.client.consumer.consumer import ShareConsumer, ShareRecord
 from flowshare.client.errors import ClientError
 from flowshare.client.settings import ConsumerSettings
 from flowshare.protocol.messages import Connection
@@ -51,7 +51,7 @@ class ClientSteps:
     async def close(self) -> None:
         """Close all consumers."""
         for name in list(self.seats):
-            await self.drive(self.seats.pop(name).consumer.close(timeout_s=1.0))
+            await self.drive(self.seats.pop(name).consumer.close(timeout=1.0))
 
     async def drive(self, work: Awaitable[Any]) -> Any:
         """Let time pass until `work` is done."""
@@ -67,7 +67,7 @@ class ClientSteps:
         connections: list[Connection] = []
         settings = ConsumerSettings(
             acknowledgement_mode="explicit" if options.get("mode") == "explicit" else "implicit",
-            poll_records_max=int(options.get("max", "500")),
+            max_poll_records=int(options.get("max", "500")),
             acquire_mode=AcquireMode[options.get("acquire", "batch_optimized").upper()],
         )
 
@@ -110,7 +110,7 @@ class ClientSteps:
             seat.records[where, record.offset] = record
             found.setdefault(where, []).append(record.offset)
         shown = {where: words.show_offsets(offsets) for where, offsets in sorted(found.items())}
-        counts = ",".join(map(str, sorted({record.delivery_count for record in records}))) or "none"
+        counts = ",".join(map(str, sorted({record.attempt for record in records}))) or "none"
         alone = self.subject.alone(list(shown))
         return Outcome(words.show_by_place(shown, alone=alone, empty="nothing"), {"counts": counts})
 
@@ -156,7 +156,7 @@ class ClientSteps:
 
     async def do_close_consumer(self, step: Step) -> Outcome:
         """`close_consumer C1`: it leaves in order."""
-        await self.drive(self.seats.pop(step.words[0]).consumer.close(timeout_s=30.0))
+        await self.drive(self.seats.pop(step.words[0]).consumer.close(timeout=30.0))
         return Outcome()
 
     # --- whole stories ---
@@ -270,7 +270,7 @@ class ClientSteps:
                 value = record.value or b""
                 role = (int(value) + stage) % 4
                 again = {1: 1, 3: 2}.get(role, 0)
-                if record.delivery_count <= again:
+                if record.attempt <= again:
                     seat.consumer.acknowledge(record, AcknowledgeType.RELEASE)
                     continue
                 settled += 1

@@ -6,17 +6,16 @@ Server and client share one loop and one manual clock, which rules all waiting a
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
+from flowshare.client.net.tcp import TcpConnection, open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import TcpConnection, open_tcp
 from flowshare.client.wire import Codec
-from flowshare.protocol.kafka import read_response
 from flowshare.protocol.messages import Connection
-from flowshare.server.listener import Listener
+from flowshare.protocol.messages.base import FinishedRequest
+from flowshare.server.net.listener import Listener
 from flowshare.server.server import Server
-from tests.scenarios import transaction_codecs
 from tests.scenarios.language import Scenario
 from tests.scenarios.server import ServerSubject
 from tests.scenarios.sockets import CountingLoop, SocketClock
@@ -26,21 +25,24 @@ NEVER_S = 1e6
 
 
 class Wire:
-    """A `TcpConnection` that also sends what only scenarios send: older versions of a request, transactions."""
+    """A `TcpConnection` that also sends what only scenarios send: older versions of a request."""
 
     def __init__(self, connection: TcpConnection) -> None:
         self.connection = connection
+        self.is_flowshare = connection.is_flowshare
+        self.keeps_time = connection.keeps_time
 
     async def send(self, request: Any) -> Any:
         """Answer of the server."""
-        codec = transaction_codecs.CODECS.get(type(request))
-        if codec is not None:
-            return await self._in_version(codec, request, codec.highest)
         if getattr(request, "version", 2) == 1:
             from flowshare.client.wire import codec_of
 
             return await self._in_version(codec_of(request), request, 1)
         return await self.connection.send(request)
+
+    def begin(self, request: Any, told: Callable[[FinishedRequest], object]) -> None:
+        """As `Connection.begin`."""
+        asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     async def close(self) -> None:
         """Close the socket."""
@@ -49,15 +51,12 @@ class Wire:
     async def _in_version(self, codec: Codec, request: Any, version: int) -> Any:
         """Ask in this version, whether it can say all that the request says or not."""
 
-        def read(frame: bytes) -> Any:
-            return codec.decode(read_response(codec.name, version, frame)[1], request)
-
-        write = partial(_write, codec, self.connection._client_id, request, version)
-        return await self.connection._pipeline.call(write, read, name=codec.name, wait_s=NEVER_S)
-
-
-def _write(codec: Codec, client_id: str, request: Any, version: int, number: int) -> bytes:
-    return codec.write(number, client_id, request, version)
+        return await self.connection._pipeline.call(
+            lambda number: codec.write(number, self.connection._client_id, request, version),
+            lambda frame: codec.read(frame, request, version),
+            name=codec.api.name,
+            wait_s=NEVER_S,
+        )
 
 
 class TcpWorld(World):
@@ -91,7 +90,7 @@ class TcpWorld(World):
     async def connect(self, name: str) -> Connection:
         """A new socket. Time stands still for it, so that no answer is ever late."""
         await self.start()
-        settings = LinkSettings(request_timeout_s=NEVER_S)
+        settings = LinkSettings(request_timeout=NEVER_S)
         return Wire(await open_tcp(*self.address, client_id=name, clock=self.clock, settings=settings))
 
 

@@ -1,4 +1,4 @@
-"""Run as a process: two members work through a topic that a producer fills, until the process is killed.
+"""Run in a process (tests.killing): two members work through a topic that a producer fills, until it is killed.
 
 What happened is said on stdout, a line each: `q first last count` acquired, `t first last` about to be accepted,
 `a first last` accepted and confirmed, `p first last` produced and confirmed.
@@ -7,19 +7,19 @@ What happened is said on stdout, a line each: `q first last count` acquired, `t 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from pathlib import Path
 
 from flowshare.backend.embedded import EmbeddedBackend
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.member import ShareMember
-from flowshare.client.producer import Producer
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.producer import Producer
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch
 from flowshare.share.types import AcknowledgeType
+from tests.killing import say
+from tests.waiting import until
 
 GROUP = "g"
 CONFIGS = {
@@ -48,8 +48,7 @@ class Worker:
         producer = Producer(self.connect, clock=self.clock)
         while True:
             if self.open >= OPEN_MAX:
-                await asyncio.sleep(0.001)
-                continue
+                await until(lambda: self.open < OPEN_MAX, look_s=0.001)
             count = self.chance.randint(1, 60)
             self.open += count
             sent = await producer.send_many("t", [b"v" * self.chance.choice((10, 300, 5_000)) for _ in range(count)])
@@ -100,11 +99,6 @@ def runs(offsets: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def say(line: str) -> None:
-    """Each line is one write to the pipe, so that none is lost with the process."""
-    os.write(1, line.encode() + b"\n")
-
-
 async def main(path: Path, seed: int) -> None:
     """Work until killed."""
     backend = EmbeddedBackend(path)
@@ -115,7 +109,3 @@ async def main(path: Path, seed: int) -> None:
     await admin.alter_group_configs(GROUP, CONFIGS)
     say("ready")
     await asyncio.gather(worker.produce(), worker.work(), worker.work())
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

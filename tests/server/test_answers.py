@@ -6,8 +6,17 @@ import asyncio
 
 import pytest
 
-from flowshare.server import answers
-from flowshare.server.answers import KIB, LARGE_BYTES, LEAST_BYTES, Answers, AnswerTooLarge, Room, fitting, granted
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.answers import (
+    KIB,
+    LARGE_BYTES,
+    LEAST_BYTES,
+    Answers,
+    AnswerSpace,
+    AnswerTooLarge,
+    fitting,
+    granted,
+)
 
 MIB = 1024 * KIB
 
@@ -19,7 +28,7 @@ class Connection:
         self.first = first
         self.bytes_ahead = ahead
 
-    def ahead(self, room):
+    def ahead(self, space):
         return self.first, self.bytes_ahead
 
     def starved(self, waiter):
@@ -50,43 +59,43 @@ def test_a_client_that_reads_nothing_gets_nothing_more_though_it_is_its_turn():
 
 def test_all_fetches_together_reserve_no_more_than_there_may_be_and_the_least_each():
     account = Answers(8 * MIB, 4 * MIB, MIB)
-    given = [Room(account, Connection()).reserve(64 * MIB) for _ in range(100)]
+    given = [AnswerSpace(account, Connection()).reserve(64 * MIB) for _ in range(100)]
     assert all(one >= LEAST_BYTES for one in given)
     assert account.reserved == sum(given) <= 8 * MIB + 100 * LEAST_BYTES
 
 
 def test_what_was_reserved_and_not_read_is_given_back():
     account = Answers(8 * MIB, 4 * MIB, MIB)
-    room = Room(account, Connection())
-    room.settle(room.reserve(MIB), 1_000)
-    assert account.reserved == room.held == 1_000
-    room.finish()
+    space = AnswerSpace(account, Connection())
+    space.settle(space.reserve(MIB), 1_000)
+    assert account.reserved == space.held == 1_000
+    space.finish()
     assert account.reserved == 0
 
 
 def test_what_clients_have_not_read_counts():
     account = Answers(8 * MIB, 4 * MIB, MIB)
     account.unread = lambda: 8 * MIB
-    assert Room(account, Connection(first=False)).reserve(MIB) == 0
-    assert Room(account, Connection()).reserve(MIB) == LEAST_BYTES
+    assert AnswerSpace(account, Connection(first=False)).reserve(MIB) == 0
+    assert AnswerSpace(account, Connection()).reserve(MIB) == LEAST_BYTES
 
 
 def test_an_answer_that_grows_beyond_its_limit_is_refused():
     account = Answers(8 * MIB, 4 * MIB, 1_000)
-    room = Room(account, Connection())
-    room.add(1_000)
+    space = AnswerSpace(account, Connection())
+    space.add(1_000)
     with pytest.raises(AnswerTooLarge, match=r"more than 1000 bytes \(response\.max\.bytes\); ask for less"):
-        room.add(1)
+        space.add(1)
 
 
 def test_a_long_answer_is_refused_while_too_many_bytes_wait_and_a_short_one_is_not():
     account = Answers(8 * MIB, 4 * MIB, 64 * MIB)
     account.unread = lambda: 9 * MIB
-    room = Room(account, Connection())
+    space = AnswerSpace(account, Connection())
     for _ in range(LARGE_BYTES // KIB):
-        room.add(KIB)
+        space.add(KIB)
     with pytest.raises(AnswerTooLarge, match=r"queued\.max\.response\.bytes"):
-        room.add(LARGE_BYTES)
+        space.add(LARGE_BYTES)
 
 
 def test_a_name_that_does_not_fit_is_refused_and_the_others_are_told():
@@ -94,19 +103,19 @@ def test_a_name_that_does_not_fit_is_refused_and_the_others_are_told():
 
     def told(size: int) -> str:
         def make() -> str:
-            answers.room().add(size)
+            answers.space().add(size)
             return "told"
 
         def refuse(error) -> str:
-            answers.room().add(100)
+            answers.space().add(100)
             return error.code.name
 
         return fitting(make, refuse)
 
     async def request() -> list[str]:
-        answers.enter(Room(account, Connection()))
+        answers.enter(AnswerSpace(account, Connection()))
         found = [told(size) for size in (400, 5_000, 400, 400, 100)]
-        answers.room().finish()
+        answers.space().finish()
         return found
 
     assert asyncio.run(request()) == ["told", "INVALID_REQUEST", "told", "INVALID_REQUEST", "INVALID_REQUEST"]
@@ -114,7 +123,7 @@ def test_a_name_that_does_not_fit_is_refused_and_the_others_are_told():
 
 
 def test_within_the_process_there_is_no_limit():
-    room = answers.room()
-    room.add(1 << 60)
-    assert room.reserve(1 << 60) == 1 << 60
-    room.settle(1 << 60, 5)
+    space = answers.space()
+    space.add(1 << 60)
+    assert space.reserve(1 << 60) == 1 << 60
+    space.settle(1 << 60, 5)

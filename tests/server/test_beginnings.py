@@ -7,12 +7,12 @@ import uuid
 
 import pytest
 
-from flowshare.fleet.forms import state_of, tell_state
+from flowshare.fleet.groups.leaders import state_of, tell_state
 from flowshare.log.base import LogOffsets
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, TopicPartition
-from flowshare.server.share_offsets import _beginning
-from flowshare.server.state import ShareKey
+from flowshare.server.runtime.state import ShareKey
+from flowshare.server.share.offsets import _beginning
 from tests.server.test_share_offsets import described
 from tests.server.world import ranges, world
 

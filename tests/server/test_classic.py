@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowshare.core_errors import InvalidConfig
 from flowshare.groups.stored import decode_group, encode_group
 from flowshare.groups.types import ClassicConfig, Supported
 from flowshare.protocol.errors import ErrorCode
@@ -17,10 +18,9 @@ from flowshare.protocol.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from flowshare.server.classic_members import MEMBER_BYTES_MAX
-from flowshare.server.classic_settings import CLASSIC_CONFIGS, parse_classic
-from flowshare.server.classic_store import GROUPS, OFFSETS
-from flowshare.share.errors import InvalidConfig
+from flowshare.server.groups.members import MEMBER_BYTES_MAX
+from flowshare.server.groups.store import GROUPS, OFFSETS
+from flowshare.server.settings import CLASSIC_CONFIGS, Settings
 from flowshare.testing.clock import settle
 from tests.server.classic_world import NONE, refuse, world
 from tests.server.world import parked
@@ -97,7 +97,7 @@ async def test_a_join_whose_connection_is_closed_waits_no_longer() -> None:
         await connection.close()
         with pytest.raises(ConnectionError):
             await waits
-        assert len(w.server.classic.waiting) == 0
+        assert not w.server.classic.waiting._places
 
 
 async def test_a_join_waits_no_longer_than_the_rebalance_timeout_for_members_that_are_gone() -> None:
@@ -389,13 +389,13 @@ async def test_a_stored_group_that_contradicts_itself_is_refused_and_the_others_
 
 
 async def test_settings_are_read_by_kafkas_names_and_checked() -> None:
-    read = parse_classic({"offsets.retention.minutes": "2", "group.initial.rebalance.delay.ms": "3000"})
+    read = Settings.parse({"offsets.retention.minutes": "2", "group.initial.rebalance.delay.ms": "3000"}).classic
     assert (read.offsets_retention_ms, read.initial_rebalance_delay_ms) == (120_000, 3_000)
-    assert parse_classic({}) == ClassicConfig()
+    assert Settings.parse({}).classic == ClassicConfig()
     assert len(CLASSIC_CONFIGS) == 8
     with pytest.raises(InvalidConfig, match="retention"):
-        parse_classic({"offsets.retention.minutes": "0"})
+        Settings.parse({"offsets.retention.minutes": "0"})
     with pytest.raises(InvalidConfig, match="must not exceed"):
-        parse_classic({"group.min.session.timeout.ms": "9000", "group.max.session.timeout.ms": "8000"})
+        Settings.parse({"group.min.session.timeout.ms": "9000", "group.max.session.timeout.ms": "8000"})
     with pytest.raises(InvalidConfig):
-        parse_classic({"offsets.retention.minute": "1"})
+        Settings.parse({"offsets.retention.minute": "1"})

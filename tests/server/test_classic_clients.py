@@ -15,18 +15,12 @@ from confluent_kafka import Consumer
 
 from flowshare.clock import LoopClock
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow, pytest.mark.timeout(90)]
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 PARTITIONS = 4
-
-
-async def until(condition):
-    """Wait for what clients and server bring about."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - what brings it about knows no event
-            await asyncio.sleep(0.02)
 
 
 class Broker:

@@ -6,88 +6,22 @@ import pytest
 
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
-from flowshare.server.edge.base import Operation, ResourceType
-from flowshare.server.edge.classic import ClassicGroupEdge
-from flowshare.server.edge.offsets import OffsetEdge
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge import groups
+from flowshare.server.edge.derived import handed_on
 from tests.groups.builders import subscription
+from tests.server.edge.classic import commit, join, one, stable, sync
 from tests.server.edge.kit import edge, errors, ms, part
 
 pytestmark = pytest.mark.asyncio
 
-ADVERTISED = {
-    api.key: (api.lowest, api.highest) for family in (ClassicGroupEdge(), OffsetEdge()) for api in family.apis()
-}
+ADVERTISED = {api.key: api.versions for api in (*groups.ENDPOINTS, *handed_on())}
 GROUP, TOPIC, TXN = ResourceType.GROUP, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 
 
 def versions(key):
     low, high = ADVERTISED[key]
     return pytest.mark.parametrize("version", range(low, high + 1))
-
-
-async def join(s, version=5, member_id="", **fields):
-    """JoinGroup; with the id that a first one is told."""
-    asked = {
-        "group_id": "g",
-        "session_timeout": ms(10_000),
-        "rebalance_timeout": ms(30_000),
-        "member_id": member_id,
-        "group_instance_id": None,
-        "protocol_type": "consumer",
-        "protocols": [part(name="range", metadata=subscription("t"))],
-        "reason": None,
-        **fields,
-    }
-    answer = await s.ask("join_group", version, **asked)
-    if answer.error_code.name == "member_id_required":
-        assert version >= 4
-        return await s.ask("join_group", version, **{**asked, "member_id": answer.member_id})
-    return answer
-
-
-async def sync(s, member_id, version=3, generation=1, **fields):
-    """SyncGroup of a leader that assigns to itself."""
-    return await s.ask(
-        "sync_group",
-        version,
-        **{
-            "group_id": "g",
-            "generation_id": generation,
-            "member_id": member_id,
-            "group_instance_id": None,
-            "protocol_type": "consumer",
-            "protocol_name": "range",
-            "assignments": [part(member_id=member_id, assignment=b"mine")],
-            **fields,
-        },
-    )
-
-
-async def stable(s):
-    """A group of one member; its id."""
-    joined = await join(s)
-    await sync(s, joined.member_id)
-    return joined.member_id
-
-
-def one(offset=7, partition=0, topic="t"):
-    """Topics of a commit."""
-    made = part(partition_index=partition, committed_offset=offset, committed_leader_epoch=3, committed_metadata="note")
-    return [part(name=topic, partitions=[made])]
-
-
-async def commit(s, version=9, *, group="g", generation=-1, member_id="", topics=None, **fields):
-    """OffsetCommit of a simple consumer, unless told otherwise."""
-    return await s.ask(
-        "offset_commit",
-        version,
-        group_id=group,
-        generation_id_or_member_epoch=generation,
-        member_id=member_id,
-        group_instance_id=None,
-        topics=topics or one(),
-        **{"retention_time": ms(-1), **fields},
-    )
 
 
 async def fetch(s, version, *, group="g", topics=(("t", (0,)),)):

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from flowshare.groups.expiry import expired
-from flowshare.groups.offsets import Change, Committed, Partition
-from flowshare.server.classic_store import GROUPS
-from flowshare.server.classic_sweep import Sweep
-from flowshare.server.turns import TURN
+from flowshare.groups.offsets import Committed, OffsetChange, OffsetPartition
+from flowshare.server.groups import sweep
+from flowshare.server.groups.store import GROUPS
+from flowshare.server.runtime.turns import TURN
 from tests.server.classic_world import NONE, R_S, refuse, world
 
 pytestmark = pytest.mark.asyncio
@@ -62,7 +62,7 @@ async def test_a_sweep_that_fails_at_one_group_goes_on_with_the_others(monkeypat
             raise RuntimeError("injected")
         return expired(group, offsets, partitions, **more)
 
-    monkeypatch.setattr("flowshare.server.classic_sweep.expired", failing)
+    monkeypatch.setattr("flowshare.server.groups.sweep.expired", failing)
     async with world() as w:
         await w.commit()
         await w.commit(group="h")
@@ -79,7 +79,7 @@ def fill(w, group, count, *, age_s=R_S):
     entry = w.server.classic.ensure(group)
     topic_id = w.server.topics.by_name("t").topic_id
     value = Committed(offset=5, commit_ms=w.clock.now_ms() - round(age_s * 1000), topic_id=topic_id)
-    entry.offsets.apply(Change(Partition("t", number), value) for number in range(count))
+    entry.offsets.apply(OffsetChange(OffsetPartition("t", number), value) for number in range(count))
     return entry.offsets
 
 
@@ -102,7 +102,7 @@ async def test_a_sweep_lets_others_run_after_every_few_of_a_groups_offsets() -> 
     async with world() as w:
         offsets = fill(w, "g", 4 * TURN)
 
-        steps = await steps_while(asyncio.ensure_future(Sweep(w.server.classic).once()), lambda: len(offsets.committed))
+        steps = await steps_while(asyncio.ensure_future(sweep.once(w.server.classic)), lambda: len(offsets.committed))
 
         assert sum(steps) == 4 * TURN
         assert max(steps) <= TURN
@@ -114,7 +114,7 @@ async def test_a_sweep_lets_others_run_after_every_few_groups() -> None:
         for number in range(3 * TURN):
             fill(w, f"g{number}", 1, age_s=0)
 
-        rounds = await steps_while(asyncio.ensure_future(Sweep(w.server.classic).once()), lambda: 0)
+        rounds = await steps_while(asyncio.ensure_future(sweep.once(w.server.classic)), lambda: 0)
 
         assert len(rounds) > 3
         assert len(await w.groups()) == 3 * TURN
@@ -123,14 +123,14 @@ async def test_a_sweep_lets_others_run_after_every_few_groups() -> None:
 async def test_what_is_committed_while_a_sweep_is_under_way_stays() -> None:
     async with world() as w:
         offsets = fill(w, "g", 4 * TURN)
-        sweep = asyncio.ensure_future(Sweep(w.server.classic).once())
+        sweeping = asyncio.ensure_future(sweep.once(w.server.classic))
         await begun(offsets)
 
         assert await w.commit(7, partition=1) is NONE
         entry = w.server.classic.find("g")
-        kept = replace(offsets.committed[Partition("t", 4 * TURN - 1)], offset=7, commit_ms=w.clock.now_ms())
-        entry.offsets.apply([Change(Partition("t", 4 * TURN - 1), kept)])
-        await sweep
+        kept = replace(offsets.committed[OffsetPartition("t", 4 * TURN - 1)], offset=7, commit_ms=w.clock.now_ms())
+        entry.offsets.apply([OffsetChange(OffsetPartition("t", 4 * TURN - 1), kept)])
+        await sweeping
 
         assert await w.committed() == {("t", 1): 7, ("t", 4 * TURN - 1): 7}
 
@@ -138,11 +138,11 @@ async def test_what_is_committed_while_a_sweep_is_under_way_stays() -> None:
 async def test_a_group_made_again_while_a_sweep_is_under_way_keeps_its_offsets() -> None:
     async with world() as w:
         offsets = fill(w, "g", 4 * TURN)
-        sweep = asyncio.ensure_future(Sweep(w.server.classic).once())
+        sweeping = asyncio.ensure_future(sweep.once(w.server.classic))
         await begun(offsets)
 
         assert await w.delete() is NONE
         assert await w.commit(7, partition=1) is NONE
-        await sweep
+        await sweeping
 
         assert await w.committed() == {("t", 1): 7}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flowshare.backend.embedded import EmbeddedBackend
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -23,9 +21,9 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.share.types import AcknowledgeType
-from tests.server.crasher import ACCEPT, GROUP
+from tests.killing import said_until_killed
+from tests.server.crasher import ACCEPT, GROUP, main
 
-ROOT = Path(__file__).parents[2]
 KILLS = 10
 
 
@@ -62,18 +60,6 @@ class History:
             # One acquire may have been made durable that the process could not tell of any more.
             assert count - self.deliveries.get(offset, 0) in (1, 2), (offset, count, self.deliveries.get(offset, 0))
             self.deliveries[offset] = count - 1  # it is given back unrun
-
-
-def run_and_kill(path: Path, seed: int, lines: int) -> list[str]:
-    """Let a process say about so many lines, kill it; what it said."""
-    command = [sys.executable, "-m", "tests.server.crasher", str(path), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        said = [child.stdout.readline() for _ in range(lines)]
-        child.kill()
-        said += child.stdout.readlines()
-    return [line.decode() for line in said if line.endswith(b"\n")]
 
 
 class Look:
@@ -153,7 +139,7 @@ def kill_repeatedly(path: Path, seed: int, kills: int) -> None:
     chance = random.Random(seed)
     history = History()
     for kill in range(kills):
-        for line in run_and_kill(path, seed + kill, chance.randint(1, 1_500)):
+        for line in said_until_killed(main, path, seed + kill, lines=chance.randint(1, 1_500)):
             history.take(line)
         history.check(*asyncio.run(look(path)))
     assert len(history.accepted) > 100

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from flowshare.log.base import StorageDamaged, StorageError, UnknownTopic
@@ -14,13 +16,15 @@ from flowshare.protocol.messages import (
     IncrementalAlterConfigsRequest,
     TopicPartition,
 )
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, ranges, reject, release, world
 
 pytestmark = pytest.mark.asyncio
 
 DLQ = {**EARLIEST, "errors.deadletterqueue.topic.name": "dlq.t", "share.delivery.count.limit": "2"}
+COPIED = {**DLQ, "errors.deadletterqueue.copy.record.enable": "true"}
+FULL = StorageError("no space left on device")
 
 
 async def letters(w, partition: int = 0):
@@ -31,10 +35,7 @@ async def letters(w, partition: int = 0):
 
 async def test_a_rejected_record_goes_to_the_dead_letter_topic() -> None:
     async with world(configs=DLQ) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(3)
 
         await m.acknowledge({at: [reject(1, 2)]})
         await settle()
@@ -56,12 +57,8 @@ async def test_a_rejected_record_goes_to_the_dead_letter_topic() -> None:
 
 
 async def test_a_record_that_used_up_its_deliveries_goes_to_the_dead_letter_topic_with_its_content() -> None:
-    configs = {**DLQ, "errors.deadletterqueue.copy.record.enable": "true", "share.dead.letter.on": "limit"}
-    async with world(configs=configs) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+    async with world(configs={**COPIED, "share.dead.letter.on": "limit"}) as w:
+        at, m = await w.held(2)
         await m.acknowledge({at: [reject(0), release(1)]})
         await m.fetch()
         await m.acknowledge({at: [release(1)]})
@@ -103,14 +100,11 @@ async def set_by(w, principal: str, configs) -> None:
 async def rejected(w) -> list:
     """Dead letters, of which the newest is that of the next record, which a member just rejected."""
     offset = await w.produce(1)
-    m = w.member(f"m{offset}")
-    await m.fetch(TopicPartition(w.server.topics.by_name("t").topic_id, 0))
-    await m.acknowledge({TopicPartition(w.server.topics.by_name("t").topic_id, 0): [reject(offset)]})
+    at, m = TopicPartition(w.server.topics.by_name("t").topic_id, 0), w.member(f"m{offset}")
+    await m.fetch(at)
+    await m.acknowledge({at: [reject(offset)]})
     await settle()
     return await letters(w)
-
-
-COPIED = {**DLQ, "errors.deadletterqueue.copy.record.enable": "true"}
 
 
 async def test_who_may_not_read_the_source_is_given_no_record_by_the_dead_letters_that_it_named() -> None:
@@ -179,18 +173,14 @@ async def test_a_lapsed_last_delivery_is_dead_lettered_into_the_matching_partiti
 
 async def test_the_start_offset_waits_for_the_dead_letter() -> None:
     async with world(configs=DLQ) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.heartbeat("t")
-        await m.fetch(at)
+        at, m = await w.held(1, joined=True)
         real, refusals = w.storage.append, 2
 
         async def refuse(topic: str, partition: int, records: bytes):
             nonlocal refusals
             if refusals:
                 refusals -= 1
-                raise StorageError("no space left on device")
+                raise FULL
             return await real(topic, partition, records)
 
         w.storage.append = refuse
@@ -211,17 +201,11 @@ async def test_the_start_offset_waits_for_the_dead_letter() -> None:
 
 async def test_a_dead_letter_that_is_refused_every_time_is_given_up() -> None:
     async with world(configs=DLQ) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(1)
 
-        async def refuse(*_: object):
-            raise UnknownTopic("the topic was just deleted")
-
-        w.storage.append = refuse
-        await m.acknowledge({at: [reject(0)]})
-        await w.clock.advance(1 + 2 + 4 + 8)
+        with patch.object(w.storage, "append", side_effect=UnknownTopic("the topic was just deleted")):
+            await m.acknowledge({at: [reject(0)]})
+            await w.clock.advance(1 + 2 + 4 + 8)
 
         assert w.server.stats()["failed_dead_letters"] == 1
         assert w.server.share.partitions.owners()[0].partition.start_offset == 1
@@ -229,19 +213,11 @@ async def test_a_dead_letter_that_is_refused_every_time_is_given_up() -> None:
 
 async def test_a_dead_letter_that_was_under_way_is_written_after_a_restart() -> None:
     async with world(configs=DLQ) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
-        real = w.storage.append
+        at, m = await w.held(1)
 
-        async def refuse(*_: object):
-            raise StorageError("no space left on device")
-
-        w.storage.append = refuse
-        await m.acknowledge({at: [reject(0)]})
-        await settle()
-        w.storage.append = real
+        with patch.object(w.storage, "append", side_effect=FULL):
+            await m.acknowledge({at: [reject(0)]})
+            await settle()
         await w.restart()
 
         await w.member("m2").fetch(at)
@@ -252,19 +228,11 @@ async def test_a_dead_letter_that_was_under_way_is_written_after_a_restart() -> 
 
 async def test_a_dead_letter_waits_for_a_disk_that_is_full_for_long() -> None:
     async with world(configs=DLQ) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
-        real = w.storage.append
+        at, m = await w.held(1)
 
-        async def refuse(*_: object):
-            raise StorageError("no space left on device")
-
-        w.storage.append = refuse
-        await m.acknowledge({at: [reject(0)]})
-        await w.clock.advance(3600)
-        w.storage.append = real
+        with patch.object(w.storage, "append", side_effect=FULL):
+            await m.acknowledge({at: [reject(0)]})
+            await w.clock.advance(3600)
         await w.clock.advance(30)
 
         assert len(await letters(w)) == 1
@@ -272,20 +240,12 @@ async def test_a_dead_letter_waits_for_a_disk_that_is_full_for_long() -> None:
 
 
 async def test_a_record_that_cannot_be_read_has_a_dead_letter_without_content() -> None:
-    async with world(configs={**DLQ, "errors.deadletterqueue.copy.record.enable": "true"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
-        real = w.storage.read
+    async with world(configs=COPIED) as w:
+        at, m = await w.held(1)
 
-        async def damaged(*_: object, **__: object):
-            raise StorageDamaged("stored data cannot be read")
-
-        w.storage.read = damaged
-        await m.acknowledge({at: [reject(0)]})
-        await settle()
-        w.storage.read = real
+        with patch.object(w.storage, "read", side_effect=StorageDamaged("stored data cannot be read")):
+            await m.acknowledge({at: [reject(0)]})
+            await settle()
 
         (letter,) = await letters(w)
         assert letter.value is None

@@ -10,8 +10,8 @@ import pytest
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
-from flowshare.server.failures import Refused
-from flowshare.server.first_states import BEGIN_S, FirstStates
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.share.first_states import BEGIN_S, FirstStates
 from flowshare.testing.clock import ManualClock, settle
 from tests.server.world import ranges, world
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshare.server.frames import FrameError, Frames
+from flowshare.server.net.frames import FrameError, Frames
 from tests.server.wire import frame
 
 KEY = 7

@@ -8,15 +8,16 @@ import os
 import pytest
 
 from flowshare.backend.embedded import EmbeddedBackend
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
-from flowshare.client.member import ShareMember
-from flowshare.client.producer import Producer, RecordMetadata
+from flowshare.client.producer.producer import Producer, RecordMetadata
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.protocol.batches import decode
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from tests.disks import resize, small_disk
+from tests.waiting import until
 
 ACCEPT = b"\x01"
 HELD = 20
@@ -108,9 +109,7 @@ def test_a_full_disk_is_an_error_for_who_writes_and_ends_without_a_restart(tmp_p
             assert (await stack.admin.describe_group("g")).state == "Stable"
 
         await asyncio.to_thread(resize, disk, "400m")
-        async with asyncio.timeout(30):
-            while (offset := await stack.send(999, 100)) is None:  # noqa: ASYNC110  what is waited for is the disk
-                await asyncio.sleep(0.05)
+        offset = await until(lambda: stack.send(999, 100), good=lambda offset: offset is not None)
         confirmed[offset] = 999
         assert await stack.accept(tp, range(HELD, 2 * HELD)) is ErrorCode.NONE
         ended |= set(range(HELD, 2 * HELD))

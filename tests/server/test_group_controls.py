@@ -50,10 +50,7 @@ async def test_a_paused_group_hands_out_nothing_and_a_parked_fetch_wakes_when_it
 
 async def test_what_is_in_flight_when_a_group_is_paused_can_be_settled_and_lapses() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(4)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(4)
         await w.configure(PAUSE)
 
         renewed = await m.fetch(acks={at: [accept(0), release(1)]})
@@ -68,8 +65,7 @@ async def test_what_is_in_flight_when_a_group_is_paused_can_be_settled_and_lapse
 
 async def test_a_group_is_still_paused_after_a_restart() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         await w.configure(PAUSE)
 
         await w.restart()
@@ -82,8 +78,7 @@ async def test_a_group_is_still_paused_after_a_restart() -> None:
 
 async def test_other_groups_go_on_while_one_is_paused() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         await w.configure(EARLIEST, "other")
         await w.configure(PAUSE)
 
@@ -95,10 +90,7 @@ async def test_other_groups_go_on_while_one_is_paused() -> None:
 
 async def test_the_limit_counts_over_all_share_partitions_of_a_group() -> None:
     async with world() as w:
-        topic = await w.topic(partitions=3)
-        ats = [TopicPartition(topic, number) for number in range(3)]
-        for number in range(3):
-            await w.produce(4, partition=number)
+        ats = await w.logs(4, 4, 4)
         await limited(w, 5)
         m = w.member("m1")
 
@@ -113,10 +105,7 @@ async def test_the_limit_counts_over_all_share_partitions_of_a_group() -> None:
 
 async def test_a_record_that_is_settled_on_one_partition_wakes_a_fetch_that_waits_at_another() -> None:
     async with world() as w:
-        topic = await w.topic(partitions=2)
-        one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
-        await w.produce(2, partition=0)
-        await w.produce(2, partition=1)
+        one, two = await w.logs(2, 2)
         await limited(w, 2)
         m1, m2 = w.member("m1"), w.member("m2")
         await m1.fetch(one)
@@ -130,10 +119,7 @@ async def test_a_record_that_is_settled_on_one_partition_wakes_a_fetch_that_wait
 @pytest.mark.parametrize("limit", [3, None])
 async def test_a_limit_that_is_raised_or_taken_away_wakes_waiting_fetches(limit: int | None) -> None:
     async with world() as w:
-        topic = await w.topic(partitions=3)
-        ats = [TopicPartition(topic, number) for number in range(3)]
-        for number in range(3):
-            await w.produce(1, partition=number)
+        ats = await w.logs(1, 1, 1)
         await limited(w, 1)
         await w.member("m0").fetch(ats[0])
         waiting = [await parked(w.member(f"m{n}").fetch(ats[n], max_wait_ms=60_000)) for n in (1, 2)]
@@ -145,8 +131,7 @@ async def test_a_limit_that_is_raised_or_taken_away_wakes_waiting_fetches(limit:
 
 async def test_the_limit_is_kept_within_a_batch_and_lowered_without_taking_anything_back() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(20)
+        at = await w.log(20)
         await limited(w, 4)
         m = w.member("m1")
         assert ranges(await m.fetch(at)) == [(0, 3, 1)]
@@ -160,8 +145,7 @@ async def test_the_limit_is_kept_within_a_batch_and_lowered_without_taking_anyth
 
 async def test_what_living_members_hold_counts_after_a_restart() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(5)
+        at = await w.log(5)
         await limited(w, 3)
         m1 = w.member("m1", own=True)
         await m1.heartbeat("t")
@@ -177,10 +161,7 @@ async def test_what_living_members_hold_counts_after_a_restart() -> None:
 
 async def test_records_of_a_member_that_leaves_are_in_flight_no_more() -> None:
     async with world() as w:
-        topic = await w.topic(partitions=2)
-        one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
-        await w.produce(2, partition=0)
-        await w.produce(2, partition=1)
+        one, two = await w.logs(2, 2)
         await limited(w, 2)
         m1 = w.member("m1")
         await m1.fetch(one)
@@ -193,8 +174,7 @@ async def test_records_of_a_member_that_leaves_are_in_flight_no_more() -> None:
 
 async def test_a_limit_of_one_is_shared_by_turns() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(8)
+        at = await w.log(8)
         await limited(w, 1)
         one, two = w.member("m1"), w.member("m2")
         await one.fetch(at)
@@ -215,8 +195,7 @@ async def test_a_limit_of_one_is_shared_by_turns() -> None:
 
 async def test_locks_that_a_slow_member_frees_go_to_the_member_that_waits() -> None:
     async with world(configs={**EARLIEST, "share.partition.max.record.locks": "4"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         slow, quick = w.member("slow"), w.member("quick")
         assert ranges(await slow.fetch(at, acquire_mode=1)) == [(0, 3, 1)]
         assert taken(await quick.fetch(at, acquire_mode=1)) == []
@@ -229,8 +208,7 @@ async def test_locks_that_a_slow_member_frees_go_to_the_member_that_waits() -> N
 
 async def test_a_member_that_was_kept_waiting_goes_on_when_the_other_does_not_come_back() -> None:
     async with world(configs={**EARLIEST, "share.partition.max.record.locks": "4"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         slow, quick = w.member("slow"), w.member("quick")
         await slow.fetch(at, acquire_mode=1)
         await quick.fetch(at, acquire_mode=1)
@@ -247,8 +225,7 @@ async def test_a_member_that_was_kept_waiting_goes_on_when_the_other_does_not_co
 @pytest.mark.parametrize("limits", [{"share.partition.max.record.locks": "1"}, {"share.max.in.flight": "1"}])
 async def test_a_member_that_waits_long_is_served_before_one_that_comes_back_at_once(limits: dict[str, str]) -> None:
     async with world(configs={**EARLIEST, **limits}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         slow, quick = w.member("slow"), w.member("quick")
         await slow.fetch(at, acquire_mode=1)
         waiting = await parked(quick.fetch(at, acquire_mode=1, max_wait_ms=60_000))
@@ -263,10 +240,7 @@ async def test_a_member_that_waits_long_is_served_before_one_that_comes_back_at_
 
 async def test_nothing_is_kept_for_a_member_whose_partitions_have_no_records_any_more() -> None:
     async with world() as w:
-        topic = await w.topic(partitions=2)
-        one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
-        await w.produce(2, partition=0)
-        await w.produce(1, partition=1)
+        one, two = await w.logs(2, 1)
         await limited(w, 1)
         a, b, c = w.member("a"), w.member("b"), w.member("c")
         await a.fetch(one)
@@ -282,8 +256,7 @@ async def test_nothing_is_kept_for_a_member_whose_partitions_have_no_records_any
 
 async def test_among_waiting_fetches_that_of_the_member_that_holds_least_is_served_first() -> None:
     async with world(configs={**EARLIEST, "share.partition.max.record.locks": "4"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         a, b, c = w.member("a"), w.member("b"), w.member("c")
         await a.fetch(at, acquire_mode=1, max_records=3)
         await b.fetch(at, acquire_mode=1, max_records=1)
@@ -322,10 +295,8 @@ async def test_the_order_of_new_records_and_redeliveries(priority: str, offsets:
 
 async def test_redeliveries_wake_a_parked_fetch_when_nothing_is_new() -> None:
     async with world(configs={**EARLIEST, "share.delivery.priority": "new"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, m1 = await w.held(2)
+        m2 = w.member("m2")
         waiting = await parked(m2.fetch(at, max_wait_ms=60_000))
 
         await m1.acknowledge({at: [release(0, 1)]})

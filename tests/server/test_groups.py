@@ -33,8 +33,7 @@ async def test_the_first_heartbeat_answers_with_the_assignment() -> None:
 
 async def test_records_produced_after_the_first_heartbeat_count_as_new_for_latest() -> None:
     async with world(configs={}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         m = w.member("m1")
         await m.heartbeat("t")
         await w.produce(1)
@@ -77,11 +76,8 @@ async def test_bad_heartbeats_are_refused_and_make_no_group(topics, fields, erro
 
 async def test_a_member_that_leaves_frees_its_records_at_once() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.heartbeat("t")
-        await m1.fetch(at)
+        at, m1 = await w.held(1, joined=True)
+        m2 = w.member("m2")
         task = await parked(m2.fetch(at, max_wait_ms=10_000))
 
         left = await m1.heartbeat(epoch=-1)
@@ -92,11 +88,8 @@ async def test_a_member_that_leaves_frees_its_records_at_once() -> None:
 
 async def test_a_member_that_times_out_frees_its_records_at_once() -> None:
     async with world(configs={"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "600000"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.heartbeat("t")
-        await m1.fetch(at)
+        at, m1 = await w.held(1, joined=True)
+        m2 = w.member("m2")
         task = await parked(m2.fetch(at, max_wait_ms=100_000))
 
         await w.clock.advance(44.9)
@@ -109,11 +102,8 @@ async def test_a_member_that_times_out_frees_its_records_at_once() -> None:
 
 async def test_a_fenced_member_loses_its_records() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.heartbeat("t")
-        await m1.fetch(at)
+        at, m1 = await w.held(1, joined=True)
+        m2 = w.member("m2")
 
         assert (await m1.heartbeat(epoch=99)).error is ErrorCode.FENCED_MEMBER_EPOCH
 
@@ -159,7 +149,7 @@ async def test_groups_are_described_and_listed() -> None:
         await gone.heartbeat("t")
         await gone.heartbeat(epoch=-1)
 
-        described = (await w.admin.send(ShareGroupDescribeRequest(group_ids=("g", "none")))).groups
+        described = [await w.admin.send(ShareGroupDescribeRequest(group_id=name)) for name in ("g", "none")]
         listed = (await w.admin.send(ListGroupsRequest(states=("Empty",), types=("share",)))).groups
         classic = (await w.admin.send(ListGroupsRequest(types=("classic",)))).groups
 
@@ -174,11 +164,7 @@ async def test_groups_are_described_and_listed() -> None:
 
 async def test_only_an_empty_group_is_deleted_and_then_begins_anew() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
-        m = w.member("m1")
-        await m.heartbeat("t")
-        await m.fetch(at)
+        at, m = await w.held(3, joined=True)
         await m.acknowledge({at: [accept(0, 2)]})
 
         busy = (await w.admin.send(DeleteGroupsRequest(group_ids=("g", "none")))).groups

@@ -12,12 +12,13 @@ import pytest
 
 from flowshare.protocol.kafka import ApiKey, read_response
 from flowshare.protocol.software import version
-from flowshare.server.edge.base import Node
+from flowshare.server.edge.base import AdvertisedNode
 from flowshare.server.edge.table import table
-from flowshare.server.listener import Listener, ListenerError
+from flowshare.server.net.listener import Listener, ListenerError
 from flowshare.testing.clock import settle
-from tests.server.wire import NoSasl, api_versions, frame, login, odd, site, until
+from tests.server.wire import NoSasl, api_versions, frame, login, odd, site
 from tests.server.world import world
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -194,7 +195,7 @@ async def test_two_hundred_connections_opened_and_closed_leave_nothing():
             await wire.close()
         await until(lambda: here.listener.connections == 0)
         await until(lambda: here.world.server.stats()["connections"] == before)
-        assert here.listener.budget.held == 0
+        assert here.listener.pool.held == 0
         assert not here.listener.unread
 
 
@@ -289,7 +290,9 @@ async def test_a_request_that_the_server_cannot_answer_closes_its_connection():
 
 async def test_the_node_is_told_as_given_with_the_port_that_was_found():
     async with world() as made:
-        listener = Listener(made.server, clock=made.clock, node=Node(host="broker.example", port=0), apis=table(()))
+        listener = Listener(
+            made.server, clock=made.clock, node=AdvertisedNode(host="broker.example", port=0), apis=table(())
+        )
         with pytest.raises(ListenerError, match="start it first"):
             Listener(made.server, clock=made.clock, apis=table(())).node  # noqa: B018
         _, port = await listener.start("127.0.0.1", 0)
@@ -325,10 +328,10 @@ async def test_a_process_that_has_no_more_files_accepts_again_later(monkeypatch,
         assert await second.ask(b"echo") == b"echo"
 
 
-async def test_two_families_with_one_key_are_refused():
+async def test_two_endpoints_with_one_key_are_refused():
     async with site() as here:
-        with pytest.raises(ValueError, match="two families serve FLOWSHARE"):
-            table([here.odd, here.odd])
+        with pytest.raises(ValueError, match="two endpoints serve FLOWSHARE"):
+            table([*here.odd.apis(), *here.odd.apis()])
 
 
 GARBAGE = {
@@ -363,7 +366,7 @@ async def test_garbage_costs_its_connection_one_log_line_and_nobody_else(data, c
         assert "\n" not in line.getMessage()
         assert await other.ask(b"echo") == b"echo"
         await until(lambda: here.listener.connections == 1)
-        assert here.listener.budget.held == 0
+        assert here.listener.pool.held == 0
 
 
 async def test_requests_before_garbage_are_answered():

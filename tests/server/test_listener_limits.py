@@ -12,9 +12,10 @@ from contextlib import suppress
 import pytest
 
 from flowshare.protocol.kafka import ApiKey
-from flowshare.server import listener as listening
-from flowshare.server.limits import ListenerLimits
-from tests.server.wire import NoSasl, api_versions, login, odd, site, until
+from flowshare.server.net import listener as listening
+from flowshare.server.net.limits import ListenerLimits
+from tests.server.wire import NoSasl, api_versions, login, odd, site
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -151,11 +152,11 @@ async def test_what_all_connections_send_is_bounded_and_goes_on_when_there_is_ro
             await wire.answer()
             await wire.answer()
             await wire.send(odd(b"late"))
-        await until(lambda: here.listener.budget.held > 6 * KIB or len(here.odd.accepted) == 7)
+        await until(lambda: here.listener.pool.held > 6 * KIB or len(here.odd.accepted) == 7)
         here.odd.release(b"a".ljust(6 * KIB - 5))
         for wire in wires:
             await wire.answer()
-        await until(lambda: here.listener.budget.held == 0)
+        await until(lambda: here.listener.pool.held == 0)
 
 
 async def test_unfinished_requests_that_fill_the_budget_are_finished_one_after_the_other():
@@ -166,19 +167,19 @@ async def test_unfinished_requests_that_fill_the_budget_are_finished_one_after_t
         for wire in wires:
             assert (await wire.answer())[1] == body
         await asyncio.gather(*sending)
-        assert here.listener.budget.held == 0
+        assert here.listener.pool.held == 0
 
 
 async def test_a_request_that_does_not_arrive_in_time_is_cut(caplog):
     async with site(arrival_max_ms=5_000) as here:
         wire = await here.connect()
         await wire.send(odd(b"echo")[:9])
-        await until(lambda: here.listener.budget.held == 9)
+        await until(lambda: here.listener.pool.held == 9)
         with caplog.at_level(logging.WARNING):
             await here.world.clock.advance(7.0)
             assert await wire.closed() == b""
         assert "request.arrival.max.ms" in caplog.text
-        assert here.listener.budget.held == 0
+        assert here.listener.pool.held == 0
 
 
 async def test_a_trickle_of_bytes_does_not_keep_a_request_alive():
@@ -187,7 +188,7 @@ async def test_a_trickle_of_bytes_does_not_keep_a_request_alive():
         for sent, byte in enumerate(odd(b"echo")[:9], start=1):
             with suppress(ConnectionError):
                 await wire.send(bytes((byte,)))
-                await until(lambda sent=sent: here.listener.budget.held == sent or not here.listener.connections)
+                await until(lambda sent=sent: here.listener.pool.held == sent or not here.listener.connections)
             await here.world.clock.advance(1.0)
         assert await wire.closed() == b""
 
@@ -379,7 +380,7 @@ async def test_a_long_request_that_is_none_ends_its_connection_and_no_other(capl
             assert await wire.closed() == b""
         assert "ValueError: cannot read v0" in caplog.text
         assert await other.ask(b"echo") == b"echo"
-        await until(lambda: not here.listener.budget.held)
+        await until(lambda: not here.listener.pool.held)
 
 
 async def test_an_answer_that_grows_beyond_its_limit_ends_the_connection(caplog):
@@ -426,7 +427,7 @@ async def test_who_has_logged_in_may_send_more():
         await wire.send(login(b"login"))
         await wire.answer()
         assert await wire.ask(b"echo".ljust(100 * KIB)) == b"echo".ljust(100 * KIB)
-        assert here.listener.strangers.held == here.listener.budget.held == 0
+        assert here.listener.strangers.held == here.listener.pool.held == 0
 
 
 async def test_what_strangers_send_does_not_count_for_those_who_logged_in(caplog):
@@ -445,7 +446,7 @@ async def test_what_strangers_send_does_not_count_for_those_who_logged_in(caplog
                 await until(lambda: here.listener.strangers.held)
             assert await strangers[0].closed() == b""
         assert "queued.max.login.bytes" in caplog.text
-        assert here.listener.budget.held == 0
+        assert here.listener.pool.held == 0
         assert await known.ask(b"echo".ljust(KIB)) == b"echo".ljust(KIB)
 
 
@@ -465,16 +466,14 @@ async def test_begun_requests_that_stand_still_give_way_to_those_that_arrive(cap
         idle = [await here.connect() for _ in range(4)]
         for wire in idle:
             await wire.send(odd(b"echo".ljust(900 * KIB))[: 100 * KIB])
-        await until(lambda: here.listener.budget.held >= 300 * KIB)
+        await until(lambda: here.listener.pool.held >= 300 * KIB)
         wire = await here.connect()
         body = b"echo".ljust(900 * KIB)
         sending = asyncio.ensure_future(wire.send(odd(body)))
-        await until(lambda: here.listener.budget.waiting)
+        await until(lambda: here.listener.pool.waiting)
         answer = asyncio.ensure_future(wire.answer())
         with caplog.at_level(logging.WARNING):
-            while not answer.done():
-                await here.world.clock.advance(0.5)
-                await asyncio.sleep(0.001)
+            await until(lambda: answer.done() or here.world.clock.advance(0.5), look_s=0.001)
         await sending
         assert (await answer)[1] == body
 
@@ -483,7 +482,7 @@ async def test_small_requests_are_answered_while_begun_ones_hold_all_that_they_m
     async with site(queued_request_bytes_max=512 * KIB) as here:
         for _ in range(8):
             await (await here.connect()).send(odd(b"echo".ljust(900 * KIB))[: 200 * KIB])
-        await until(lambda: here.listener.budget.waiting >= 6)
+        await until(lambda: here.listener.pool.waiting >= 6)
         wire = await here.connect()
         for _ in range(5):
             assert await wire.ask(b"echo".ljust(4 * KIB)) == b"echo".ljust(4 * KIB)

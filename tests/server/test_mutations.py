@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server import mutations
-from flowshare.server.mutations import MutationQuota, Throttled
+from flowshare.server.records import mutations
+from flowshare.server.records.mutations import MutationQuota, Throttled
 
 
 def throttled(quota: MutationQuota, party: str, now_s: float) -> int:
@@ -62,7 +62,7 @@ def test_unlimited_is_unlimited():
     quota = MutationQuota(None, 5)
     for _ in range(3):
         quota.take("a", 10**9, 0.0)
-    assert not len(quota)
+    assert not quota._buckets
 
 
 def test_few_parties_are_remembered_and_who_is_in_debt_before_all_others(monkeypatch):
@@ -71,7 +71,7 @@ def test_few_parties_are_remembered_and_who_is_in_debt_before_all_others(monkeyp
     quota.take("debtor", 1_000, 0.0)
     for number in range(200):
         quota.take(f"p{number}", 1, 0.0)
-        assert len(quota) <= 20
+        assert len(quota._buckets) <= 20
     assert throttled(quota, "debtor", 0.0)
     for number in range(20):  # all others have full buckets by now, and need not be remembered
         quota.take(f"q{number}", 1, 10.0)

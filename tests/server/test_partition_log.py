@@ -10,7 +10,7 @@ from flowshare.log.base import OffsetOutOfRange
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.protocol.batches import decode
 from flowshare.protocol.messages import TopicPartition
-from flowshare.server.log_view import PartitionLog
+from flowshare.server.share.partition_log import PartitionLog
 from flowshare.share.config import ServerConfig
 from flowshare.share.types import LogBatch
 from tests.log.contract import FixedClock, batch

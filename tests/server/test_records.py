@@ -14,8 +14,7 @@ from flowshare.protocol.messages import (
     FetchRequest,
     ProduceRequest,
 )
-from flowshare.server.log_reading import aborted_in
-from flowshare.server.records import WAITED_BYTES_MAX
+from flowshare.server.records.records import WAITED_BYTES_MAX, aborted_in
 from flowshare.share.types import LogBatch
 from flowshare.testing.clock import settle
 from tests.server.world import batch, parked, world

@@ -14,9 +14,8 @@ from flowshare.protocol.messages import (
     DescribeConfigsRequest,
     DescribeShareGroupOffsetsRequest,
     ShareGroupDescribeRequest,
-    TopicPartition,
 )
-from flowshare.server.state import ShareKey, read_state
+from flowshare.server.runtime.state import ShareKey, read_state
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
 from tests.server.world import accept, parked, ranges, release, world
@@ -26,10 +25,7 @@ pytestmark = pytest.mark.asyncio
 
 async def test_accepted_stays_accepted_and_acquired_comes_again_with_its_count() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(10)
         await m.acknowledge({at: [accept(0, 2), accept(5, 6)]})
 
         await w.die()
@@ -40,8 +36,7 @@ async def test_accepted_stays_accepted_and_acquired_comes_again_with_its_count()
 async def test_an_acquire_is_durable_unless_turned_off() -> None:
     config = ServerConfig.embedded({"share.acquire.durable": "false"})
     async with world(config=config) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         await w.member("m1").fetch(at)
 
         await w.die()
@@ -51,8 +46,7 @@ async def test_an_acquire_is_durable_unless_turned_off() -> None:
 
 async def test_the_resolved_start_is_kept_without_any_acknowledgement() -> None:
     async with world(configs={}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         await w.member("m1").fetch(at)
         await w.restart()
         await w.produce(1)
@@ -69,7 +63,7 @@ async def test_settings_groups_and_members_are_found_again() -> None:
         await w.configure({"share.record.lock.duration.ms": "9000"})
         await w.restart()
 
-        (group,) = (await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))).groups
+        group = await w.admin.send(ShareGroupDescribeRequest(group_id="g"))
         again = w.member("m1")
         beat = await again.heartbeat(epoch=joined.member_epoch)
 
@@ -86,7 +80,7 @@ async def test_members_of_the_old_process_are_gone() -> None:
         await m.heartbeat("t")
         await w.restart()
 
-        (group,) = (await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))).groups
+        group = await w.admin.send(ShareGroupDescribeRequest(group_id="g"))
 
         assert (group.state, group.members) == ("Empty", ())
 
@@ -94,10 +88,7 @@ async def test_members_of_the_old_process_are_gone() -> None:
 async def test_many_updates_are_replaced_by_a_snapshot() -> None:
     config = ServerConfig.embedded({"share.coordinator.snapshot.update.records.per.snapshot": "10"})
     async with world(config=config) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(100)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(100)
         for offset in range(99, 0, -1):
             await m.acknowledge({at: [accept(offset)]})
         key = ShareKey("g", *at)
@@ -112,10 +103,7 @@ async def test_many_updates_are_replaced_by_a_snapshot() -> None:
 
 async def test_state_that_cannot_be_read_is_refused_and_tried_again() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(1)
         await m.acknowledge({at: [release(0)]}, epoch=-1)
         await w.restart()
         key = ShareKey("g", *at)
@@ -136,11 +124,7 @@ async def test_state_that_cannot_be_read_is_refused_and_tried_again() -> None:
 
 async def test_unfinished_offsets_are_described_after_a_restart() -> None:
     async with world(config=ServerConfig.embedded({"group.share.return.grace.ms": "0"})) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m = w.member("m1")
-        await m.heartbeat("t")
-        await m.fetch(at)
+        at, m = await w.held(10, joined=True)
         await m.acknowledge({at: [accept(0, 1), accept(4, 5)]})
         await w.restart()
 
@@ -153,11 +137,7 @@ async def test_unfinished_offsets_are_described_after_a_restart() -> None:
 @pytest.mark.parametrize("key", [b"g/g", b"c/g"])
 async def test_a_group_that_cannot_be_read_is_refused_and_nothing_of_it_is_overwritten(key: bytes) -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
-        m = w.member("m1")
-        await m.heartbeat("t")
-        await m.fetch(at)
+        at, m = await w.held(3, joined=True)
         await m.acknowledge({at: [accept(0)]}, epoch=-1)
         await w.storage.write([(key, b"nonsense")])
         await w.restart()
@@ -165,7 +145,7 @@ async def test_a_group_that_cannot_be_read_is_refused_and_nothing_of_it_is_overw
 
         joined = await w.member("m2").heartbeat("t")
         fetched = await w.member("m2").fetch(at)
-        (described,) = (await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))).groups
+        described = await w.admin.send(ShareGroupDescribeRequest(group_id="g"))
         offsets = await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))
         reset = await w.admin.send(AlterShareGroupOffsetsRequest(group_id="g", offsets={("t", 0): 0}))
         settings = await w.admin.send(DescribeConfigsRequest(resource_type="group", resource="g"))
@@ -183,8 +163,7 @@ async def test_a_group_that_cannot_be_read_is_refused_and_nothing_of_it_is_overw
 
 async def test_a_group_that_cannot_be_read_can_be_given_up() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
+        at = await w.log(3)
         await w.member("m1").heartbeat("t")
         await w.storage.write([(b"g/g", b"nonsense"), (b"c/g", b"nonsense")])
         await w.restart()
@@ -214,8 +193,7 @@ async def test_offsets_are_not_altered_for_a_group_without_a_name() -> None:
 
 async def test_a_member_that_may_take_nothing_of_what_a_dead_process_held_does_not_keep_others_from_it() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(4)
+        at = await w.log(4)
         for _ in range(2):  # held by two processes that died
             await w.member("dead").fetch(at)
             await w.die()
@@ -236,10 +214,7 @@ async def test_a_member_that_may_take_nothing_of_what_a_dead_process_held_does_n
 
 async def test_a_write_that_failed_but_is_stored_all_the_same_is_undone_by_the_repair() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(3)
         write = w.storage.write
 
         async def late(writes) -> None:
@@ -261,8 +236,7 @@ async def test_a_write_that_failed_but_is_stored_all_the_same_is_undone_by_the_r
 
 async def test_a_group_that_is_joined_while_it_is_deleted_has_state_afterwards() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
+        at = await w.log(3)
         m = w.member("m1")
         await m.heartbeat("t")
         await m.heartbeat(epoch=-1)

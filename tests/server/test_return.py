@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowshare.core_errors import UnknownTopicOrPartition
 from flowshare.log.base import NotLed
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import HeldRanges, ShareGroupDescribeRequest, ShareResumeRequest, TopicPartition
-from flowshare.server.share_resume import ShareResuming, merged, minus
-from flowshare.server.topic_index import TopicIndex
+from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, TopicPartition
+from flowshare.server.runtime.topic_index import TopicIndex
+from flowshare.server.share.resume import ShareResuming, merged, minus
 from flowshare.share.config import ServerConfig
-from flowshare.share.errors import UnknownTopicOrPartition
 from flowshare.testing.clock import ManualClock, settle
 from tests.server.world import accept, ranges, world
 
@@ -27,11 +27,7 @@ GRACE_S = 3.0
 
 async def test_what_a_living_member_holds_stays_with_it_when_the_leader_dies() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m1 = w.member("m1", own=True)
-        await m1.heartbeat("t", epoch=0)
-        await m1.fetch(at)
+        at, m1 = await w.held(10, own=True)
 
         await w.die()
         m1.reconnect()
@@ -44,8 +40,7 @@ async def test_what_a_living_member_holds_stays_with_it_when_the_leader_dies() -
 
 async def test_what_a_member_held_that_does_not_come_back_is_given_to_others_after_the_grace() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         m1, m2 = w.member("m1", own=True), w.member("m2", own=True)
         for member in (m1, m2):
             await member.heartbeat("t", epoch=0)
@@ -59,17 +54,12 @@ async def test_what_a_member_held_that_does_not_come_back_is_given_to_others_aft
         await settle()
 
         assert ranges(await m2.fetch(at)) == [(0, 9, 2)]
-        groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
-        assert [member.member_id for member in groups.groups[0].members] == ["m2"]
+        assert await w.members() == ["m2"]
 
 
 async def test_a_leader_that_ends_in_order_takes_nothing_from_members_elsewhere() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m1 = w.member("m1", own=True)
-        await m1.heartbeat("t", epoch=0)
-        await m1.fetch(at)
+        at, m1 = await w.held(10, own=True)
 
         await w.restart()
         m1.reconnect()
@@ -81,11 +71,7 @@ async def test_a_leader_that_ends_in_order_takes_nothing_from_members_elsewhere(
 
 async def test_without_a_grace_everything_is_given_to_others_as_by_kafka() -> None:
     async with world(config=ServerConfig.embedded({"group.share.return.grace.ms": "0"})) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m1 = w.member("m1", own=True)
-        await m1.heartbeat("t", epoch=0)
-        await m1.fetch(at)
+        at, _ = await w.held(10, own=True)
 
         await w.die()
         m2 = w.member("m2", own=True)
@@ -103,10 +89,8 @@ async def test_a_member_whose_connection_broke_leaves_its_group_soon_if_it_is_fl
 
         await m1.connection.close()
         await w.clock.advance(GRACE_S)
-        await settle()
 
-        groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
-        assert [member.member_id for member in groups.groups[0].members] == left
+        assert await w.members() == left
 
 
 async def test_a_server_that_stood_still_itself_gives_its_members_time_to_be_heard() -> None:
@@ -124,10 +108,8 @@ async def test_a_server_that_stood_still_itself_gives_its_members_time_to_be_hea
         m1.reconnect()
         assert (await m1.heartbeat()).error is ErrorCode.NONE
         await w.clock.advance(GRACE_S)
-        await settle()
 
-        groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
-        assert [member.member_id for member in groups.groups[0].members] == ["m1"]
+        assert await w.members() == ["m1"]
 
 
 async def test_a_connection_that_a_member_left_before_it_ended_says_nothing_of_the_member() -> None:
@@ -141,10 +123,8 @@ async def test_a_connection_that_a_member_left_before_it_ended_says_nothing_of_t
         await m1.heartbeat()
         await left.close()
         await w.clock.advance(GRACE_S)
-        await settle()
 
-        groups = await w.admin.send(ShareGroupDescribeRequest(group_ids=("g",)))
-        assert [member.member_id for member in groups.groups[0].members] == ["m1"]
+        assert await w.members() == ["m1"]
 
 
 def held(at: TopicPartition, *ranges: tuple[int, int]) -> HeldRanges:
@@ -162,11 +142,7 @@ async def resume(member, *parts: HeldRanges):
 
 async def test_what_a_member_that_comes_back_never_heard_of_is_free_at_once_and_cost_no_attempt() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m1 = w.member("m1", own=True)
-        await m1.heartbeat("t", epoch=0)
-        await m1.fetch(at)
+        at, m1 = await w.held(10, own=True)
 
         await w.die()
         m1.reconnect()
@@ -181,11 +157,7 @@ async def test_what_a_member_that_comes_back_never_heard_of_is_free_at_once_and_
 
 async def test_a_member_that_comes_back_to_the_same_leader_holds_nothing_any_more() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m1 = w.member("m1", own=True)
-        await m1.heartbeat("t", epoch=0)
-        await m1.fetch(at)
+        at, m1 = await w.held(10, own=True)
         await m1.connection.close()
 
         m1.reconnect()
@@ -195,8 +167,7 @@ async def test_a_member_that_comes_back_to_the_same_leader_holds_nothing_any_mor
 
 async def test_a_member_may_say_that_it_holds_what_it_does_not() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         m1, m2 = w.member("m1", own=True), w.member("m2", own=True)
         await m2.fetch(at)
 

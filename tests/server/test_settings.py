@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from flowshare.server.limits import LISTENER_CONFIGS, ListenerLimits
+from flowshare.core_errors import InvalidConfig
+from flowshare.server.net.limits import LISTENER_CONFIGS, ListenerLimits
 from flowshare.server.settings import Settings, parse_properties, parse_words, read_properties
 from flowshare.share.config import EMBEDDED_CONFIGS
-from flowshare.share.errors import InvalidConfig
 
 
 def test_settings_of_share_groups_and_of_the_listener_stand_side_by_side():

@@ -23,11 +23,8 @@ async def full_disk() -> None:
 
 async def test_each_partition_has_its_own_result() -> None:
     async with world() as w:
-        topic = await w.topic(partitions=2)
-        good, bad = TopicPartition(topic, 0), TopicPartition(topic, 1)
-        unknown, none = TopicPartition(uuid.uuid4(), 0), TopicPartition(topic, 9)
-        await w.produce(2, partition=0)
-        await w.produce(2, partition=1)
+        good, bad = await w.logs(2, 2)
+        unknown, none = TopicPartition(uuid.uuid4(), 0), TopicPartition(good.topic_id, 9)
         m = w.member("m1")
         await m.fetch(good, bad)
 
@@ -59,10 +56,7 @@ async def test_each_partition_has_its_own_result() -> None:
 )
 async def test_malformed_batches_change_nothing(batches: list[AckBatch], version: int) -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(10)
 
         answer = await m.acknowledge({at: batches}, version=version)
 
@@ -73,10 +67,7 @@ async def test_malformed_batches_change_nothing(batches: list[AckBatch], version
 
 async def test_a_renewal_keeps_the_lock() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(1)
         await w.clock.advance(29)
         await m.acknowledge({at: [AckBatch(0, 0, b"\x04")]}, is_renew_ack=True)
 
@@ -89,10 +80,8 @@ async def test_a_renewal_keeps_the_lock() -> None:
 
 async def test_another_member_may_not_acknowledge() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, _ = await w.held(1)
+        m2 = w.member("m2")
         await m2.fetch(at)
 
         answer = await m2.acknowledge({at: [accept(0)]})
@@ -102,10 +91,8 @@ async def test_another_member_may_not_acknowledge() -> None:
 
 async def test_an_answer_waits_until_the_acknowledgement_is_durable() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, m1 = await w.held(2)
+        m2 = w.member("m2")
         await m2.fetch(at)
         gate = asyncio.Event()
         w.storage.before_write = gate.wait
@@ -120,10 +107,7 @@ async def test_an_answer_waits_until_the_acknowledgement_is_durable() -> None:
 
 async def test_what_is_decided_during_a_write_goes_into_one_next_write() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(100)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(100)
         gate = asyncio.Event()
         w.storage.before_write = gate.wait
         writes = w.server.stats()["state_writes"]
@@ -138,10 +122,7 @@ async def test_what_is_decided_during_a_write_goes_into_one_next_write() -> None
 
 async def test_a_refused_write_is_an_error_and_the_records_stay_acquired() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(2)
         w.storage.before_write = full_disk
 
         refused = await m.acknowledge({at: [accept(0, 1)]})
@@ -154,10 +135,8 @@ async def test_a_refused_write_is_an_error_and_the_records_stay_acquired() -> No
 
 async def test_a_lock_that_lapses_during_a_write_that_fails_frees_the_record() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, m1 = await w.held(1)
+        m2 = w.member("m2")
         gate = asyncio.Event()
 
         async def late_failure() -> None:
@@ -191,10 +170,7 @@ async def test_an_acquire_that_cannot_be_written_gives_an_error_and_no_records()
 
 async def test_what_a_failed_write_left_out_is_written_later() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, _ = await w.held(1)
         w.storage.before_write = full_disk
         await w.clock.advance(30)
         assert w.server.stats()["failed_state_writes"] >= 1
@@ -208,10 +184,7 @@ async def test_what_a_failed_write_left_out_is_written_later() -> None:
 
 async def test_a_record_is_finished_when_its_deliveries_are_used_up() -> None:
     async with world(configs={"share.auto.offset.reset": "earliest", "share.delivery.count.limit": "2"}) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(1)
         await m.acknowledge({at: [release(0)]})
         assert ranges(await m.fetch()) == [(0, 0, 2)]
 
@@ -222,10 +195,7 @@ async def test_a_record_is_finished_when_its_deliveries_are_used_up() -> None:
 
 async def test_rejected_records_do_not_come_again() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(2)
 
         await m.acknowledge({at: [reject(0, 1)]})
         await m.acknowledge({}, epoch=-1)
@@ -235,10 +205,7 @@ async def test_rejected_records_do_not_come_again() -> None:
 
 async def test_a_fault_in_the_store_stops_the_share_partition_and_the_next_fetch_loads_it_again() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(2)
 
         async def broken() -> None:
             raise RuntimeError("broken")
@@ -255,10 +222,7 @@ async def test_a_fault_in_the_store_stops_the_share_partition_and_the_next_fetch
 
 async def test_a_server_closes_while_its_disk_refuses_writes() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(2)
         w.storage.before_write = full_disk
         await m.acknowledge({at: [accept(0)]})
 

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 async def test_produced_records_are_acquired_and_accepted() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         m = w.member("m1")
 
         assert ranges(await m.fetch(at)) == [(0, 9, 1)]
@@ -61,8 +60,7 @@ async def test_only_batches_with_acquired_records_are_sent() -> None:
 
 async def test_no_bytes_are_sent_for_a_fetch_of_ranges_only() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(5)
+        at = await w.log(5)
 
         (partition,) = (await w.member("m1").fetch(at, max_bytes=0)).partitions
 
@@ -139,10 +137,8 @@ async def test_a_parked_fetch_ends_empty_at_its_wait_limit() -> None:
 
 async def test_a_release_wakes_a_parked_fetch_of_another_member() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, m1 = await w.held(3)
+        m2 = w.member("m2")
         task = await parked(m2.fetch(at, max_wait_ms=1000))
 
         await m1.acknowledge({at: [release(0, 2)]})
@@ -152,10 +148,7 @@ async def test_a_release_wakes_a_parked_fetch_of_another_member() -> None:
 
 async def test_a_delayed_release_is_served_when_its_time_comes() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(1)
         await m.acknowledge({at: [release(0, delay_ms=5000)]})
         task = await parked(m.fetch(max_wait_ms=10_000))
 
@@ -168,10 +161,7 @@ async def test_a_delayed_release_is_served_when_its_time_comes() -> None:
 
 async def test_an_unrun_release_costs_no_attempt() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(1)
 
         await m.acknowledge({at: [release(0, unrun=True)]})
 
@@ -180,8 +170,7 @@ async def test_an_unrun_release_costs_no_attempt() -> None:
 
 async def test_a_lapsed_lock_wakes_a_parked_fetch() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         await w.member("m1").fetch(at)
         task = await parked(w.member("m2").fetch(at, max_wait_ms=60_000))
 
@@ -210,10 +199,8 @@ async def test_an_accept_at_capacity_wakes_a_parked_fetch() -> None:
 
 async def test_a_closed_connection_ends_its_parked_fetch_and_frees_its_records() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, m1 = await w.held(2)
+        m2 = w.member("m2")
         own = await parked(m1.fetch(max_wait_ms=10_000))
         other = await parked(m2.fetch(at, max_wait_ms=10_000))
 
@@ -276,8 +263,7 @@ async def test_a_right_that_was_taken_away_reaches_a_fetch_that_waits_when_it_is
 
 async def test_a_right_that_was_taken_away_while_an_acquire_was_written_gives_the_records_back() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
+        at = await w.log(2)
         await w.member("m0").fetch(at, max_records=0)
         m, readable = w.member("m1"), {"t"}
         m.connection.may_read = readable.__contains__
@@ -311,8 +297,7 @@ async def test_the_right_to_a_group_is_asked_for_again_when_a_fetch_is_woken() -
 
 async def test_min_bytes_are_waited_for() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(batch(1, size=1000))
+        at = await w.log(batch(1, size=1000))
         task = await parked(w.member("m1").fetch(at, max_wait_ms=1000, min_bytes=2000))
 
         await w.produce(batch(1, size=1000))
@@ -322,8 +307,7 @@ async def test_min_bytes_are_waited_for() -> None:
 
 async def test_min_bytes_are_not_waited_for_beyond_the_wait_limit() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(batch(1, size=1000))
+        at = await w.log(batch(1, size=1000))
         task = await parked(w.member("m1").fetch(at, max_wait_ms=1000, min_bytes=2000))
 
         await w.clock.advance(1)
@@ -333,10 +317,7 @@ async def test_min_bytes_are_not_waited_for_beyond_the_wait_limit() -> None:
 
 async def test_acknowledgements_that_ride_on_a_fetch_come_first_and_do_not_wait() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(2)
 
         answer = await m.fetch(acks={at: [accept(0), release(1)]}, max_wait_ms=10_000)
         assert ranges(answer) == [(1, 1, 2)]
@@ -348,10 +329,7 @@ async def test_acknowledgements_that_ride_on_a_fetch_come_first_and_do_not_wait(
 
 async def test_a_partition_with_a_failed_acknowledgement_is_listed_with_the_error() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, _ = await w.held(2)
 
         answer = await w.member("m1").fetch(epoch=1, acks={at: [accept(5)]})
 
@@ -361,8 +339,7 @@ async def test_a_partition_with_a_failed_acknowledgement_is_listed_with_the_erro
 
 async def test_unknown_topics_and_partitions_are_errors_of_the_partition() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         unknown = TopicPartition(uuid.uuid4(), 0)
         answer = await w.member("m1").fetch(at, unknown, TopicPartition(at.topic_id, 7))
 
@@ -431,11 +408,20 @@ async def test_latest_starts_at_the_end_and_by_duration_at_its_age() -> None:
         assert ranges(await w.member("m2", "g").fetch(at)) == [(2, 2, 1)]
 
 
+async def test_by_duration_starts_at_the_end_when_no_record_is_that_young() -> None:
+    async with world(configs={"share.auto.offset.reset": "by_duration:PT1H"}) as w:
+        at = await w.log(batch(1, timestamp_ms=w.clock.now_ms() - 7_200_000))
+        m = w.member("m1")
+
+        assert ranges(await m.fetch(at)) == []
+        await w.produce(1)
+        assert ranges(await m.fetch()) == [(1, 1, 1)]
+
+
 async def test_two_groups_read_one_partition_independently() -> None:
     async with world() as w:
         await w.configure({"share.auto.offset.reset": "earliest"}, "other")
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(3)
+        at = await w.log(3)
 
         assert ranges(await w.member("m1", "g").fetch(at)) == [(0, 2, 1)]
         assert ranges(await w.member("m1", "other").fetch(at)) == [(0, 2, 1)]
@@ -443,10 +429,7 @@ async def test_two_groups_read_one_partition_independently() -> None:
 
 async def test_a_renewing_fetch_fetches_nothing_and_must_ask_for_nothing() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(2)
         nothing = {"max_bytes": 0, "max_records": 0, "min_bytes": 0}
         renew = [accept(0)._replace(types=b"\x04")]
 

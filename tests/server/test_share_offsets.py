@@ -12,6 +12,7 @@ from flowshare.protocol.messages import (
     ListGroupsRequest,
     TopicPartition,
 )
+from flowshare.server.runtime.failures import Refused
 from tests.server.world import accept, batch, ranges, release, world
 
 pytestmark = pytest.mark.asyncio
@@ -27,8 +28,7 @@ async def alter(w, offsets, group_id: str = "g"):
 
 async def test_lag_counts_everything_that_is_not_finished() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(batch(20, timestamp_ms=5_000))
+        at = await w.log(batch(20, timestamp_ms=5_000))
         m = w.member("m1")
         await m.heartbeat("t")
         await m.fetch(at, max_records=10, acquire_mode=1)
@@ -43,11 +43,7 @@ async def test_lag_counts_everything_that_is_not_finished() -> None:
 
 async def test_redeliveries_are_counted() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(2)
-        m = w.member("m1")
-        await m.heartbeat("t")
-        await m.fetch(at)
+        at, m = await w.held(2, joined=True)
         await m.acknowledge({at: [release(0, 1)]})
         await m.fetch()
 
@@ -97,8 +93,7 @@ async def test_an_empty_group_starts_at_altered_offsets() -> None:
 
 async def test_altering_the_offsets_of_no_group_makes_one() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
 
         await alter(w, {("t", 0): 4}, "new")
         await w.restart()
@@ -122,8 +117,7 @@ async def test_altered_offsets_are_held_to_the_log() -> None:
 
 async def test_an_alter_fences_what_was_acquired_before() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         m = w.member("never-joined")
         await m.fetch(at)
         await alter(w, {("t", 0): 0})
@@ -168,3 +162,17 @@ async def test_a_refused_alter_leaves_no_group_behind() -> None:
         assert [part.error for part in answer.partitions] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         listed = await w.admin.send(ListGroupsRequest())
         assert listed.groups == ()
+
+
+async def test_whoever_asks_the_wrong_worker_is_told_that_it_is_the_wrong_one(monkeypatch) -> None:
+    def elsewhere(group_id: str) -> None:
+        raise Refused(ErrorCode.NOT_COORDINATOR, f"{group_id} is coordinated by another worker")
+
+    async with world() as w:
+        monkeypatch.setattr(w.server.share.duties, "check_coordinator", elsewhere)
+        for request in (
+            DescribeShareGroupOffsetsRequest(group_id="g", topics=None),
+            AlterShareGroupOffsetsRequest(group_id="g", offsets={}),
+            DeleteShareGroupOffsetsRequest(group_id="g", topics=("t",)),
+        ):
+            assert (await w.admin.send(request)).error is ErrorCode.NOT_COORDINATOR

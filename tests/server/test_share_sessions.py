@@ -8,7 +8,7 @@ import pytest
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest, TopicPartition
-from flowshare.server.share_ack import merged
+from flowshare.server.share.acknowledge import merged
 from flowshare.share.config import ServerConfig
 from tests.server.world import accept, parked, ranges, world
 
@@ -48,10 +48,8 @@ async def test_bad_ids_are_refused(group_id: str | None, member_id: str | None) 
 
 async def test_closing_a_session_processes_its_acknowledgements_and_frees_the_rest() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(20)
-        m1, m2 = w.member("m1"), w.member("m2")
-        await m1.fetch(at)
+        at, m1 = await w.held(20)
+        m2 = w.member("m2")
 
         answer = await m1.fetch(epoch=-1, acks={at: [accept(0, 9)]})
 
@@ -129,11 +127,7 @@ async def test_thousands_of_entries_for_the_same_partitions_are_merged_in_their_
 
 async def test_entries_for_the_same_partition_are_merged() -> None:
     async with world() as w:
-        topic = await w.topic(partitions=1)
-        at = TopicPartition(topic, 0)
-        await w.produce(4)
-        m = w.member("m1")
-        await m.fetch(at)
+        at, m = await w.held(4)
 
         answer = await m.connection.send(
             ShareFetchRequest(
@@ -142,8 +136,8 @@ async def test_entries_for_the_same_partition_are_merged() -> None:
                 session_epoch=1,
                 max_wait_ms=0,
                 partitions=(
-                    SharePartitionRequest(topic, 0, (accept(0, 1),)),
-                    SharePartitionRequest(topic, 0, (accept(2),)),
+                    SharePartitionRequest(*at, (accept(0, 1),)),
+                    SharePartitionRequest(*at, (accept(2),)),
                 ),
             )
         )
@@ -155,8 +149,7 @@ async def test_entries_for_the_same_partition_are_merged() -> None:
 
 async def test_a_session_can_be_acknowledged_over_another_connection() -> None:
     async with world() as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(1)
+        at = await w.log(1)
         m1, twin = w.member("m1"), w.member("m1")
         await m1.fetch(at)
 
@@ -170,8 +163,7 @@ async def test_the_session_of_a_member_that_timed_out_is_closed_and_its_parked_f
         {"group.share.session.timeout.ms": "10000", "group.share.heartbeat.interval.ms": "3000"}
     )
     async with world(config=config) as w:
-        at = TopicPartition(await w.topic(), 0)
-        await w.produce(10)
+        at = await w.log(10)
         m1, m2 = w.member("m1"), w.member("m2")
         await m1.heartbeat("t", epoch=0)
         await m2.heartbeat("t", epoch=0)

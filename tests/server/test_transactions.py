@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from flowshare.core_errors import InvalidConfig
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -21,12 +22,10 @@ from flowshare.protocol.messages import (
     ListTransactionsRequest,
     ProduceRequest,
 )
-from flowshare.server.producer_ids import BLOCK
 from flowshare.server.settings import Settings
-from flowshare.server.transactions import PREFIX
-from flowshare.share.errors import InvalidConfig
+from flowshare.server.transactions.coordinator import BLOCK, PREFIX
 from flowshare.transactions.stored import encode_transaction
-from flowshare.transactions.transaction import State, Transaction
+from flowshare.transactions.transaction import Transaction, TransactionState
 from tests.log.producer_contract import produced
 from tests.server.world import parked, settle, world
 
@@ -305,7 +304,7 @@ async def test_a_restart_finishes_what_was_decided_and_aborts_what_is_too_old() 
             producer_id=decided.producer.producer_id,
             epoch=decided.producer.epoch,
             timeout_ms=60_000,
-            state=State.PREPARE_COMMIT,
+            state=TransactionState.PREPARE_COMMIT,
             partitions=frozenset({("t", 0), ("gone", 0)}),
             started_ms=now_ms,
             updated_ms=now_ms,

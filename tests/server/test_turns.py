@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flowshare.server.turns import TURN, TURN_S, Line, Places, Turns
+from flowshare.server.runtime.turns import TURN, TURN_S, Places, TurnLine, Turns
 from flowshare.testing.clock import ManualClock
 
 pytestmark = pytest.mark.asyncio
@@ -42,17 +42,17 @@ async def rounds_of(*tasks: asyncio.Task[None], done: list[int]) -> list[int]:
 
 
 async def test_however_many_connections_do_long_work_one_goes_on_in_a_round():
-    line, done = Line(), []
+    line, done = TurnLine(), []
     tasks = [asyncio.ensure_future(work(Turns(ManualClock(), line), 5, done)) for _ in range(20)]
     first, *rest = await rounds_of(*tasks, done=done)
     assert first == 20  # each connection's first turn of its own
     assert max(rest) == 1
     assert len(done) == 100
-    assert not len(line)
+    assert not line._line._waiting
 
 
 async def test_connections_go_on_one_after_the_other():
-    line, done = Line(), []
+    line, done = TurnLine(), []
 
     async def named(name: str) -> None:
         turns = Turns(ManualClock(), line)
@@ -65,7 +65,7 @@ async def test_connections_go_on_one_after_the_other():
 
 
 async def test_the_requests_of_one_connection_share_its_turn():
-    turns, done = Turns(ManualClock(), Line()), []
+    turns, done = Turns(ManualClock(), TurnLine()), []
     tasks = [asyncio.ensure_future(work(turns, 4, done, TURN // 2)) for _ in range(8)]
     counts = await rounds_of(*tasks, done=done)
     assert max(counts) <= 2
@@ -73,29 +73,29 @@ async def test_the_requests_of_one_connection_share_its_turn():
 
 
 async def test_few_things_that_take_long_give_way_too():
-    turns, done = Turns(SlowClock(TURN_S / 2), Line()), []
+    turns, done = Turns(SlowClock(TURN_S / 2), TurnLine()), []
     counts = await rounds_of(asyncio.ensure_future(work(turns, 20, done, 1)), done=done)
     assert max(counts) <= 3
     assert len(done) == 20
 
 
 async def test_short_work_does_not_wait():
-    turns, done = Turns(ManualClock(), Line()), []
+    turns, done = Turns(ManualClock(), TurnLine()), []
     assert await rounds_of(asyncio.ensure_future(work(turns, TURN, done, 1)), done=done) == [TURN]
 
 
 async def test_a_request_that_is_cancelled_in_line_does_not_stop_it():
-    line, done = Line(), []
+    line, done = TurnLine(), []
     tasks = [asyncio.ensure_future(work(Turns(ManualClock(), line), 3, done)) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(done) == 1 + 3 + 3
-    assert not len(line)
+    assert not line._line._waiting
 
 
 async def test_nothing_new_begins_while_a_request_waits_for_its_turn():
-    line, done, begun = Line(), [], []
+    line, done, begun = TurnLine(), [], []
     turns = Turns(ManualClock(), line)
     working = asyncio.ensure_future(work(turns, 6, done))
     await asyncio.sleep(0)

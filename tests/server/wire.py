@@ -8,27 +8,21 @@ import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.kafka import ApiKey, read_response, write_request
 from flowshare.protocol.messages import ShareFetchRequest, SharePartitionRequest
-from flowshare.server import answers
-from flowshare.server.edge.base import Api, Call
+from flowshare.server.edge.base import Endpoint, SocketCall
 from flowshare.server.edge.table import table
-from flowshare.server.limits import ListenerLimits
-from flowshare.server.listener import Listener
-from flowshare.server.turns import TURN
+from flowshare.server.net.limits import ListenerLimits
+from flowshare.server.net.listener import Listener
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.turns import TURN
 from tests.server.world import World, world
 
 DEADLINE_S = 60.0
 
 
 FAILURES = {b"fail": RuntimeError("as asked"), b"gone": ConnectionError("the server failed")}
-
-
-async def until(condition) -> None:
-    """Wait for a condition that other tasks or the system bring about."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what brings it about knows no event
-            await asyncio.sleep(0.001)
 
 
 class NoSasl:
@@ -42,30 +36,26 @@ class Odd:
     def __init__(self) -> None:
         self.events: dict[bytes, asyncio.Event] = {}
         self.accepted: list[bytes] = []
-        self.calls: list[Call] = []
+        self.calls: list[SocketCall] = []
         self.turns = 0
         self.written_by = 0
         self.read_by: list[int] = []
 
     def apis(self):
         return (
-            Api(
-                key=ApiKey.FLOWSHARE,
-                lowest=0,
-                highest=2,
-                answer=self.answer,
+            Endpoint(
+                Api(ApiKey.FLOWSHARE, server=(0, 2)),
+                self.answer,
                 decode=self.decode,
                 encode=self.encode,
             ),
-            Api(
-                key=ApiKey.SASL_HANDSHAKE,
-                lowest=1,
-                highest=1,
-                answer=self.answer,
+            Endpoint(
+                Api(ApiKey.SASL_HANDSHAKE, server=(1, 1)),
+                self.answer,
                 decode=self.decode,
                 encode=self.encode,
             ),
-            Api(key=ApiKey.PRODUCE, lowest=3, highest=3, answer=self.swallow, decode=self.decode),
+            Endpoint(Api(ApiKey.PRODUCE, server=(3, 3)), self.swallow, decode=self.decode),
         )
 
     def encode(self, correlation_id: int, version: int, answer: bytes) -> bytes:
@@ -80,10 +70,10 @@ class Odd:
             raise ValueError(f"cannot read v{version}")
         return body
 
-    async def swallow(self, call: Call) -> None:
+    async def swallow(self, call: SocketCall) -> None:
         self.accepted.append(call.request)
 
-    async def answer(self, call: Call) -> bytes | None:
+    async def answer(self, call: SocketCall) -> bytes | None:
         self.accepted.append(call.request)
         self.calls.append(call)
         word, _, rest = call.request.partition(b" ")
@@ -107,10 +97,10 @@ class Odd:
             await call.peer.connection.send(self.fetch)
         return call.request
 
-    async def work(self, call: Call, word: bytes, rest: bytes) -> None:
+    async def work(self, call: SocketCall, word: bytes, rest: bytes) -> None:
         """Long work until it is released, or an answer that takes so many bytes."""
         if word == b"built":
-            answers.room().add(int(rest))
+            answers.space().add(int(rest))
             return
         released = self.events.setdefault(rest, asyncio.Event())
         while not released.is_set():
@@ -242,7 +232,7 @@ async def site(*, sasl=None, tls=None, **limits):
             made.server,
             clock=made.clock,
             limits=replace(ListenerLimits(), **limits),
-            apis=table([api]),
+            apis=table(api.apis()),
             sasl=sasl,
             tls=tls,
         )

@@ -17,6 +17,7 @@ from flowshare.protocol.messages import (
     ProduceRequest,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
+    ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
     SharePartitionRequest,
     TopicPartition,
@@ -149,6 +150,37 @@ class World:
         done = await self.admin.send(ProduceRequest(topic=topic, partition=partition, records=records))
         assert done.error is ErrorCode.NONE, done.message
         return done.base_offset
+
+    async def logs(self, *records: bytes | int) -> list[TopicPartition]:
+        """The partitions of a new topic `t`, each with one batch."""
+        topic = await self.topic(partitions=len(records))
+        for number, batched in enumerate(records):
+            await self.produce(batched, partition=number)
+        return [TopicPartition(topic, number) for number in range(len(records))]
+
+    async def log(self, records: bytes | int) -> TopicPartition:
+        """The only partition of a new topic `t`, with one batch."""
+        (at,) = await self.logs(records)
+        return at
+
+    async def held(
+        self, records: bytes | int, *, joined: bool = False, own: bool = False
+    ) -> tuple[TopicPartition, Client]:
+        """The same, and member `m1`, which holds all of it.
+
+        joined: it has joined group `g` by a heartbeat before; own: it has as flowshare's own client.
+        """
+        at, m1 = await self.log(records), self.member("m1", own=own)
+        if joined or own:
+            await m1.heartbeat("t")
+        await m1.fetch(at)
+        return at, m1
+
+    async def members(self) -> list[str]:
+        """Ids of the members of group `g`, once the server has done what it can."""
+        await settle()
+        group = await self.admin.send(ShareGroupDescribeRequest(group_id="g"))
+        return [member.member_id for member in group.members]
 
     async def configure(self, configs, group_id: str = "g"):
         """Set a group's settings."""

@@ -13,10 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+UNCOMPILED = shutil.ignore_patterns("__pycache__")
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,14 @@ MUTANTS = (
     Mutant(
         "a group's limit is kept to the batch only",
         "partition",
-        "mode if self.quota is None else AcquireMode.RECORD_LIMIT",
+        "mode if self.allowance.quota is None else AcquireMode.RECORD_LIMIT",
         "mode",
     ),
     Mutant("a paused group hands out records", "partition", "if self._limits.paused or records_max", "if records_max"),
     Mutant("new records pass the holes of a reload", "partition", " or window.gap_start >= 0 or", " or"),
-    Mutant("new records wait as redeliveries do", "turns", "self.new = priority is Priority.NEW", "self.new = False"),
+    Mutant(
+        "new records wait as redeliveries do", "priority", "self.new = priority is Priority.NEW", "self.new = False"
+    ),
     Mutant("the window is not limited", "acquire", "room = limits.window_max - span", "room = limits.window_max"),
     Mutant(
         "an unrun release costs its attempt",
@@ -133,16 +137,12 @@ MUTANTS = (
 )
 
 
-def plant(mutant: Mutant, folder: Path) -> bool:
-    """Copy the core and its tests, bug included; False if the bug does not fit the source any more."""
-    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests" / "share", folder / "tests" / "share", ignore=shutil.ignore_patterns("__pycache__"))
+def copy_core(folder: Path) -> None:
+    """Copy the core and its tests."""
+    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
+    shutil.copytree(ROOT / "tests" / "share", folder / "tests" / "share", ignore=UNCOMPILED)
     (folder / "tests" / "__init__.py").touch()
     shutil.copy(ROOT / "pyproject.toml", folder)
-    source = folder / "flowshare" / "share" / f"{mutant.module}.py"
-    text = source.read_text()
-    source.write_text(text.replace(mutant.old, mutant.new))
-    return mutant.old in text
 
 
 def killed_by(folder: Path) -> str | None:
@@ -165,27 +165,47 @@ def killed_by(folder: Path) -> str | None:
             timeout=600,
         )
         if done.returncode == 1:
-            return kind
+            return f"by the {kind}"
         if done.returncode:
             raise SystemExit(f"the tests did not run:\n{done.stdout.decode()[-2000:]}")
     return None
 
 
-def main(names: list[str]) -> int:
-    """Plant all (or the named) mutants; returns how many live."""
-    living = 0
-    for mutant in MUTANTS:
-        if names and mutant.name not in names:
-            continue
+@dataclass(frozen=True)
+class Hunt:
+    """All mutants of one package, and who must kill them."""
+
+    mutants: Sequence[Mutant]
+    package: str
+    copy: Callable[[Path], None]
+    """Puts into a folder what the tests need, sources included."""
+    killer: Callable[[Path], str | None]
+    """How the tests in a folder kill the mutant there, or None: it lives."""
+
+    def run(self, names: Sequence[str]) -> int:
+        """Plant all (or the named) mutants; returns how many live."""
+        living = 0
+        for mutant in self.mutants:
+            if names and mutant.name not in names:
+                continue
+            verdict = self._verdict(mutant)
+            living += not verdict.startswith("killed")
+            print(f"{mutant.name:<66} {verdict}", flush=True)
+        print(f"{living} of {len(self.mutants)} live")
+        return living
+
+    def _verdict(self, mutant: Mutant) -> str:
         with tempfile.TemporaryDirectory(prefix="flowshare-mutant-") as name:
-            fits = plant(mutant, Path(name))
-            killer = killed_by(Path(name)) if fits else None
-        living += killer is None
-        verdict = f"killed by the {killer}" if killer else "LIVES" if fits else "DOES NOT FIT THE SOURCE"
-        print(f"{mutant.name:<66} {verdict}", flush=True)
-    print(f"{living} of {len(MUTANTS)} live")
-    return living
+            folder = Path(name)
+            self.copy(folder)
+            source = folder / "flowshare" / self.package / f"{mutant.module}.py"
+            text = source.read_text()
+            if mutant.old not in text:
+                return "DOES NOT FIT THE SOURCE"
+            source.write_text(text.replace(mutant.old, mutant.new))
+            killer = self.killer(folder)
+        return "LIVES" if killer is None else f"killed {killer}"
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1:])))
+    sys.exit(bool(Hunt(MUTANTS, "share", copy_core, killed_by).run(sys.argv[1:])))

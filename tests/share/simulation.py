@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flowshare.share.errors import ShareError
+from flowshare.core_errors import CoreError
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.records import replay
 from flowshare.share.types import (
@@ -210,7 +210,7 @@ class World:
         if held and self.dice.random() < self.faults.member_dies:
             held.clear()
             self.generation[member] += 1
-            update = self.partition.release_member(member, now_ms=self.now_ms)
+            update = self.partition.release_member(member)
             self.drop_holder(member)
             self.note("died", member)
             if update is not None:
@@ -307,7 +307,7 @@ class World:
     def attempt(self, member: str, batches: list[AcknowledgeBatch], *, must_fail: bool = False) -> Decision | None:
         try:
             decision = self.partition.acknowledge(member, batches, now_ms=self.now_ms)
-        except ShareError:
+        except CoreError:
             return None
         if must_fail and batches[0].last >= self.partition.start_offset:
             self.fail(f"{member} acknowledged {batches} which was not to be had")

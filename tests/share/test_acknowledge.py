@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.share.errors import InvalidRecordState, InvalidRequest
-from flowshare.share.types import AcknowledgeBatch, Limits, PartitionUpdate
+from flowshare.core_errors import InvalidRecordState, InvalidRequest
+from flowshare.share.types import DELAY_MS_MAX, AcknowledgeBatch, Limits, PartitionUpdate
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -509,6 +509,15 @@ def test_a_delayed_release_is_not_fetchable_before_its_time():
     assert target.expire(50) is None
     assert target.next_fetch_offset() == 2
     assert acquire(target, (0, 9), fetch=2) == [(2, 4, 2)]
+
+
+def test_a_delay_is_cut_to_thirty_days():
+    target = partition()
+    acquire(target, (0, 2))
+
+    settle(target, 0, 2, RELEASE, now=20, not_before=21 + DELAY_MS_MAX)
+
+    assert target.next_deadline_ms() == 20 + DELAY_MS_MAX
 
 
 def test_each_delay_ends_by_itself():

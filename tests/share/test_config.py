@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.share.config import EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS, GroupConfig, ServerConfig
-from flowshare.share.errors import InvalidConfig
+from flowshare.core_errors import InvalidConfig
+from flowshare.share.config import (
+    DEAD_LETTER_BY,
+    EMBEDDED_CONFIGS,
+    GROUP_CONFIGS,
+    SERVER_CONFIGS,
+    GroupConfig,
+    ServerConfig,
+    with_namer,
+)
 from flowshare.share.settings import duration_ms
 from flowshare.share.types import Limits, Priority
 
@@ -305,3 +313,39 @@ def test_the_assignor_switch_follows_the_server():
     server = ServerConfig.parse({"group.share.assignor.offload.enable": "false"})
     assert not GroupConfig.parse({}, server).assignor_offload_enable
     assert GroupConfig.parse({"share.assignor.offload.enable": "true"}, server).assignor_offload_enable
+
+
+def test_a_running_server_takes_new_values_that_are_checked_with_the_others():
+    changed = EMBEDDED.changed({"group.share.delivery.count.limit": "7"}, table=EMBEDDED_CONFIGS)
+
+    assert changed.values() != EMBEDDED.values()
+    assert EMBEDDED.changed({}, table=EMBEDDED_CONFIGS) == EMBEDDED
+    [found] = [one for one in changed.values() if one.name == "group.share.delivery.count.limit"]
+    assert (found.value, found.is_default) == ("7", False)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"group.share.delivery.count.limits": "7"}, "group.share.delivery.count.limit"),
+        ({"group.share.session.timeout.ms": "1"}, "group.share.session.timeout.ms"),
+    ],
+)
+def test_a_running_server_refuses_what_it_would_not_start_with(values, says):
+    with pytest.raises(InvalidConfig, match=says):
+        EMBEDDED.changed(values, table=EMBEDDED_CONFIGS)
+
+
+LETTERS = {"errors.deadletterqueue.topic.name": "dlq.t"}
+
+
+def test_who_last_changed_the_dead_letters_of_a_group_is_answerable_for_them():
+    known = with_namer(LETTERS, LETTERS, None, ("User:ann", "10.0.0.1"))[DEAD_LETTER_BY]
+
+    assert GroupConfig.effective({**LETTERS, DEAD_LETTER_BY: known}, KAFKA).dead_letter_by == ("User:ann", "10.0.0.1")
+    assert with_namer(LETTERS, {"share.auto.offset.reset"}, known, ("User:bob", "h"))[DEAD_LETTER_BY] == known
+
+
+def test_nobody_is_answerable_where_the_server_itself_changed_them_or_there_are_none():
+    assert with_namer(LETTERS, LETTERS, "h User:ann", None) == LETTERS
+    assert with_namer({}, LETTERS, "h User:ann", ("User:ann", "h")) == {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flowshare.core_errors import InvalidRecordState, InvalidRequest
 from flowshare.share.acquire import Acquisition
-from flowshare.share.errors import InvalidRecordState, InvalidRequest
-from flowshare.share.fence import Fence
 from flowshare.share.types import AcquireMode, LogBatch, PartitionUpdate
+from flowshare.share.window import Fence
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -98,7 +98,7 @@ def test_members_are_told_that_what_they_acknowledge_was_lost():
 def test_what_comes_in_the_place_of_lost_records_was_never_delivered():
     target = partition()
     acquire(target, (0, 9))
-    target.release_member("m1", now_ms=0)
+    target.release_member("m1")
     acquire(target, (0, 9))
 
     target.cut(5)

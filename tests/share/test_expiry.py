@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.share.errors import InvalidRecordState
+from flowshare.core_errors import InvalidRecordState
 from flowshare.share.types import Limits
 from tests.share.builders import (
     ACCEPT,
@@ -101,20 +101,20 @@ def test_records_of_a_member_that_left_are_free_at_once():
     acquire(target, (5, 9), member="m2")
     acquire(target, (10, 14))
 
-    update = target.release_member("m1", now_ms=1)
+    update = target.release_member("m1")
 
     assert update is not None
     assert update.runs == (run(0, 4, AVAILABLE), run(10, 14, AVAILABLE))
     assert states(target)[1] == (5, 9, ACQUIRED, 1)
-    assert target.release_member("m1", now_ms=1) is None
-    assert target.release_member("m3", now_ms=1) is None
+    assert target.release_member("m1") is None
+    assert target.release_member("m3") is None
 
 
 def test_an_acknowledgement_of_a_member_that_left_still_counts():
     target = partition()
     acquire(target, (0, 9))
     accepted, rejected = decide(target, 0, 4, ACCEPT), decide(target, 5, 6, ACCEPT)
-    target.release_member("m1", now_ms=1)
+    target.release_member("m1")
     assert states(target) == [(0, 6, ACQUIRED, 1), (7, 9, AVAILABLE, 1)]
 
     target.commit(accepted)

@@ -7,8 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from flowshare.share.config import GroupConfig
-from flowshare.share.errors import (
+from flowshare.core_errors import (
     FencedMemberEpoch,
     GroupMaxSizeReached,
     InvalidRequest,
@@ -17,8 +16,9 @@ from flowshare.share.errors import (
     UnknownMemberId,
     UnknownTopicOrPartition,
 )
-from flowshare.share.group import ShareGroup, ToInitialize, TopicInfo, check_heartbeat
-from flowshare.share.group_state import HEADER, GroupState, decode_group, encode_group
+from flowshare.share.config import GroupConfig
+from flowshare.share.group import ShareGroup, ToInitialize, TopicInfo, check_heartbeat, subscription_growth
+from flowshare.share.group_state import HEADER, VERSION, GroupState, decode_group, encode_group
 
 FOO = TopicInfo("foo", UUID(int=1), 3)
 BAR = TopicInfo("bar", UUID(int=2), 2)
@@ -417,7 +417,7 @@ def test_a_state_that_could_not_be_written_comes_again_with_its_start_offset():
     world = World(FOO)
     first = world.beat("a", 0, "foo")
     world.group.initialize_failed(first.to_initialize[1:2])
-    assert not world.group.has_state(FOO.topic_id, 1)
+    assert (FOO.topic_id, 1) not in world.group.initialized
 
     again = world.beat("a", 2)
     world.topics["foo"] = FOO._replace(partitions=4)
@@ -469,16 +469,11 @@ def test_g24_offsets_of_a_group_with_members_cannot_be_changed():
     with pytest.raises(NonEmptyGroup):
         world.group.reset(FOO, [0], now_ms=1)
     with pytest.raises(NonEmptyGroup):
-        world.group.forget_topic(FOO.topic_id)
-    with pytest.raises(NonEmptyGroup):
         world.group.require_empty()
 
 
-def test_g25_a_topic_without_state_has_no_offset_information():
-    world = World(FOO)
-
-    with pytest.raises(UnknownTopicOrPartition, match="no offset information"):
-        world.group.forget_topic(FOO.topic_id)
+def test_g25_a_topic_without_state_has_nothing_to_forget():
+    assert World(FOO).group.topic_deleted(FOO.topic_id) == ()
 
 
 def test_g26_offsets_can_be_set_before_the_first_member_comes():
@@ -519,7 +514,7 @@ def test_o20_after_its_offsets_were_deleted_a_topic_starts_by_the_reset_policy()
     world.beat("a", 0, "foo")
     world.beat("a", -1)
 
-    assert world.group.forget_topic(FOO.topic_id) == keys(FOO)
+    assert world.group.topic_deleted(FOO.topic_id) == keys(FOO)
     answer = world.beat("a", 0, "foo")
 
     assert [item.start_offset for item in answer.to_initialize] == [-1, -1, -1]
@@ -630,5 +625,59 @@ def test_a_damaged_group_is_refused():
 def test_a_group_with_a_right_checksum_but_wrong_content_is_refused(body):
     import zlib
 
-    with pytest.raises(StateCorrupt):
-        decode_group(HEADER.pack(1, zlib.crc32(body)) + body)
+    with pytest.raises(StateCorrupt, match="cannot be read"):
+        decode_group(HEADER.pack(VERSION, zlib.crc32(body)) + body)
+
+
+def test_members_of_a_worker_are_found_and_those_whose_connection_is_gone_time_out_sooner():
+    world = World(FOO)
+    for member in ("a", "b", "c"):
+        world.beat(member, 0, "foo")
+    for member, worker in (("a", 1), ("b", 2)):
+        world.group.members[member].worker = worker
+
+    gone = world.group.at_workers(lambda worker: worker == 1)
+    for member in (*gone, "stranger"):
+        world.group.expect_by(member, world.now_ms + 100)
+
+    assert gone == ("a",)
+    assert world.group.expire(world.now_ms + 99) == ()
+    assert world.group.expire(world.now_ms + 100) == ("a",)
+    assert world.group.subscribed == {"foo"}
+
+
+def test_an_earlier_end_of_a_session_is_not_put_off_by_a_lost_connection():
+    world = World(FOO)
+    world.beat("a", 0, "foo")
+    due_ms = world.group.members["a"].deadline_ms
+
+    world.group.expect_by("a", due_ms + 1)
+
+    assert world.group.members["a"].deadline_ms == due_ms
+
+
+def test_sessions_that_ran_out_while_nobody_listened_are_put_off_and_the_others_stay():
+    world = World(FOO)
+    world.beat("a", 0, "foo")
+    due_ms = world.group.members["a"].deadline_ms
+    world.now_ms += 10
+    world.beat("b", 0, "foo")
+
+    world.group.put_off(due_ms, 500)
+
+    assert [one.deadline_ms for one in world.group.members.values()] == [due_ms + 500, due_ms + 10]
+
+
+def test_what_a_subscription_takes_in_memory_is_known_before():
+    world = World(FOO, BAR)
+    before = world.group.size
+
+    told = subscription_growth(None, ("foo",))
+    world.beat("a", 0, "foo")
+    assert told == world.group.size - before > 0
+
+    member, before = world.group.members["a"], world.group.size
+    assert subscription_growth(member, None) == 0
+    told = subscription_growth(member, ("foo", "bar"))
+    world.beat("a", member.epoch, "foo", "bar")
+    assert told == world.group.size - before > 0

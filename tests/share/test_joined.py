@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowshare.share.errors import ShareError
+from flowshare.core_errors import CoreError
 from flowshare.share.types import AcknowledgeBatch
 from tests.share.builders import ACCEPT, RELEASE, acquire, partition, settle
 
@@ -29,7 +29,7 @@ def world(log, earlier):
         for member in ("m1", "m2"):
             try:
                 settle(target, offset, offset, kind, member=member)
-            except ShareError:
+            except CoreError:
                 continue
     return target
 
@@ -38,7 +38,7 @@ def told(target, batches, *, committed):
     """All that can be seen of the decision and of what follows from it."""
     try:
         decision = target.acknowledge("m1", batches, now_ms=5)
-    except ShareError as error:
+    except CoreError as error:
         return type(error), str(error), seen(target)
     pending = seen(target)
     if decision.update is not None and committed:

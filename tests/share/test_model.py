@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from flowshare.core_errors import CoreError
 from flowshare.share.allotment import Allotment
-from flowshare.share.errors import ShareError
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, Limits, LogBatch, Priority, StateRun
 from tests.share.model import Model, Wanted
@@ -64,7 +64,7 @@ class SharePartitionMachine(RuleBasedStateMachine):
         )
         self.real = SharePartition(start_offset=start, limits=self.limits)
         self.quota = None if quota is None else Allotment(quota)
-        self.real.quota = self.quota
+        self.real.allowance.quota = self.quota
         self.model = Model(self.limits, start)
         self.log_end = start
 
@@ -146,7 +146,7 @@ class SharePartitionMachine(RuleBasedStateMachine):
         wanted = self.model.wanted(member, batches)
         before = self.real.state()
         if wanted is None:
-            with pytest.raises(ShareError):
+            with pytest.raises(CoreError):
                 self.real.acknowledge(member, batches, now_ms=self.now_ms)
             assert self.real.state() == before, "a refused request changed something"
             return
@@ -177,7 +177,7 @@ class SharePartitionMachine(RuleBasedStateMachine):
 
     @rule(member=members)
     def release_member(self, member: str) -> None:
-        self.real.release_member(member, now_ms=self.now_ms)
+        self.real.release_member(member)
         self.model.released(member)
 
     @precondition(lambda self: self.log)
@@ -211,7 +211,7 @@ class SharePartitionMachine(RuleBasedStateMachine):
         self.real = SharePartition(start_offset=self.real.start_offset, limits=self.limits, runs=self.real.state())
         self.model.reloaded()
         self.quota = None if self.quota is None else Allotment(self.quota.limit)
-        self.real.quota = self.quota
+        self.real.allowance.quota = self.quota
 
     def kept_apart(self, member: str) -> bool:
         """Whether records of a dead process may keep this member waiting."""

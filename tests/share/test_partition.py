@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.share.errors import StateCorrupt
+from flowshare.core_errors import StateCorrupt
 from flowshare.share.types import StateRun
 from tests.share.builders import (
     ACCEPT,

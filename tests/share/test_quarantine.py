@@ -1,4 +1,4 @@
-"""Records that a dead process held twice are delivered alone."""
+"""Records that a process died with at their second delivery, or a later one, are delivered alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_without_a_delivery_limit_nothing_is_ever_kept_apart() -> None:
     partition = reloaded(7, UNLIMITED_DELIVERIES)
 
     assert acquire(partition, "m1") == (AcquiredRange(2, 5, 8), AcquiredRange(6, 20, 1))
-    partition.release_member("m1", now_ms=0, died=True)
+    partition.release_member("m1", died=True)
     assert acquire(partition, "m1") == (AcquiredRange(2, 5, 9), AcquiredRange(6, 20, 2))
 
 
@@ -104,9 +104,9 @@ def test_the_quarantine_is_over_when_the_last_suspect_is_settled_by_whoever_ran_
 def test_what_a_member_held_that_died_beside_a_living_leader_comes_alone_the_second_time() -> None:
     partition = SharePartition(start_offset=0, limits=Limits(delivery_count_max=10))
     assert acquire(partition, "m1") == (AcquiredRange(0, 20, 1),)
-    partition.release_member("m1", now_ms=0, died=True)
+    partition.release_member("m1", died=True)
     assert acquire(partition, "m2") == (AcquiredRange(0, 20, 2),)
-    partition.release_member("m2", now_ms=0, died=True)
+    partition.release_member("m2", died=True)
 
     assert acquire(partition, "m3") == (AcquiredRange(0, 0, 3),)
     assert acquire(partition, "m4") == (AcquiredRange(1, 1, 3),)
@@ -116,14 +116,14 @@ def test_what_a_member_gave_back_when_it_closed_in_order_is_not_kept_apart() -> 
     partition = SharePartition(start_offset=0, limits=Limits(delivery_count_max=10))
     for count in (1, 2, 3):
         assert acquire(partition, "m1") == (AcquiredRange(0, 20, count),)
-        partition.release_member("m1", now_ms=0)
+        partition.release_member("m1")
 
 
 def test_records_below_older_suspects_are_kept_apart_too() -> None:
     partition = reloaded(2)
-    partition.release_member("m1", now_ms=0, died=True)
+    partition.release_member("m1", died=True)
     assert acquire(partition, "m1") == (AcquiredRange(2, 2, 3),)
-    partition.release_member("m1", now_ms=0, died=True)
+    partition.release_member("m1", died=True)
 
     assert acquire(partition, "m1") == (AcquiredRange(2, 2, 4),)
     assert acquire(partition, "m2") == (AcquiredRange(3, 3, 3),)

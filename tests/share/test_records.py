@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshare.share.errors import StateCorrupt
+from flowshare.core_errors import StateCorrupt
 from flowshare.share.records import (
     HEADER,
     STATE,
@@ -355,3 +355,22 @@ def test_the_higher_count_then_state_wins_at_every_offset(current, new, start):
 
     assert {offset: (count, state) for offset, (state, count, *_) in by_offset(combined).items()} == best
     assert_merged(combined)
+
+
+def test_a_format_that_no_release_wrote_is_refused():
+    with pytest.raises(StateCorrupt, match="no release"):
+        decode_state(HEADER.pack(0, STATE, 0))
+
+
+def test_what_cannot_be_stored_is_refused_before_it_is_written():
+    with pytest.raises(ValueError, match="must not be negative"):
+        encode_update(PartitionUpdate(start_offset=0, delivery_complete_count=-2, runs=()))
+    with pytest.raises(ValueError, match="before it begins: 5-4"):
+        encode_update(PartitionUpdate(start_offset=0, delivery_complete_count=0, runs=(run(5, 4, 1, 1),)))
+
+
+def test_more_kinds_of_runs_than_a_byte_can_name_come_back():
+    many = tuple(run(10 * number, 10 * number + 5, 1, 1, f"m{number}") for number in range(100))
+    update = PartitionUpdate(start_offset=0, delivery_complete_count=0, runs=many)
+
+    assert decode_update(encode_update(update)).runs == many

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from flowshare.share.errors import (
+from flowshare.core_errors import (
     InvalidRequest,
     InvalidShareSessionEpoch,
     ShareSessionLimitReached,

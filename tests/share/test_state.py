@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from flowshare.share.state import EVENTS, TRANSITIONS, Event, IllegalTransition, diagram, step
+from flowshare.share.state import EVENTS, TRANSITIONS, Event, IllegalTransition, step
 from flowshare.share.types import AcknowledgeType, Limits, RecordState
 
 
@@ -55,11 +55,3 @@ def test_a_gap_never_has_a_dead_letter():
 
 def test_every_acknowledge_type_is_an_event():
     assert set(EVENTS) == set(AcknowledgeType)
-
-
-def test_the_diagram_shows_every_move_of_the_table():
-    lines = diagram().splitlines()
-
-    for state, row in TRANSITIONS.items():
-        for event, target in row.items():
-            assert f"    {state.name} --> {target.name}: {event.value}" in lines

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from flowshare.share.cached import CachedBatches
+from flowshare.share.boundaries import CachedBatches
 from flowshare.share.types import RecordState
 from flowshare.share.window import ACKNOWLEDGED, ACQUIRED, AVAILABLE, Window, merged
 from tests.share.builders import (
@@ -125,7 +125,7 @@ def test_a_batch_that_is_covered_whole_is_not_tracked_by_offset():
 
 def test_a_long_run_of_acknowledgements_does_not_keep_what_is_finished(monkeypatch):
     monkeypatch.setattr("flowshare.share.window._COMPACT", 20)
-    monkeypatch.setattr("flowshare.share.cached._COMPACT", 20)
+    monkeypatch.setattr("flowshare.share.boundaries._COMPACT", 20)
     target = partition(record_locks_max=100)
     window = target._window
     for first in range(0, 300, 10):

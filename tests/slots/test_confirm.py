@@ -218,3 +218,16 @@ def test_no_owner_confirms_what_does_not_count(plain_entries):
 def test_a_few_histories_hold_in_every_run(plain_entries):
     for seed in range(3):
         drive(seed, steps=150)
+
+
+def test_an_answer_behind_what_was_read_ends_the_ownership():
+    confirming = owner_at()
+    ticket = confirming.sent(part(1, 1, (b"g/a", b"1")))
+    confirming.read_up_to(5)
+
+    assert confirming.answered(ticket, 1) == []
+    assert confirming.lost is not None
+    assert "the log was cut at its end" in confirming.lost
+    confirming.read_up_to(9)
+    assert confirming.reader.position == 5, "who lost it reads no further"
+    assert confirming.settle() == []

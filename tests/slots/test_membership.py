@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from flowshare.protocol.kafka import module
 from flowshare.slots import membership, planning
+from flowshare.slots.consumer_protocol import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from flowshare.slots.errors import MembershipError
-from flowshare.slots.membership import NOBODY, Member, Told, decode_map, decode_told, encode_told
+from flowshare.slots.membership import NOBODY, SlotGroupMember, Told, decode_map, decode_told, encode_told, packed
 from flowshare.slots.planning import assembled, plan
 
 TOPIC = "__flowshare_state.orders"
@@ -21,7 +29,7 @@ def told(node_id, **more):
 
 
 def member(name, one):
-    return Member(name, encode_told(TOPIC, one))
+    return SlotGroupMember(name, encode_told(TOPIC, one))
 
 
 def planned(*members, slots=8, generation=3):
@@ -29,7 +37,7 @@ def planned(*members, slots=8, generation=3):
 
 
 def given(found):
-    """Member id -> the map that it got."""
+    """SlotGroupMember id -> the map that it got."""
     return {name: decode_map(data) for name, data in found.assignments}
 
 
@@ -116,7 +124,7 @@ def test_everybody_learns_the_keys_of_all_workers_also_of_those_that_do_not_lead
 
 
 def test_a_member_that_is_no_worker_gets_no_slots_and_a_warning():
-    found = planned(member("a", told(1)), Member("stranger", b"\0\0\0\0\0\0\xff\xff\xff\xff"))
+    found = planned(member("a", told(1)), SlotGroupMember("stranger", b"\0\0\0\0\0\0\xff\xff\xff\xff"))
 
     assert found.map.owners == dict.fromkeys(range(8), 1)
     assert [name for name, _ in found.assignments] == ["a", "stranger"]
@@ -156,7 +164,7 @@ def test_the_map_is_put_together_from_what_kafka_tells_of_the_members(monkeypatc
     members = [
         member("a", told(1, claims={0: 4}, key="aa")), member("b", told(1, key="bb")),
         member("c", told(3, may_lead=False, key="cc")),
-        Member("stranger", b""),
+        SlotGroupMember("stranger", b""),
     ]  # fmt: skip
     found = planned(*members)
 
@@ -174,7 +182,9 @@ def test_a_group_without_assignments_has_no_map():
 def test_of_old_and_new_assignments_the_new_ones_count():
     old, new = planned(member("a", told(1)), generation=3), planned(member("a", told(1)), generation=4)
 
-    seen = assembled([Member("x", b"", old.assignments[0][1]), Member("y", b"", new.assignments[0][1])])
+    seen = assembled(
+        [SlotGroupMember("x", b"", old.assignments[0][1]), SlotGroupMember("y", b"", new.assignments[0][1])]
+    )
 
     assert seen is not None
     assert seen.generation == 4
@@ -224,3 +234,57 @@ def test_garbage_is_refused_and_nothing_else_is_raised(decode):
 def test_an_impossible_worker_is_refused(bad):
     with pytest.raises(MembershipError, match="cannot be a worker"):
         decode_told(TOPIC, encode_told(TOPIC, replace(told(1), **bad)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"node": "1"}, "no number"),
+        ({"node": True}, "no number"),
+        ({"host": 5}, "no text"),
+        ({"key": None}, "no text"),
+        ({"claims": [[1]]}, "lack something"),
+        ({"claims": 5}, "lack something"),
+    ],
+)
+def test_words_of_another_form_are_refused(changed, says):
+    subscription = decode_subscription(encode_told(TOPIC, told(1)))
+    body = orjson.loads(zlib.decompress(subscription.user_data[1:])) | changed
+
+    with pytest.raises(MembershipError, match=says):
+        decode_told(TOPIC, encode_subscription(subscription._replace(user_data=packed(body))))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"owners": [5]}, "lacks something"),
+        ({"owners": [-2]}, "no place in a list"),
+        ({"nodes": [[1, 2, 3]]}, "no text"),
+        ({"keys": [[1]]}, "lacks something"),
+    ],
+)
+def test_a_map_of_another_form_is_refused(changed, says):
+    data = planned(member("a", told(1))).assignments[0][1]
+    assignment = decode_assignment(data)
+    body = orjson.loads(zlib.decompress(assignment.user_data[1:]))
+    body["map"] |= changed
+
+    with pytest.raises(MembershipError, match=says):
+        decode_map(encode_assignment(assignment._replace(user_data=packed(body))))
+
+
+@pytest.mark.parametrize(
+    ("user_data", "says"),
+    [
+        (b"", "nothing"),
+        (bytes([255]), "format 255"),
+        (packed([1]), "no object"),
+        (b"\1x", "cannot be read"),
+    ],
+)
+def test_user_data_of_another_form_are_refused(user_data, says):
+    subscription = decode_subscription(encode_told(TOPIC, told(1)))
+
+    with pytest.raises(MembershipError, match=says):
+        decode_told(TOPIC, encode_subscription(subscription._replace(user_data=user_data)))

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from flowshare.server.state import ShareKey
-from flowshare.slots.places import REGISTRY_SLOT, group_slot, share_slot, slot_of_key
+from flowshare.server.runtime.state import ShareKey
+from flowshare.slots.placement import REGISTRY_SLOT, group_slot, share_slot, slot_of_key
 
 TOPIC = uuid.UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 

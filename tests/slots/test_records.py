@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import pytest
 
-from flowshare.slots.errors import NewerFormat, SlotError, StateCorrupt
+from flowshare.slots.errors import NewerFormat, SlotCorrupt, SlotError
 from flowshare.slots.records import (
     CHUNK_BYTES,
     KEY_BYTES_MAX,
@@ -14,6 +15,7 @@ from flowshare.slots.records import (
     Claim,
     HandOver,
     Part,
+    RecordKind,
     Tick,
     checksum_of,
     decode,
@@ -87,7 +89,7 @@ def test_no_single_changed_byte_passes():
     ("key", "value"), [(None, b""), (b"\5\1", None), (b"", bytes(30)), (b"\5\1\0", bytes(30)), (b"\5\1", b"x")]
 )
 def test_what_has_another_form_is_refused(key, value):
-    with pytest.raises(StateCorrupt):
+    with pytest.raises(SlotCorrupt):
         decode(key, value)
 
 
@@ -97,6 +99,33 @@ def test_garbage_as_entries_gives_entries_or_is_refused():
         body = source.randbytes(source.randrange(40))
         try:
             entries = decode_entries(body)
-        except StateCorrupt:
+        except SlotCorrupt:
             continue
         assert encode_entries(entries) == body
+
+
+def sealed(kind, body, version=VERSION):
+    """A record of this kind with a right checksum."""
+    key = bytes((kind, version))
+    rest = encode(Tick(epoch=1, serial=1))[1][4:] + body
+    return key, zlib.crc32(rest, zlib.crc32(key)).to_bytes(4, "big") + rest
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "says"),
+    [
+        (9, b"", "kind 9 is unknown"),
+        (RecordKind.CLAIM, b"short", "a claim is cut short"),
+        (RecordKind.HAND_OVER, b"\0", "cannot be read"),
+        (RecordKind.HAND_OVER, b"\0\5ab", "a text is cut short"),
+        (RecordKind.HAND_OVER, b"\0\1\xff", "cannot be read"),
+        (RecordKind.HAND_OVER, b"\0\1a?", "bytes left over"),
+    ],
+)
+def test_a_body_of_another_form_under_a_right_checksum_is_refused(kind, body, says):
+    with pytest.raises(SlotCorrupt, match=says):
+        decode(*sealed(kind, body))
+
+
+def test_a_small_write_is_one_part():
+    assert parts(7, 40, b"small") == [Part(epoch=7, serial=40, body=b"small")]

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from flowshare.slots.errors import StateCorrupt
+from flowshare.slots.errors import SlotCorrupt
 from flowshare.slots.records import CHUNK_BYTES, Claim, HandOver, Part, Tick, checksum_of, encode, encode_entries, parts
-from flowshare.slots.replay import CLAIMS_KEPT, SlotReader, Verdict
+from flowshare.slots.replay import CLAIMS_KEPT, SlotReader, Validity
 from flowshare.slots.summary import Summary
 from flowshare.slots.table import SlotTable
 
-CLAIMED, ACCEPTED, VOID = Verdict.CLAIMED, Verdict.ACCEPTED, Verdict.VOID
+CLAIMED, ACCEPTED, VOID = Validity.CLAIMED, Validity.ACCEPTED, Validity.VOID
 
 
 def claim(epoch, owner="us"):
@@ -111,12 +111,12 @@ def test_a_write_without_end_is_refused(monkeypatch):
     reader = SlotReader()
     feed(reader, claim(1), part(1, 1, (b"g/a", b"1"), last=False))
 
-    with pytest.raises(StateCorrupt, match="longer than the 20 bytes"):
+    with pytest.raises(SlotCorrupt, match="longer than the 20 bytes"):
         feed(reader, part(1, 2, (b"g/a", b"1" * 20), last=False))
 
 
 def test_a_log_whose_start_was_deleted_by_somebody_else_is_refused():
-    with pytest.raises(StateCorrupt, match=r"docs/operations\.md"):
+    with pytest.raises(SlotCorrupt, match=r"docs/operations\.md"):
         feed(SlotReader(start=5), Tick(epoch=1, serial=1))
 
     assert feed(SlotReader(start=5), claim(3)) == [CLAIMED]
@@ -137,14 +137,14 @@ def test_a_summary_in_the_middle_of_a_write_goes_back_to_its_begin():
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'{"format": 9}', b'{"format": 1, "claim": 3}'])
 def test_a_damaged_summary_is_refused(damage):
-    with pytest.raises(StateCorrupt):
+    with pytest.raises(SlotCorrupt):
         Summary.decode(damage)
 
 
 def test_a_summary_with_more_fields_is_refused():
     fields = json.loads(SlotReader().summary().encode())
 
-    with pytest.raises(StateCorrupt):
+    with pytest.raises(SlotCorrupt):
         Summary.decode(json.dumps({**fields, "more": 1}).encode())
 
 
@@ -154,4 +154,4 @@ def test_of_very_many_claims_some_places_are_forgotten_but_neither_the_first_nor
 
     assert len(reader.claims) <= CLAIMS_KEPT
     assert reader.claims[0].offset == 0
-    assert reader.claim_offset == reader.position - 1
+    assert reader.claims[-1].offset == reader.position - 1

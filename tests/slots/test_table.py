@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 
-from flowshare.server.state import ShareKey
+from flowshare.server.runtime.state import ShareKey
 from flowshare.slots.table import Kept, SlotTable
 
 TOPIC = uuid.UUID(int=5)

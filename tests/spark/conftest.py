@@ -13,11 +13,13 @@ import pytest
 
 from flowshare.dev.java import java_home
 from flowshare.dev.probe import free_ports
-from flowshare.spark.session import SparkMissing, activate, session
-from tests.interop.servers import until
+from flowshare.spark.sessions import SparkMissing, activate, session
 from tests.kafka.fixtures import refuse
-from tests.spark.serving import KINDS, serving, url_of
+from tests.spark.serving import serving, url_of
+from tests.waiting import blocking_until
 
+KINDS = ("embedded", *(pytest.param(kind, marks=pytest.mark.real) for kind in ("native", "workers")))
+"""A path of one machine, Kafka's share groups, groups led by flowshare on the same Kafka."""
 CLUSTER_S = 120.0
 CONF = {
     "spark.ui.enabled": "false",
@@ -29,11 +31,11 @@ CONF = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What takes a session starts a JVM."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.java)
 
 
@@ -94,7 +96,7 @@ def standalone(tmp_path):
                 made.append(
                     subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
                 )
-        assert until(log.read_text, lambda text: "Registering worker" in text, CLUSTER_S)
+        assert blocking_until(log.read_text, good=lambda text: "Registering worker" in text, limit_s=CLUSTER_S)
         yield url
     finally:
         for one in made:

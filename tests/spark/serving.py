@@ -8,11 +8,14 @@ import contextlib
 import threading
 from contextlib import contextmanager
 
-from flowshare.backend import make_producer, open_backend
-from flowshare.client.admin import ShareAdmin
-from flowshare.client.message import Message
+from flowshare.backend import open_backend
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.message import Message
+from flowshare.client.producer.producer import Producer
 from flowshare.clock import LoopClock
-from tests.interop.servers import until
+from flowshare.spark.sink import broker as sink_broker
+from flowshare.spark.source import reading
+from tests.waiting import blocking_until
 
 CALL_S = 30
 SETTLE_S = 10
@@ -48,7 +51,7 @@ class Serving:
 
     def produce(self, topic, values, keys=None):
         async def send():
-            producer = make_producer(self.backend, self._connect, clock=LoopClock())
+            producer = Producer(self._connect, clock=LoopClock())
             try:
                 items = [Message(value, key) for value, key in zip(values, keys or [None] * len(values), strict=True)]
                 await producer.send_many(topic, items)
@@ -76,7 +79,7 @@ class Serving:
         def left():
             return sum(max(0, part.lag) for part in self.call(self.admin.group_offsets(group)))
 
-        return until(left, lambda count: count == 0, SETTLE_S)
+        return blocking_until(left, good=lambda count: count == 0, limit_s=SETTLE_S, or_last=True)
 
     def close(self):
         with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -87,10 +90,6 @@ class Serving:
         self._loop.close()
 
 
-KINDS = ("embedded", "native", "workers")
-"""A path of one machine, Kafka's share groups, groups led by flowshare on the same Kafka."""
-
-
 def url_of(kind, request, folder):
     """The broker URL for one of the kinds; a real Kafka is asked for only where it is needed."""
     if kind == "embedded":
@@ -98,6 +97,20 @@ def url_of(kind, request, folder):
     kafka = request.getfixturevalue("kafka")
     url = f"kafka://{kafka.bootstrap}?share={kind}"
     return url if kind == "native" else f"{url}&fleet={folder.name}&state_dir={folder}"
+
+
+def close_readers():
+    """Close this process's readers; the next read opens new ones."""
+    for reader in reading._readers.values():
+        reader.close()
+    reading._readers.clear()
+
+
+def close_brokers():
+    """Close what sinks have open, and wait for it."""
+    for opened in list(sink_broker._brokers.values()):
+        sink_broker._forget(opened)
+        opened.closing.join(CALL_S)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from flowshare.client.errors import NotConnected
-from flowshare.spark.accepts import Accepts
-from flowshare.spark.ranges import Offset, Range
+from flowshare.spark.source.accepts import Accepts
+from flowshare.spark.source.ranges import Offset, Range
 
 TOPICS = {"t": "id-of-t"}
 PLACE = ("t", 0)

@@ -14,12 +14,12 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.decoding import decode_raw
 from flowshare.share.types import AcquiredRange
-from flowshare.spark.avro import decoder, spark_type
-from flowshare.spark.columns import to_arrow
+from flowshare.spark.source.avro import decoder, spark_type
+from flowshare.spark.source.columns import to_arrow
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0, 0, 123_000, tzinfo=datetime.UTC)
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -235,15 +235,15 @@ def test_a_value_that_does_not_fit_is_poison_and_the_others_are_rows(bad):
     for value in (GOOD, bad, None, GOOD):
         builder.add(None, value, timestamp_ms=1)
     decoded = decode_raw(place(builder.build(), 0), [AcquiredRange(0, 3, 2)])
-    schema = pa.schema([("offset", pa.int64()), ("value", PERSON_ARROW), ("delivery_count", pa.int32())])
+    schema = pa.schema([("offset", pa.int64()), ("value", PERSON_ARROW), ("attempt", pa.int32())])
 
     batches, poison = to_arrow("t", 0, decoded, schema, decoder(json.dumps(PERSON), PERSON_ARROW))
 
     assert [(one.record.offset, one.record.value, one.delivery) for one in poison] == [(1, bad, 2)]
     assert [row for batch in batches for row in batch.to_pylist()] == [
-        {"offset": 0, "value": {"id": 7, "name": "ann"}, "delivery_count": 2},
-        {"offset": 2, "value": None, "delivery_count": 2},
-        {"offset": 3, "value": {"id": 7, "name": "ann"}, "delivery_count": 2},
+        {"offset": 0, "value": {"id": 7, "name": "ann"}, "attempt": 2},
+        {"offset": 2, "value": None, "attempt": 2},
+        {"offset": 3, "value": {"id": 7, "name": "ann"}, "attempt": 2},
     ]
 
 

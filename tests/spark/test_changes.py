@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.interop.servers import until
 from tests.spark.serving import serving
+from tests.waiting import blocking_until
 
 LIMIT_S = 60
 
@@ -123,9 +123,9 @@ def test_a_query_goes_on_when_the_leader_of_half_the_partitions_is_killed(spark,
         return len(written())
 
     try:
-        until(lambda: [one for one in queries[0].recentProgress if one["numInputRows"]], bool, LIMIT_S)
+        blocking_until(lambda: [one for one in queries[0].recentProgress if one["numInputRows"]], limit_s=LIMIT_S)
         mortal_pair.processes[1].end(0)
-        until(rows_there, lambda there: there >= count, LIMIT_S)
+        blocking_until(rows_there, good=lambda there: there >= count, limit_s=LIMIT_S)
     finally:
         queries[-1].stop()
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.decoding import decode_raw
 from flowshare.share.types import AcquiredRange
-from flowshare.spark.columns import source_schema, to_arrow, value_decoder
-from flowshare.spark.options import SourceOptions
+from flowshare.spark.source.columns import source_schema, to_arrow, value_decoder
+from flowshare.spark.source.options import SourceOptions
 
 NOW_MS = 1_700_000_000_123
 LEAST = {"broker": "kafka://localhost:9092", "topics": "orders", "group": "etl"}
@@ -37,7 +37,7 @@ def schema_of(value: t.DataType | None = None, *, headers: bool = False) -> pa.S
     columns = columns.add("timestamp", t.TimestampType()).add("timestamp_type", t.IntegerType())
     if headers:
         columns = columns.add("headers", HEADERS)
-    return to_arrow_schema(columns.add("delivery_count", t.IntegerType()), timezone="UTC")
+    return to_arrow_schema(columns.add("attempt", t.IntegerType()), timezone="UTC")
 
 
 def log(records, *, base: int = 0, append_time_ms: int | None = None) -> bytes:
@@ -73,14 +73,12 @@ def json_arrow(values, type_: t.DataType = PERSON):
 def test_the_columns_are_those_of_a_record_and_of_its_delivery():
     assert source_schema(options()) == (
         "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-        "timestamp_type INT, delivery_count INT"
+        "timestamp_type INT, attempt INT"
     )
 
 
 def test_headers_are_a_column_where_they_are_asked_for():
-    assert "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, delivery_count INT" in source_schema(
-        options(headers="1")
-    )
+    assert "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, attempt INT" in source_schema(options(headers="1"))
 
 
 def test_a_value_with_a_schema_is_a_column_of_that_type():
@@ -106,7 +104,7 @@ def test_a_records_fields_are_one_row():
             "offset": 41,
             "timestamp": datetime.datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=datetime.UTC),
             "timestamp_type": 0,
-            "delivery_count": 2,
+            "attempt": 2,
         }
     ]
 
@@ -122,7 +120,7 @@ def test_headers_keep_their_order_their_doubles_and_their_nulls():
     table, _ = arrow(log([(None, b"v", headers, NOW_MS), (None, b"v", (), NOW_MS)]), schema_of(headers=True))
 
     assert table.column("headers").to_pylist() == [[{"key": key, "value": value} for key, value in headers], []]
-    assert table.schema.names[-2:] == ["headers", "delivery_count"]
+    assert table.schema.names[-2:] == ["headers", "attempt"]
 
 
 def test_each_record_has_its_own_time():
@@ -151,12 +149,12 @@ def test_a_time_that_spark_cannot_hold_is_null_and_no_other_one_is():
     assert table.column("timestamp").cast(pa.int64()).to_pylist() == [5_000, None, 6_000]
 
 
-def test_only_what_was_acquired_is_a_row_and_each_run_has_its_delivery_count():
+def test_only_what_was_acquired_is_a_row_and_each_run_has_its_attempt():
     table, _ = arrow(values_log([b"%d" % n for n in range(10)]), schema_of(), (1, 2, 1), (3, 3, 4), (7, 99, 1))
 
     assert table.column("offset").to_pylist() == [1, 2, 3, 7, 8, 9]
     assert table.column("value").to_pylist() == [b"1", b"2", b"3", b"7", b"8", b"9"]
-    assert table.column("delivery_count").to_pylist() == [1, 1, 4, 1, 1, 1]
+    assert table.column("attempt").to_pylist() == [1, 1, 4, 1, 1, 1]
 
 
 def test_nothing_acquired_is_no_batch():

@@ -1,4 +1,4 @@
-"""The control channel between a fleet's driver and its workers, over loopback, without Spark."""
+"""The control channel between the driver and its workers, over loopback, without Spark."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import replace
 
 import pytest
 
-from flowshare.spark.control import (
+from flowshare.spark.workers.control import (
     FRAME_MAX,
     GREETING_MAX,
     LENGTH,
+    ControlClient,
     ControlError,
     ControlServer,
-    Listener,
+    DriverLost,
     Seal,
     Who,
     new_token,
     plain,
 )
-from flowshare.spark.control_client import ControlClient, DriverLost
 
 TOKEN = b"t" * 32
-WHO = Who(slot=1, run="first", attempt=0, pid=4711, host="here")
-LIMIT_S = 20.0
+WHO = Who(number=1, run="first", attempt=0, pid=4711, host="here")
+LIMIT_S = 60.0
 
 
 class Driver:
@@ -34,12 +34,13 @@ class Driver:
     def __init__(self, token=TOKEN, silent_s=10.0, accept=True):
         self.peers, self.heard, self.ended = asyncio.Queue(), asyncio.Queue(), asyncio.Queue()
         self.accept = accept
-        listener = Listener(
+        self.server = ControlServer(
+            token,
             opened=self._opened,
             heard=lambda peer, message: self.heard.put_nowait((peer.who, message)),
             closed=lambda peer, silent: self.ended.put_nowait((peer.who, silent)),
+            silent_s=silent_s,
         )
-        self.server = ControlServer(token, listener, silent_s=silent_s)
 
     def _opened(self, peer):
         if self.accept:
@@ -126,6 +127,19 @@ async def test_the_last_word_of_a_worker_arrives_before_its_connection_ends():
 
 
 @pytest.mark.asyncio
+async def test_a_worker_that_ends_before_it_has_begun_to_talk_says_its_last_word():
+    async with Driver() as driver:
+        worker = Worker(driver.address)
+        worker.client._last = {"say": "bye", "code": 0}
+        worker.client._closing.set()  # as `close` does; here before the thread has come to its first turn
+
+        await asyncio.to_thread(worker.client.connect)
+
+        assert (await driver.said("bye"))[1]["code"] == 0
+        await asyncio.to_thread(worker.client.close, {})
+
+
+@pytest.mark.asyncio
 async def test_a_worker_with_another_token_is_not_let_in():
     async with Driver() as driver:
         worker = Worker(driver.address, token=new_token(), lost_s=0.0)
@@ -191,7 +205,7 @@ async def test_a_connection_without_a_word_is_closed_as_silent():
     [
         LENGTH.pack(GREETING_MAX + 1),
         plain({"nonce": "short"}),
-        plain({"nonce": "0" * 32, "who": {"slot": 1}}),
+        plain({"nonce": "0" * 32, "who": {"number": 1}}),
         LENGTH.pack(3) + b"{{{",
         LENGTH.pack(4) + b"[12]",
     ],
@@ -271,11 +285,11 @@ def test_the_token_is_in_no_byte_that_a_worker_sends():
 
     thread = threading.Thread(target=answer)
     thread.start()
-    worker = Worker(listening.getsockname(), who=replace(WHO, slot=2), lost_s=0.0)
+    worker = Worker(listening.getsockname(), who=replace(WHO, number=2), lost_s=0.0)
     with listening, pytest.raises(DriverLost):
         worker.client.connect()
     thread.join(LIMIT_S)
 
-    assert b'"slot":2' in seen
+    assert b'"number":2' in seen
     assert TOKEN not in seen
     assert TOKEN.hex().encode() not in seen

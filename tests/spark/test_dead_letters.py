@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flowshare.spark.ranges import Range
-from flowshare.spark.rejected import runs_of
+from flowshare.spark.source.dead_letters import runs_of
+from flowshare.spark.source.ranges import Range
 
 PLACE = ("t", 0)
 

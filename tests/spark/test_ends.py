@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop.servers import until
+from tests.waiting import blocking_until
 
 LIMIT_S = 60
 RESTARTS = 3
@@ -57,8 +57,10 @@ def test_a_clean_stop_between_two_triggers_gives_back_nothing_that_is_committed(
     broker.produce(topic, numbers(100))
     for _ in range(RESTARTS):
         query = seen.start(trigger="10 minutes", **options)
-        until(lambda: len(seen), lambda count: count >= 100, LIMIT_S)
-        until(lambda query=query: query.status["isTriggerActive"], lambda active: not active, LIMIT_S)
+        blocking_until(lambda: len(seen), good=lambda count: count >= 100, limit_s=LIMIT_S)
+        blocking_until(
+            lambda query=query: query.status["isTriggerActive"], good=lambda active: not active, limit_s=LIMIT_S
+        )
         query.stop()
 
     assert sorted(seen) == list(range(100))
@@ -69,7 +71,7 @@ def test_a_batch_is_accepted_when_it_is_committed_however_late_the_next_trigger_
     broker.produce(topic, numbers(100))
     query = seen.start(trigger="10 minutes")
     try:
-        until(lambda: len(seen), lambda count: count >= 100, LIMIT_S)
+        blocking_until(lambda: len(seen), good=lambda count: count >= 100, limit_s=LIMIT_S)
         assert broker.backlog(group) == 0
     finally:
         query.stop()
@@ -79,8 +81,10 @@ def test_a_topic_that_was_made_anew_is_read_though_the_checkpoint_has_its_offset
     broker.produce(topic, numbers(100))
     seen.run()
     broker.call(broker.admin.delete_topic(topic))
-    until(
-        lambda: topic in [one.name for one in broker.call(broker.admin.list_topics())], lambda there: not there, LIMIT_S
+    blocking_until(
+        lambda: topic in [one.name for one in broker.call(broker.admin.list_topics())],
+        good=lambda there: not there,
+        limit_s=LIMIT_S,
     )
     broker.topic(topic, partitions=2)
     broker.produce(topic, numbers(100))
@@ -93,7 +97,11 @@ def test_a_topic_that_was_made_anew_is_read_though_the_checkpoint_has_its_offset
 def test_a_group_that_was_deleted_reads_all_again_though_the_checkpoint_has_its_offsets(broker, topic, group, seen):
     broker.produce(topic, numbers(100))
     seen.run()
-    until(lambda: broker.call(broker.admin.describe_group(group)).members, lambda members: not members, LIMIT_S)
+    blocking_until(
+        lambda: broker.call(broker.admin.describe_group(group)).members,
+        good=lambda members: not members,
+        limit_s=LIMIT_S,
+    )
     broker.call(broker.admin.delete_group(group))
     seen.run()
 
@@ -106,7 +114,11 @@ def test_a_group_that_was_reset_to_earliest_reads_all_again_though_the_checkpoin
 ):
     broker.produce(topic, numbers(100))
     seen.run()
-    until(lambda: broker.call(broker.admin.describe_group(group)).members, lambda members: not members, LIMIT_S)
+    blocking_until(
+        lambda: broker.call(broker.admin.describe_group(group)).members,
+        good=lambda members: not members,
+        limit_s=LIMIT_S,
+    )
     broker.call(broker.admin.reset_offsets(group, to="earliest"))
     seen.run()
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.spark.gone import brief, gone
+from flowshare.spark.errors import brief, gone
 
 FROM_A_TASK = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST
 === Streaming Query ===
@@ -16,7 +16,7 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
 
   File "reading.py", line 3, in read
     raise ReadError("topic t is gone")
-flowshare.spark.reading.ReadError: topic t is gone
+flowshare.spark.source.reading.ReadError: topic t is gone
 \tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
 """
 FROM_THE_JVM = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function
@@ -34,7 +34,7 @@ Caused by: java.io.IOException: No space left on device
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (FROM_A_TASK, "flowshare.spark.reading.ReadError: topic t is gone"),
+        (FROM_A_TASK, "flowshare.spark.source.reading.ReadError: topic t is gone"),
         (FROM_THE_JVM, "java.io.IOException: No space left on device"),
         ("\n[NO_COLUMN] x cannot be resolved.\n'Project ['x]\n", "[NO_COLUMN] x cannot be resolved."),
         ("", "no message"),

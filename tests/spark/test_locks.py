@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from flowshare.spark.holds import Holds
-from flowshare.spark.ranges import Range
+from flowshare.spark.source.locks import UNKNOWN_S, Locks
+from flowshare.spark.source.ranges import Range
 
 
 def of(first, last, delivery=1, topic="t", partition=0):
@@ -13,7 +13,7 @@ def of(first, last, delivery=1, topic="t", partition=0):
 
 
 def test_a_part_that_is_let_go_leaves_what_is_beside_it():
-    holds = Holds()
+    holds = Locks()
     holds.take([of(0, 9, 2)], 30.0, 1)
 
     holds.let_go(of(3, 5))
@@ -23,7 +23,7 @@ def test_a_part_that_is_let_go_leaves_what_is_beside_it():
 
 
 def test_what_is_acquired_anew_is_held_as_that_alone():
-    holds = Holds()
+    holds = Locks()
     holds.take([of(0, 9)], 30.0, 1)
 
     holds.take([of(4, 6, 2)], 60.0, 2)
@@ -33,7 +33,7 @@ def test_what_is_acquired_anew_is_held_as_that_alone():
 
 
 def test_only_the_range_itself_is_renewed_or_lost():
-    holds = Holds()
+    holds = Locks()
     holds.take([of(0, 4), of(5, 9)], 30.0, 1)
 
     holds.renewed(of(0, 4), 60.0)
@@ -46,8 +46,20 @@ def test_only_the_range_itself_is_renewed_or_lost():
     assert holds.ranges() == [of(0, 4)]
 
 
+def test_what_an_earlier_process_had_lost_is_not_a_lock_that_this_one_lost():
+    holds = Locks()
+    holds.take([of(0, 4), of(5, 9)], UNKNOWN_S, None)
+
+    assert holds.due(30.0) == [of(0, 4), of(5, 9)]
+    holds.renewed(of(5, 9), 60.0)
+
+    assert not holds.lost(of(0, 4))
+    assert holds.ranges() == [of(5, 9)]
+    assert holds.lost(of(5, 9))
+
+
 def test_nothing_is_held_of_a_topic_that_is_forgotten():
-    holds = Holds()
+    holds = Locks()
     holds.take([of(0, 4), of(0, 4, topic="u"), of(0, 4, partition=1)], 30.0, 1)
 
     holds.forget("t")
@@ -59,7 +71,7 @@ def test_any_order_of_taking_and_letting_go_holds_what_a_table_of_offsets_holds(
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    holds, known = Holds(), {}
+    holds, known = Locks(), {}
     for turn in range(300):
         first = rng.randrange(60)
         one = of(first, first + rng.randrange(12), delivery=turn)

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from flowshare.client.partitioner import partition_for
-from flowshare.spark.checkpoint import DamagedNote, local_checkpoint
-from flowshare.spark.driver import Driver
-from flowshare.spark.options import SourceOptions
-from flowshare.spark.ranges import Offset, Range
-from flowshare.spark.suspects import Suspects
-from tests.interop.servers import until
+from flowshare.client.producer.message import partition_for
+from flowshare.spark.source.bisection import Bisection
+from flowshare.spark.source.checkpoint import DamagedNote, local_checkpoint
+from flowshare.spark.source.microbatches import MicroBatches
+from flowshare.spark.source.options import SourceOptions
+from flowshare.spark.source.ranges import Offset, Range
 from tests.spark.serving import serving
+from tests.waiting import blocking_until
 
 pytestmark = pytest.mark.slow
 BATCH = 100
@@ -29,16 +29,18 @@ class Query:
         for log in ("offsets", "commits"):
             (folder / log).mkdir(parents=True, exist_ok=True)
         given = {"broker": broker.url, "topics": topic, "group": group, "checkpoint": str(folder)}
-        self.driver = Driver(SourceOptions.parse({**given, "records_per_trigger": str(BATCH), **options}))
+        self.driver = MicroBatches(SourceOptions.parse({**given, "records_per_trigger": str(BATCH), **options}))
 
     def plan(self, begun=None):
         """The next batch, in the write-ahead log."""
-        offset = until(lambda: self.driver.next(begun or self.driver.initial), lambda found: found is not None)
+        offset = blocking_until(
+            lambda: self.driver.next(begun or self.driver.initial), good=lambda found: found is not None
+        )
         self._write("offsets", offset, json.dumps(offset.to_json()))
         return offset
 
     def run(self, offset):
-        self.driver.parts(offset)
+        self.driver.tasks(offset)
         self.commit(offset)
         return offset
 
@@ -47,7 +49,7 @@ class Query:
 
     def fail(self, offset):
         """A record of it kills what runs it: the query ends."""
-        self.driver.parts(offset)
+        self.driver.tasks(offset)
         self.driver.close()
 
     def newest(self):
@@ -115,7 +117,7 @@ def test_a_stop_that_cuts_off_an_acquire_accepts_what_was_committed(broker, uniq
 
     def cut_off(records_max, wait_s):
         member.acquire = acquire
-        assert until(lambda: acquire(records_max, wait_s), bool), "it is free again"
+        assert blocking_until(lambda: acquire(records_max, wait_s)), "it is free again"
         with interrupted_after(0.2):
             acquire(records_max, 30.0)
         raise SystemExit  # Kafka's brokers answer at once who has records in hand
@@ -144,7 +146,9 @@ def test_what_a_killed_broker_forgot_to_have_delivered_is_in_no_second_batch(mor
         first.commit(committed)
         mortal_pair.processes[doomed - 1].end(0)
         first.die(committed)
-        until(lambda: broker.call(broker.admin.describe_topic(topic)).leaders, lambda leaders: doomed not in leaders)
+        blocking_until(
+            lambda: broker.call(broker.admin.describe_topic(topic)).leaders, good=lambda leaders: doomed not in leaders
+        )
 
         second = Query(tmp_path, broker, topic, group)
         member = second.driver._open(committed)
@@ -172,7 +176,7 @@ def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_p
         member.acquire(BATCH, 30.0)
     broker.produce(topic, [b"%d" % one for one in range(BATCH)])
 
-    got = until(lambda: member.acquire(BATCH, 1.0), bool)
+    got = blocking_until(lambda: member.acquire(BATCH, 1.0))
 
     assert sum(one.last - one.first + 1 for one in got) == BATCH
     query.driver.close()
@@ -189,7 +193,7 @@ def test_a_record_that_fails_every_batch_becomes_a_dead_letter_and_the_others_ar
     query = Query(tmp_path, broker, topic, group, recovery=recovery)
     begun, offset = None, query.plan()
     while len(handled) + len(buried) < 20:
-        parts = query.driver.parts(offset)
+        parts = query.driver.tasks(offset)
         given = {one for part in parts for one in offsets(part)}
         if bad in given and not parts[0].buried:
             failures += 1
@@ -243,7 +247,7 @@ def test_what_an_earlier_process_finds_out_late_does_not_make_a_batch_void_that_
     offset = first.plan()
     first.fail(offset)
     earlier = Query(tmp_path, broker, topic, group)
-    earlier.driver.parts(offset)
+    earlier.driver.tasks(offset)
 
     second = Query(tmp_path, broker, topic, group)
     second.run(offset)
@@ -255,7 +259,7 @@ def test_what_an_earlier_process_finds_out_late_does_not_make_a_batch_void_that_
     third = Query(tmp_path, broker, topic, group)
     last = third.run(third.plan(following))
     third.driver.close()
-    assert not third.driver._suspects.is_void(offset.number)
+    assert not third.driver._bisection.is_void(offset.number)
     assert not offsets(last) & (offsets(offset) | offsets(following))
 
 
@@ -270,7 +274,7 @@ def test_a_damaged_note_stops_the_query_with_what_to_do(broker, unique, tmp_path
 
     second = Query(tmp_path, broker, topic, group)
     with pytest.raises(DamagedNote, match="restore it, or start with a new checkpoint"):
-        second.driver.parts(second.newest())
+        second.driver.tasks(second.newest())
     second.driver.close()
 
 
@@ -281,16 +285,18 @@ def test_what_was_noted_of_a_topic_does_not_count_for_one_that_was_made_anew(bro
     begun = first.run(first.plan())
     first.driver.close()
     bad = Range(topic, 0, 25, 25)
-    condemned = {**Suspects().to_json(), "pool": [list(bad[:4])], "condemned": [list(bad[:4])]}
+    condemned = {**Bisection().to_json(), "pool": [list(bad[:4])], "condemned": [list(bad[:4])]}
     local_checkpoint(str(tmp_path)).write_note(begun.member, "an earlier one", condemned)
     broker.call(broker.admin.delete_topic(topic))
-    until(lambda: [one.name for one in broker.call(broker.admin.list_topics())], lambda names: topic not in names)
+    blocking_until(
+        lambda: [one.name for one in broker.call(broker.admin.list_topics())], good=lambda names: topic not in names
+    )
     broker.topic(topic)
     broker.produce(topic, [b"new %d" % one for one in range(30)])
 
     second = Query(tmp_path, broker, topic, group)
     offset = second.plan(begun)
-    parts = second.driver.parts(offset)
+    parts = second.driver.tasks(offset)
     second.driver.close()
 
     assert not any(part.buried for part in parts)

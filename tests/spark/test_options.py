@@ -7,15 +7,15 @@ import os
 
 import pytest
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 from flowshare.backend.base import Capabilities
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry, TopicMetadata
 from flowshare.share.settings import duration_ms
 from flowshare.share.types import UNLIMITED_DELIVERIES
-from flowshare.spark.group import GroupFacts, prepare_group, topics_of
-from flowshare.spark.options import SourceOptions
+from flowshare.spark.source.group import DeliveryLimits, prepare_group, topics_of
+from flowshare.spark.source.options import SourceOptions
 
 LEAST = {"broker": "kafka://localhost:9092", "topics": "orders", "group": "etl"}
 
@@ -285,7 +285,7 @@ class FakeAdmin:
         return TopicMetadata(name=name)
 
 
-def prepared(admin: FakeAdmin, capabilities: Capabilities, **given: str) -> GroupFacts:
+def prepared(admin: FakeAdmin, capabilities: Capabilities, **given: str) -> DeliveryLimits:
     return asyncio.run(prepare_group(parse(**given), admin, capabilities))  # type: ignore[arg-type]
 
 
@@ -294,7 +294,7 @@ def test_where_flowshare_leads_records_never_run_out_of_deliveries():
 
     facts = prepared(admin, OWN, records_per_trigger="50000")
 
-    assert facts == GroupFacts(deliveries=UNLIMITED_DELIVERIES, locks=100_000, committed=False)
+    assert facts == DeliveryLimits(deliveries=UNLIMITED_DELIVERIES, locks=100_000, committed=False)
     assert facts.endless
     assert admin.set["share.delivery.count.limit"] == str(UNLIMITED_DELIVERIES)
     assert admin.set["share.partition.max.record.locks"] == "100000"
@@ -326,7 +326,7 @@ def test_kafkas_brokers_are_asked_for_as_much_as_they_allow():
 
     facts = prepared(admin, NATIVE)
 
-    assert facts == GroupFacts(deliveries=10, locks=4_000, committed=False)
+    assert facts == DeliveryLimits(deliveries=10, locks=4_000, committed=False)
     assert admin.set["share.delivery.count.limit"] == "10"
     assert admin.set["share.partition.max.record.locks"] == "4000"
     assert "share.partition.max.window" not in admin.set

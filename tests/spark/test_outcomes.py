@@ -7,13 +7,13 @@ import tempfile
 
 import pytest
 
-from flowshare.spark.agent import OutcomeListener, OutcomesLost, ask, deliver
+from flowshare.spark.source.outcomes import OutcomeListener, OutcomesLost, ask, deliver
 
 BROKER = "embedded:///nowhere/outcomes"
 
 
 @pytest.fixture
-def listen(monkeypatch):
+def listen(monkeypatch, tmp_path):  # pytest has its own folder, before the temporary ones are elsewhere
     made = []
 
     def start(take, group="g", tell=lambda: None):

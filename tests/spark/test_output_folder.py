@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from flowshare.agents.errors import UsageError
-from flowshare.spark.claims import CLAIM, METADATA, check_claim, claim
+from flowshare.agents.handler.errors import UsageError
+from flowshare.spark.pipeline.query import CLAIM, METADATA, check_claim, claim
 
 
-class Files:
+class HadoopFolder:
     """A folder in memory. logs: newest entry of each of Spark's logs."""
 
     def __init__(self, path, **logs):
@@ -27,16 +27,16 @@ class Files:
 
 
 def checkpoint(query=None, batches=0):
-    made = Files("file:/cp", offsets=batches - 1)
+    made = HadoopFolder("file:/cp", offsets=batches - 1)
     if query:
         made.texts["metadata"] = json.dumps({"id": query})
     return made
 
 
 def folder(batches=0, query=None):
-    made = Files("file:/out", **{METADATA: batches - 1})
+    made = HadoopFolder("file:/out", **{METADATA: batches - 1})
     if query:
-        claim(made, Files("file:/cp of before"), query)
+        claim(made, HadoopFolder("file:/cp of before"), query)
     return made
 
 

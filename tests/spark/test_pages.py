@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents import own_user
-from flowshare.agents.gate import PageSettings
-from flowshare.spark.fleet_pages import FleetPages
-from flowshare.spark.pages import PipelinePages
-from flowshare.spark.run_fleet import environment
-from flowshare.spark.supervisor import Figures
+from flowshare.agents.pages import own_user
+from flowshare.agents.pages.gate import PageSettings
+from flowshare.spark.pipeline.pages import PipelinePages
+from flowshare.spark.pipeline.supervisor import PipelineFigures
+from flowshare.spark.workers.pages import WorkersPages
+from flowshare.spark.workers.run import environment
 from tests.web.test_web import TOKEN, StandIn, status_and_text
 
 pytestmark = pytest.mark.asyncio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 class Fleet:
     """Of one worker."""
 
-    figures = SimpleNamespace(slots=())
+    figures = SimpleNamespace(numbers=())
 
     def __init__(self) -> None:
         self.stacks: list[bool] = []
@@ -39,11 +39,13 @@ class Fleet:
 class View(StandIn):
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet()
+        self.supervisor = Fleet()
 
 
 def pipelines() -> PipelinePages:
-    figures = [Figures(name="bills", group="shop.bills", state="failed", records=5, last_error="no /data/bills")]
+    figures = [
+        PipelineFigures(name="bills", group="shop.bills", state="failed", records=5, last_error="no /data/bills")
+    ]
     return PipelinePages(SimpleNamespace(figures=figures), PageSettings(token=TOKEN.encode()))
 
 
@@ -77,7 +79,7 @@ async def test_a_pipelines_names_and_errors_are_the_operators():
     assert (ready[0], foreign[0]) == (503, 503)
 
 
-@pytest.mark.parametrize("make", [pipelines, lambda: FleetPages(View(), PageSettings(token=TOKEN.encode()))])
+@pytest.mark.parametrize("make", [pipelines, lambda: WorkersPages(View(), PageSettings(token=TOKEN.encode()))])
 async def test_foreign_hosts_and_origins_are_refused(make):
     evil = {"Host": "evil.example"}
     found = await ask(
@@ -96,7 +98,7 @@ async def test_foreign_hosts_and_origins_are_refused(make):
 async def test_a_fleets_stacks_names_and_drain_are_the_operators():
     view = View()
     found = await ask(
-        FleetPages(view, PageSettings(token=TOKEN.encode())),
+        WorkersPages(view, PageSettings(token=TOKEN.encode())),
         ("/inflight?stacks", "GET", {}),
         ("/workers", "GET", {}),
         ("/drain", "POST", {}),
@@ -107,14 +109,14 @@ async def test_a_fleets_stacks_names_and_drain_are_the_operators():
     assert json.loads(found[0][1]) == [{"worker": 1, "offset": 17, "age_s": 1.0}]
     assert json.loads(found[1][1]) == [{"worker": 1, "state": "ready", "problems": [], "runs": 2}]
     assert found[2][0] == 403
-    assert (view.fleet.stacks, view.drains) == ([False, True], [])
+    assert (view.supervisor.stacks, view.drains) == ([False, True], [])
     assert "here" in found[3][1]
     assert "node-7" in found[4][1]
 
 
 async def test_a_fleet_is_drained_by_the_drivers_own_user():
     view = View()
-    pages = FleetPages(view)
+    pages = WorkersPages(view)
     address = await pages.start()
     try:
         answer = await asyncio.to_thread(own_user.ask, address, "/drain", method="POST", timeout_s=5)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flowshare.agents import own_user
+from flowshare.agents.pages import own_user
 from flowshare.dev.jars import libraries
 from tests.chaos.spark import jvm_of
 from tests.spark.serving import serving

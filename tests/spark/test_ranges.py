@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from flowshare.spark.ranges import Done, Offset, Range, by_place, merged, records_in, share_out
+from flowshare.spark.source.ranges import Offset, Range, RangeSet, by_place, merged, records_in, share_out
 
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
 
@@ -129,7 +129,7 @@ def of(first: int, last: int, *, topic: str = "a", partition: int = 0, delivery:
 
 
 def test_what_is_done_is_told_from_what_is_new():
-    done = Done([of(3, 5), of(8, 8)])
+    done = RangeSet([of(3, 5), of(8, 8)])
 
     assert done.split(of(0, 10, delivery=2)) == (
         [of(3, 5, delivery=2), of(8, 8, delivery=2)],
@@ -141,7 +141,7 @@ def test_what_is_done_is_told_from_what_is_new():
 
 
 def test_what_is_nowhere_done_is_removed_without_harm():
-    done = Done([of(3, 5)])
+    done = RangeSet([of(3, 5)])
 
     done.remove(of(0, 2))
     done.remove(of(6, 99))
@@ -151,7 +151,7 @@ def test_what_is_nowhere_done_is_removed_without_harm():
 
 
 def test_a_hole_is_cut_into_what_is_done():
-    done = Done([of(0, 9)])
+    done = RangeSet([of(0, 9)])
 
     done.remove(of(4, 6))
 
@@ -160,7 +160,7 @@ def test_a_hole_is_cut_into_what_is_done():
 
 
 def test_what_lies_before_the_groups_start_is_forgotten():
-    done = Done([of(0, 3), of(5, 9), of(0, 3, partition=1)])
+    done = RangeSet([of(0, 3), of(5, 9), of(0, 3, partition=1)])
 
     done.prune({("a", 0): 7, ("c", 0): 100})
     assert list(done.ranges()) == [of(7, 9), of(0, 3, partition=1)]
@@ -170,7 +170,7 @@ def test_what_lies_before_the_groups_start_is_forgotten():
 
 
 def test_an_empty_one_is_false():
-    done = Done([of(3, 5)])
+    done = RangeSet([of(3, 5)])
     assert done
 
     done.prune({("a", 0): 6})
@@ -194,11 +194,11 @@ def single(one: Range) -> set[tuple[str, int, int]]:
 
 
 class DoneModel(RuleBasedStateMachine):
-    """`Done` beside a plain set of offsets."""
+    """`RangeSet` beside a plain set of offsets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.done = Done()
+        self.done = RangeSet()
         self.model: set[tuple[str, int, int]] = set()
 
     @rule(one=spans())
@@ -224,7 +224,7 @@ class DoneModel(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.done = Done(self.done.ranges())
+        self.done = RangeSet(self.done.ranges())
 
     @invariant()
     def same(self):
@@ -285,7 +285,7 @@ def test_what_is_done_is_written_without_deliveries():
     st.integers(0, 2**40), acquired(), st.lists(spans(), max_size=4), st.dictionaries(st.text(), st.text(), max_size=3)
 )
 def test_any_offset_is_the_same_text_after_a_restart(number, ranges, done, topics):
-    offset = Offset(number=number, member="m", ranges=tuple(ranges), done=tuple(Done(done).ranges()), topics=topics)
+    offset = Offset(number=number, member="m", ranges=tuple(ranges), done=tuple(RangeSet(done).ranges()), topics=topics)
 
     again = Offset.from_json(json.loads(text(offset)))
 

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import types as t
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 from flowshare.client.errors import ClientError
-from flowshare.client.routing import ClusterConnection
+from flowshare.client.net.routing import ClusterConnection
 from flowshare.protocol.batches import CODECS, BatchBuilder, batch_headers
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -26,13 +27,12 @@ from flowshare.protocol.messages import (
     InitProducerIdRequest,
     ProduceRequest,
 )
-from flowshare.spark import reading
-from flowshare.spark.browse import BrowsingReader
-from flowshare.spark.options import SourceOptions
-from flowshare.spark.ranges import Range
-from flowshare.spark.reading import DataLoss, LogGone, LogReader, Part, close_readers, read, reader_of
-from flowshare.spark.source import TaskPart, read_part
-from tests.spark.serving import Serving
+from flowshare.spark.datasource import BrowsingReader, read_task
+from flowshare.spark.source import reading
+from flowshare.spark.source.options import SourceOptions
+from flowshare.spark.source.ranges import Range
+from flowshare.spark.source.reading import DataLoss, LogGone, LogReader, ReadTask, read, reader_of
+from tests.spark.serving import Serving, close_readers
 
 pytestmark = pytest.mark.slow
 NOW_MS = 1_700_000_000_000
@@ -42,7 +42,7 @@ COLUMNS = (
     .add("topic", t.StringType())
     .add("partition", t.IntegerType())
     .add("offset", t.LongType())
-    .add("delivery_count", t.IntegerType())
+    .add("attempt", t.IntegerType())
 )
 ARROW = to_arrow_schema(COLUMNS, timezone="UTC")
 PERSONS = (
@@ -75,7 +75,7 @@ class Served(Serving):
         """End all sockets, as a network would."""
 
         async def abort():
-            for socket in tuple(self.backend._shared.leading._listener._sockets):
+            for socket in tuple(self.backend._led.listener._sockets):
                 socket.abort()
 
         self.call(abort())
@@ -102,11 +102,11 @@ class Served(Serving):
             assert builder.add(key, value, headers, timestamp_ms=NOW_MS)
         self.send(ProduceRequest(topic=topic, partition=partition, records=builder.build()))
 
-    def part(self, *ranges: Range, committed: bool = False, lossy: bool = False) -> Part:
+    def part(self, *ranges: Range, committed: bool = False, lossy: bool = False) -> ReadTask:
         """What the driver would hand to a task."""
         topics = {one.topic: str(self.call(self.admin.describe_topic(one.topic)).topic_id) for one in ranges}
         assert self.backend.kafka is not None
-        return Part(
+        return ReadTask(
             broker=self.url,
             hosts=self.backend.kafka.hosts,
             ranges=ranges,
@@ -130,7 +130,7 @@ def readers_of_its_own():
     close_readers()
 
 
-def offsets(part: Part) -> list[tuple[str, int, int, int]]:
+def offsets(part: ReadTask) -> list[tuple[str, int, int, int]]:
     """Topic, partition, offset and delivery count of all rows, whose values were looked at."""
     found = []
     for rows in read(part, ARROW, None):
@@ -143,11 +143,11 @@ def offsets(part: Part) -> list[tuple[str, int, int, int]]:
                     b"partition": row["partition"],
                     b"offset": row["offset"],
                 }
-                found.append((row["topic"], row["partition"], row["offset"], row["delivery_count"]))
+                found.append((row["topic"], row["partition"], row["offset"], row["attempt"]))
     return found
 
 
-def plain(part: Part) -> list[int]:
+def plain(part: ReadTask) -> list[int]:
     """Offsets alone."""
     return [offset for _, _, offset, _ in offsets(part)]
 
@@ -306,8 +306,8 @@ def test_a_process_has_one_reader_for_a_cluster(served):
     served.write(topic, 2)
     part = served.part(Range(topic, 0, 0, 1))
 
-    assert reader_of(part) is reader_of(replace(part, ranges=(), committed=True))
-    assert reader_of(part) is not reader_of(replace(part, hosts=("127.0.0.1:1",)))
+    assert reader_of(part.broker, part.hosts) is reader_of(part.broker, part.hosts)
+    assert reader_of(part.broker, part.hosts) is not reader_of(part.broker, ("127.0.0.1:1",))
 
 
 def test_closed_readers_leave_no_thread_and_a_new_one_reads_on(served):
@@ -655,8 +655,8 @@ def persons(served, topic: str, group: str, **given: str) -> SourceOptions:
     )
 
 
-def rows_of(options: SourceOptions, part: Part, columns: t.StructType = PERSONS) -> list[dict]:
-    return [row for batch in read_part(options, columns, TaskPart(part)) for row in batch.to_pylist()]
+def rows_of(options: SourceOptions, part: ReadTask, columns: t.StructType = PERSONS) -> list[dict]:
+    return [row for batch in read_task(options, columns, InputPartition(part)) for row in batch.to_pylist()]
 
 
 RECORDS = [
@@ -783,7 +783,7 @@ def test_a_look_is_shared_out_and_takes_nothing(served):
         parts = reader.partitions()
         assert len(parts) == 2
         rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
-        assert [(row["offset"], row["delivery_count"]) for row in rows] == [(offset, 0) for offset in range(10)]
+        assert [(row["offset"], row["attempt"]) for row in rows] == [(offset, 0) for offset in range(10)]
     assert f"{topic}-g" not in [group.group_id for group in served.call(served.admin.list_groups())]
 
 
@@ -797,9 +797,9 @@ def test_a_topic_that_there_is_not_is_refused(served):
 
 
 def test_no_text_of_a_part_shows_a_password():
-    part = Part(broker="kafka://user:hush-hush@b:1", hosts=("b:1",), ranges=(), topics={}, committed=False)
+    part = ReadTask(broker="kafka://user:hush-hush@b:1", hosts=("b:1",), ranges=(), topics={}, committed=False)
 
-    assert "hush-hush" not in repr(TaskPart(part))
+    assert "hush-hush" not in repr(InputPartition(part))
 
 
 def test_rows_are_what_spark_expects_of_their_columns(served):

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from flowshare.agents.errors import OptionError
-from flowshare.spark.sink_columns import Layout, bytes_of, headers_of, integers_of, milliseconds_of, names_of
-from flowshare.spark.sink_options import SinkOptions
+from flowshare.agents.handler.errors import OptionError
+from flowshare.spark.sink.columns import Layout, bytes_of, headers_of, integers_of, milliseconds_of, names_of
+from flowshare.spark.sink.options import SinkOptions
 
 types = pytest.importorskip("pyspark.sql.types")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flowshare.agents.errors import OptionError
-from flowshare.spark.sink_options import SinkOptions
+from flowshare.agents.handler.errors import OptionError
+from flowshare.spark.sink.options import SinkOptions
 
 BROKER = "kafka://localhost:9092"
 
@@ -25,7 +25,7 @@ def test_all_options_are_read():
         delivery="EXACTLY_ONCE",
         compression="zstd",
         create_topics="false",
-        batch_bytes="100000",
+        batch_size="100000",
         batch_header="true",
         delivery_timeout="2.5",
         transaction_timeout="60",
@@ -38,7 +38,7 @@ def test_all_options_are_read():
         delivery="exactly_once",
         compression="zstd",
         create_topics=False,
-        batch_bytes=100_000,
+        batch_size=100_000,
         batch_header=True,
         delivery_timeout=2.5,
         transaction_timeout=60.0,
@@ -67,7 +67,7 @@ def test_without_a_broker_it_says_what_is_missing():
         ("delivery", "sometimes", "delivery takes at_least_once or exactly_once, not 'sometimes'"),
         ("compression", "brotli", "compression takes none, gzip, snappy, lz4 or zstd, not 'brotli'"),
         ("create_topics", "maybe", "create_topics takes true or false, not 'maybe'"),
-        ("batch_bytes", "many", "batch_bytes takes a whole number from 1024 on, not 'many'"),
+        ("batch_size", "many", "batch_size takes a whole number from 1024 on, not 'many'"),
         ("delivery_timeout", "0", "delivery_timeout takes a number from 1 on, not '0'"),
         ("delivery_timeout", "inf", "delivery_timeout takes a number from 1 on, not 'inf'"),
         ("broker", "memory://", "memory:// is one process's own"),

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from flowshare.client.routing import ClusterConnection
+from flowshare.client.net.routing import ClusterConnection
 from flowshare.clock import LoopClock
 from flowshare.dev.broker import Wanted, start
 from flowshare.dev.jars import VERSION, class_path, jars
 from flowshare.dev.java import javac
 from flowshare.protocol.batches import BatchBuilder
-from flowshare.spark import reading
-from flowshare.spark.driver import Driver
-from flowshare.spark.options import SourceOptions
-from flowshare.spark.reading import close_readers
-from tests.interop.servers import until
+from flowshare.spark.source import reading
+from flowshare.spark.source.microbatches import MicroBatches
+from flowshare.spark.source.options import SourceOptions
 from tests.interop.toolbox import Toolbox, compiled
 from tests.kafka.fixtures import require_java
-from tests.spark.serving import serving
+from tests.spark.serving import close_readers, serving
 from tests.spark.test_reading import ARROW
+from tests.waiting import blocking_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(300)]
 
@@ -110,14 +109,14 @@ def write(broker, topic):
 def read_all(broker, topic, group):
     """Offsets of all rows of a query that reads the topic to its end, batch by batch, as Spark does."""
     options = {"broker": broker.url, "topics": topic, "group": group, "records_per_trigger": "2000", "wait": "1"}
-    driver = Driver(SourceOptions.parse(options))
+    driver = MicroBatches(SourceOptions.parse(options))
     found, begun = [], driver.initial
     limit = time.monotonic() + 200
     while len(found) < RECORDS and time.monotonic() < limit:
         offset = driver.next(begun)
         if offset is None:
             continue
-        for part in driver.parts(offset):
+        for part in driver.tasks(offset):
             for rows in reading.read(part, ARROW, None):
                 found += [row["offset"] for batch in rows.batches for row in batch.to_pylist()]
         begun = offset
@@ -140,7 +139,7 @@ def test_records_in_a_slow_remote_tier_are_all_read_and_none_is_taken_for_gone(b
     )
     write(broker, topic)
     local = lambda: list(data.glob(f"*/{topic}-0/*.log"))  # noqa: E731
-    until(local, lambda found: len(found) == 1, TIERED_S)
+    blocking_until(local, good=lambda found: len(found) == 1, limit_s=TIERED_S)
     assert len(local()) == 1, "all but the last segment are in the remote tier alone"
 
     group = unique("etl")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import threading
+import time
 from concurrent.futures import Future
 
 import pyarrow as pa
@@ -20,17 +22,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 from flowshare.client.errors import NotConnected
-from flowshare.spark import outcomes as sink_outcomes
-from flowshare.spark import standing
-from flowshare.spark.agent import OutcomesLost
-from flowshare.spark.member import Fenced, GroupMember
-from flowshare.spark.options import SourceOptions
-from flowshare.spark.ranges import Offset
-from flowshare.spark.reading import DataLoss
-from flowshare.spark.source import ShareStreamReader
-from tests.interop.servers import until
+from flowshare.spark.datasource import ShareStreamReader
+from flowshare.spark.sink import outcomes as sink_outcomes
+from flowshare.spark.source import progress
+from flowshare.spark.source.member import Fenced, GroupMember
+from flowshare.spark.source.options import SourceOptions
+from flowshare.spark.source.outcomes import OutcomesLost
+from flowshare.spark.source.ranges import Offset
+from flowshare.spark.source.reading import DataLoss
+from tests.waiting import blocking_until
 
 SCHEMA = StructType(
     [
@@ -41,7 +43,7 @@ SCHEMA = StructType(
         StructField("offset", LongType()),
         StructField("timestamp", TimestampType()),
         StructField("timestamp_type", IntegerType()),
-        StructField("delivery_count", IntegerType()),
+        StructField("attempt", IntegerType()),
     ]
 )
 
@@ -95,7 +97,7 @@ class Query:
 
     def crash(self):
         """As a process that was killed: connections end, nothing is said."""
-        member = self.reader._driver._member
+        member = self.reader._batches._member
         member._fenced = True
         member.close()
 
@@ -141,7 +143,7 @@ def test_a_batch_has_more_tasks_than_partitions_and_all_columns(query, topic):
 
     assert len(parts) == 4
     assert set(row) == set(SCHEMA.fieldNames())
-    assert (row["topic"], row["key"], row["delivery_count"], row["timestamp_type"]) == (topic, None, 1, 0)
+    assert (row["topic"], row["key"], row["attempt"], row["timestamp_type"]) == (topic, None, 1, 0)
 
 
 def test_nothing_new_is_the_same_offset(query):
@@ -177,7 +179,7 @@ def test_what_a_process_that_died_had_not_written_down_goes_back_unrun_where_flo
     end = second.latest(written)
     again = second.rows(written, end)
 
-    counts = {row["delivery_count"] for row in again}
+    counts = {row["attempt"] for row in again}
     assert counts == ({1} if broker.backend.kind == "workers" else {2})
 
 
@@ -255,7 +257,7 @@ def test_an_older_process_of_the_same_query_is_fenced(query):
     end = first.latest(start)
     second = query()
     after = second.latest(end)
-    first.reader._driver._member._looked_s = 0.0
+    first.reader._batches._member._looked_s = 0.0
 
     with pytest.raises(Fenced, match="another process"):
         first.latest(end)
@@ -267,9 +269,9 @@ def test_locks_are_renewed_while_a_batch_runs(broker, query):
     one = query(lock_duration="1", records_per_trigger="3000")
     start = one.initial()
     end = one.latest(start)
-    holds = one.reader._driver._member._holds
+    holds = one.reader._batches._member._holds
     lapses = max(hold.lapses_s for hold in holds)
-    assert until(lambda: holds.due(lapses + 1), lambda due: not due) == []
+    assert blocking_until(lambda: holds.due(lapses + 1), good=lambda due: not due) == []
     after = one.latest(end)
 
     assert after == end
@@ -302,12 +304,13 @@ def test_a_group_has_no_delivery_limit_where_flowshare_leads(broker, query):
 
     native = broker.backend.kind == "native"
     assert configs["share.delivery.count.limit"] == ("10" if native else "1000000")
-    assert one.reader._driver._member.facts.endless != native
+    assert one.reader._batches._member.facts.endless != native
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("broker", ["native"], indirect=True)
 def test_records_that_the_brokers_archived_unread_are_counted_and_told(query, monkeypatch, caplog):
-    monkeypatch.setattr("flowshare.spark.driver.PRUNE_S", 0.0)
+    monkeypatch.setattr("flowshare.spark.source.microbatches.PRUNE_S", 0.0)
     one = query(delivery_limit="2")
     start = one.latest(one.initial())
     before = [row["value"] for row in one.rows(one.initial(), start)]
@@ -316,14 +319,14 @@ def test_records_that_the_brokers_archived_unread_are_counted_and_told(query, mo
         one.crash()
         one = query(delivery_limit="2")
 
-    count, away = standing.count_unread, iter([NotConnected("the broker is away")])
+    count, away = progress.count_unread, iter([NotConnected("the broker is away")])
 
     async def not_at_first(*about):
         for error in away:
             raise error
         return await count(*about)
 
-    monkeypatch.setattr(standing, "count_unread", not_at_first)
+    monkeypatch.setattr(progress, "count_unread", not_at_first)
     rest, end = [], start
     for _ in range(2):  # the first one meets the broker that is away, if anything was archived by then
         more, end = one.run(end)
@@ -361,9 +364,11 @@ def test_a_partition_that_goes_to_another_member_is_accepted_all_the_same(broker
     end = one.latest(start)
     done = [row["value"] for row in one.rows(start, end)]
     other = query(records_per_trigger="3000")
-    member = one.reader._driver._member
+    member = one.reader._batches._member
     other.latest(other.initial())
-    left = until(lambda: len(member._member.assignment), lambda count: count < 3)  # it hears of it with a heartbeat
+    left = blocking_until(
+        lambda: len(member._member.assignment), good=lambda count: count < 3
+    )  # it hears of it with a heartbeat
     one.run(end)
 
     assert left < 3
@@ -376,7 +381,7 @@ def test_a_group_that_is_not_reached_when_a_batch_has_ended_is_asked_again(broke
     start = one.initial()
     end = one.latest(start)
     done = [row["value"] for row in one.rows(start, end)]
-    member = one.reader._driver._member
+    member = one.reader._batches._member
     member._looked_s = 0.0
     with monkeypatch.context() as patch:
         patch.setattr(member._admin, "describe_group", unreachable)
@@ -390,7 +395,7 @@ def test_a_group_that_is_not_reached_when_a_batch_has_ended_is_asked_again(broke
 def test_what_was_acquired_before_an_error_is_in_a_batch(broker, query, monkeypatch):
     one = query(records_per_trigger="100000")
     start = one.initial()
-    member = one.reader._driver._open(Offset.from_json(start))
+    member = one.reader._batches._open(Offset.from_json(start))
     fetch, found = member._member.fetch, []
 
     async def fails_later(**options):
@@ -421,7 +426,7 @@ def test_a_batch_is_acquired_while_the_accept_of_the_last_one_is_on_its_way(brok
     monkeypatch.setattr(GroupMember, "begin_accept", lambda self, ranges: lost)
 
     # A busy machine may have nothing at once; then the accept is waited for, and the trigger comes to nothing.
-    second = until(lambda: one.latest(first), lambda end: end != first)
+    second = blocking_until(lambda: one.latest(first), good=lambda end: end != first)
     done += [row["value"] for row in one.rows(first, second)]
     assert [entry[:4] for entry in second["done"]] == [entry[:4] for entry in first["ranges"]]
 
@@ -438,21 +443,20 @@ async def unreachable(*_, **__):
 
 
 def test_a_broker_that_is_not_reached_is_told_and_nothing_of_the_try_is_left(monkeypatch):
-    monkeypatch.setattr("flowshare.spark.member.OPEN_S", 0.1)
+    monkeypatch.setattr("flowshare.spark.source.member.OPEN_S", 0.1)
     options = SourceOptions.parse({"broker": "kafka://127.0.0.1:1", "group": "g", "topics": "t"})
     member = GroupMember(options, "m")
 
     with pytest.raises(TimeoutError, match="flowshare check"):
         member.open()
 
-    member._thread.join(10)
-    assert not member._thread.is_alive()
+    assert "flowshare g" not in [thread.name for thread in threading.enumerate()]
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def judge(broker, group, rows, outcomes, writer=sink_outcomes.stream_writer):
+def judge(broker, group, rows, outcomes, writer=sink_outcomes.OutcomeWriter):
     """What the sink does with a batch's rows, in two tasks; what was sent."""
     found = [row for row in rows if row["value"] in outcomes]
     one = writer({"broker": broker.url, "group": group}, JUDGED)
@@ -467,7 +471,7 @@ def judge(broker, group, rows, outcomes, writer=sink_outcomes.stream_writer):
             [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)], names=JUDGED.fieldNames()
         )
         messages.append(pickle.loads(pickle.dumps(executor.write(iter([batch])))))
-    one.commit(messages, *([0] if writer is sink_outcomes.stream_writer else []))
+    one.commit(messages, *([0] if writer is sink_outcomes.OutcomeWriter else []))
 
 
 def test_outcomes_settle_each_record_by_itself(broker, query):
@@ -486,7 +490,7 @@ def test_outcomes_settle_each_record_by_itself(broker, query):
     one.latest(after)
     (letter,) = broker.read(f"{query.group}.dlq")
 
-    assert [(row["value"], row["delivery_count"]) for row in again] == [(b"1", 2)]
+    assert [(row["value"], row["attempt"]) for row in again] == [(b"1", 2)]
     assert letter.value == b"2"
     headers = dict(letter.headers)
     assert headers["flowshare.dlq.reason"] == b"it is a two"
@@ -500,10 +504,10 @@ def test_outcomes_that_are_given_twice_settle_once(broker, query):
     end = one.latest(start)
     rows = one.rows(start, end)
     for _ in range(2):
-        judge(broker, query.group, rows, {b"1": ("release",)}, sink_outcomes.batch_writer)
+        judge(broker, query.group, rows, {b"1": ("release",)}, sink_outcomes.BatchOutcomeWriter)
     after = one.latest(end)
 
-    assert [(row["value"], row["delivery_count"]) for row in one.rows(end, after)] == [(b"1", 2)]
+    assert [(row["value"], row["attempt"]) for row in one.rows(end, after)] == [(b"1", 2)]
 
 
 def test_a_rejected_half_of_a_batch_has_its_dead_letters_and_is_settled(broker, query, caplog):
@@ -511,8 +515,8 @@ def test_a_rejected_half_of_a_batch_has_its_dead_letters_and_is_settled(broker, 
     start = one.initial()
     end = one.latest(start)
     odd = {value: ("reject", 0.0, "odd") for value in values() if int(value) % 2}
-    judge(broker, query.group, one.rows(start, end), odd, sink_outcomes.batch_writer)
-    left = one.reader._driver._member.all_held()
+    judge(broker, query.group, one.rows(start, end), odd, sink_outcomes.BatchOutcomeWriter)
+    left = one.reader._batches._member.all_held()
     one.latest(end)
 
     assert sorted(letter.value for letter in broker.read(f"{query.group}.dlq")) == sorted(odd)
@@ -528,7 +532,7 @@ def test_a_reject_without_a_source_fails_before_anything_is_settled(broker, quer
 
     with pytest.raises(OutcomesLost, match="'outcomes', 'true'"):
         judge(broker, query.group, rows, {b"2": ("reject",)})
-    assert len(one.reader._driver._member.all_held()) > 0
+    assert len(one.reader._batches._member.all_held()) > 0
 
 
 def test_records_whose_outcome_nobody_confirmed_come_again(broker, query):
@@ -542,6 +546,20 @@ def test_records_whose_outcome_nobody_confirmed_come_again(broker, query):
 
     assert second.rows(start, end) == []
     assert len(second.rows(end, after)) == 3000
+
+
+def test_locks_that_were_lost_with_the_process_before_are_not_told_as_lost(query):
+    first = query()
+    start = first.initial()
+    end = first.latest(start)
+    first.crash()
+
+    second = query()
+    second.rows(start, end)
+    member = second.reader._batches._member
+    blocking_until(lambda: not member._holds.due(time.monotonic()), "the answer to the first renewal")
+
+    assert second.reader.reportLatestOffset()["locks_lost"] == 0
 
 
 @pytest.mark.parametrize("on_data_loss", ["fail", "continue"])

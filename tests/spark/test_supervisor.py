@@ -11,13 +11,13 @@ import pytest
 
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.spark.ranges import Offset
-from flowshare.spark.supervisor import LEFT_S, Figures, PipelineSupervisor, _Running
+from flowshare.spark.pipeline.supervisor import LEFT_S, PipelineFigures, PipelineSupervisor, _Running
+from flowshare.spark.source.ranges import Offset
 
 
 @pytest.fixture
 def running():
-    return _Running(pipeline=SimpleNamespace(), figures=Figures(name="etl", group="g"))
+    return _Running(pipeline=SimpleNamespace(), figures=PipelineFigures(name="etl", group="g"))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def see_left(group, folder):
     """How long the supervisor waits for the query whose checkpoint is there."""
     supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
     options = SimpleNamespace(checkpoint=str(folder))
-    running = _Running(pipeline=SimpleNamespace(options=options), figures=Figures(name="etl", group="g"))
+    running = _Running(pipeline=SimpleNamespace(options=options), figures=PipelineFigures(name="etl", group="g"))
 
     supervisor._clock = clock = Clock()
     asyncio.run(supervisor._see_left(running, group))
@@ -131,7 +131,7 @@ def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, lags, told)
 
     supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
     pipeline = SimpleNamespace(topics=("orders",))
-    supervisor._running = [_Running(pipeline=pipeline, figures=Figures(name="etl", group="g"))]
+    supervisor._running = [_Running(pipeline=pipeline, figures=PipelineFigures(name="etl", group="g"))]
     with caplog.at_level(logging.INFO, "flowshare.pipeline"):
         asyncio.run(supervisor._tell(SimpleNamespace(group_offsets=group_offsets)))
 

@@ -13,34 +13,30 @@ import pytest
 from click.testing import CliRunner
 
 import flowshare as fs
-from flowshare.agents.host import Host, HostSettings
-from flowshare.agents.pair import ID_MAX, member_ids, side_id
+from flowshare.agents.feed.members import ID_MAX, member_ids, retry_member_id
+from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend import open_backend
 from flowshare.backend.url import parse_broker
 from flowshare.cli.worker import worker
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.clock import LoopClock
-from flowshare.spark import fleet as fleet_module
-from flowshare.spark import fleet_calls
-from flowshare.spark.control import Who
-from flowshare.spark.figures import BUCKETS, COUNTERS, GAUGES, Figures
-from flowshare.spark.fleet import FleetOnSpark
-from flowshare.spark.gone import SparkGone
-from flowshare.spark.jobs import ended_by
-from flowshare.spark.leaving import Leaving
-from flowshare.spark.masters import BadMaster, Master, Size
-from flowshare.spark.run_fleet import environment, fleet_tag
-from flowshare.spark.shipping import NotShipped, ship
-from flowshare.spark.task import Ended, WorkerTask
+from flowshare.spark.errors import SparkGone
+from flowshare.spark.workers import supervisor as supervising
+from flowshare.spark.workers.control import Who
+from flowshare.spark.workers.jobs import BadMaster, Master, NotShipped, Size, ended_by, ship
+from flowshare.spark.workers.metrics import BUCKETS, COUNTERS, GAUGES, WorkerFigures
+from flowshare.spark.workers.run import MemberRemoval, environment, run_tag
+from flowshare.spark.workers.supervisor import SparkSupervisor
+from flowshare.spark.workers.task import TaskEnd, WorkerTask
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
-class Peer:
+class WorkerConnection:
     """A worker's connection, as the fleet sees one."""
 
     def __init__(self, task, attempt=0, pid=1):
-        self.who = Who(slot=task.slot, run=task.run, attempt=attempt, pid=pid, host="there")
+        self.who = Who(number=task.number, run=task.run, attempt=attempt, pid=pid, host="there")
         self.orders = []
         self.told = asyncio.Event()
         self.closed = False
@@ -75,8 +71,8 @@ class Jobs:
         return await self.ends[task.run]
 
     async def cancel(self, task):
-        self.cancelled.append(task.slot)
-        self.end(task, Ended(code=None, why="its job was cancelled"))
+        self.cancelled.append(task.number)
+        self.end(task, TaskEnd(code=None, why="its job was cancelled"))
 
     def end(self, task, how):
         future = self.ends[task.run]
@@ -97,15 +93,17 @@ class Kit:
         self.jobs = Jobs()
         self.left = []
         self.leaves = asyncio.Queue()
-        self.fleet = FleetOnSpark(self.jobs, self._task, self._leave, agents=("work",), drain_timeout_s=drain_timeout_s)
-        self.calls = self.fleet.listener
+        self.fleet = SparkSupervisor(
+            self.jobs, self._task, self._leave, agents=("work",), drain_timeout_s=drain_timeout_s
+        )
+        self.calls = self.fleet
 
-    def _task(self, slot, run):
+    def _task(self, number, run):
         return WorkerTask(
             app_path="app:app",
-            slot=slot,
+            number=number,
             run=run,
-            member_id=f"shop-{slot}",
+            member_id=f"shop-{number}",
             driver=("127.0.0.1", 1),
             token=b"",
             environment={},
@@ -118,7 +116,7 @@ class Kit:
     async def ready(self):
         """The next job's worker, which has called and says that it is ready."""
         task = await self.jobs.next()
-        peer = Peer(task)
+        peer = WorkerConnection(task)
         assert self.calls.opened(peer)
         self.calls.heard(peer, {"say": "ready"})
         return task, peer
@@ -127,12 +125,12 @@ class Kit:
         """The worker ends in order."""
         self.calls.heard(peer, {"say": "bye", "code": code, "why": "told to drain"})
         self.calls.closed(peer, False)
-        self.jobs.end(task, Ended(code=code, why="told to drain"))
+        self.jobs.end(task, TaskEnd(code=code, why="told to drain"))
 
     def died(self, task, peer):
         """The worker's process is killed."""
         self.calls.closed(peer, False)
-        self.jobs.end(task, Ended(code=None, why="its Python process ended"))
+        self.jobs.end(task, TaskEnd(code=None, why="its Python process ended"))
 
 
 @asynccontextmanager
@@ -153,8 +151,8 @@ async def code_of(kit):
 @pytest.fixture
 def hasty(monkeypatch):
     """Pauses of no length to speak of."""
-    monkeypatch.setattr(fleet_module, "PAUSE_FIRST_S", 0.001)
-    monkeypatch.setattr(fleet_calls, "AWAY_S", 0.01)
+    monkeypatch.setattr(supervising, "PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr(supervising, "AWAY_S", 0.01)
 
 
 # --- starting, ending, coming back --------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ async def test_a_worker_that_died_is_started_again_in_its_slot(hasty):
         kit.died(task, peer)
         again, _ = await kit.ready()
 
-        assert (again.slot, again.member_id) == (task.slot, task.member_id)
+        assert (again.number, again.member_id) == (task.number, task.member_id)
         assert again.run != task.run
         assert kit.fleet.rows()[0]["ended_before"] == "its Python process ended"
 
@@ -211,12 +209,12 @@ async def test_a_worker_whose_connection_ends_is_given_up_before_spark_notices(h
 
 @pytest.mark.asyncio
 async def test_a_worker_that_calls_again_at_once_is_not_given_up(monkeypatch):
-    monkeypatch.setattr(fleet_calls, "AWAY_S", LIMIT_S)
+    monkeypatch.setattr(supervising, "AWAY_S", LIMIT_S)
     async with running(2) as kit:
         task, peer = await kit.ready()
         other_task, other = await kit.ready()
         kit.calls.closed(peer, False)
-        again = Peer(task)
+        again = WorkerConnection(task)
         assert kit.calls.opened(again)
         kit.fleet.stop()
         for one, connection in ((task, again), (other_task, other)):
@@ -229,8 +227,8 @@ async def test_a_worker_that_calls_again_at_once_is_not_given_up(monkeypatch):
 
 @pytest.mark.asyncio
 async def test_a_silent_worker_is_given_up_later_than_one_whose_connection_ended(monkeypatch):
-    monkeypatch.setattr(fleet_calls, "AWAY_S", LIMIT_S)
-    monkeypatch.setattr(fleet_calls, "STILL_S", 0.01)
+    monkeypatch.setattr(supervising, "AWAY_S", LIMIT_S)
+    monkeypatch.setattr(supervising, "STILL_S", 0.01)
     async with running() as kit:
         _, peer = await kit.ready()
         kit.calls.closed(peer, True)
@@ -246,14 +244,14 @@ async def test_a_worker_of_an_earlier_run_is_told_to_end(hasty):
         kit.died(task, peer)
         await kit.ready()
 
-        assert not kit.calls.opened(Peer(task))
+        assert not kit.calls.opened(WorkerConnection(task))
 
 
 @pytest.mark.asyncio
 async def test_a_task_that_spark_started_anew_takes_the_place_of_the_old_one():
     async with running() as kit:
         task, peer = await kit.ready()
-        newer = Peer(task, attempt=1, pid=2)
+        newer = WorkerConnection(task, attempt=1, pid=2)
 
         assert kit.calls.opened(newer)
         assert peer.orders == [{"do": "end"}]
@@ -267,11 +265,11 @@ async def test_an_app_that_is_refused_at_the_start_ends_the_fleet_with_its_reaso
     async with running(2) as kit:
         task = await kit.jobs.next()
         other = await kit.jobs.next()
-        kit.jobs.end(task, Ended(code=1, why="there is no module shop", refused=True))
+        kit.jobs.end(task, TaskEnd(code=1, why="there is no module shop", refused=True))
 
         assert await code_of(kit) == 1
         assert "there is no module shop" in caplog.text
-        assert kit.jobs.cancelled == [other.slot]
+        assert kit.jobs.cancelled == [other.number]
 
 
 @pytest.mark.asyncio
@@ -280,20 +278,20 @@ async def test_an_app_that_is_refused_later_is_tried_again(hasty):
         task, peer = await kit.ready()
         kit.died(task, peer)
         task = await kit.jobs.next()
-        kit.jobs.end(task, Ended(code=1, why="the topic is gone", refused=True))
+        kit.jobs.end(task, TaskEnd(code=1, why="the topic is gone", refused=True))
 
-        assert (await kit.jobs.next()).slot == 1
+        assert (await kit.jobs.next()).number == 1
 
 
 @pytest.mark.asyncio
 async def test_a_worker_that_keeps_ending_is_an_error_and_is_tried_on(hasty, monkeypatch, caplog):
-    monkeypatch.setattr(fleet_module, "PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(supervising, "PAUSE_MAX_S", 0.001)
     async with running() as kit:
-        for _ in range(fleet_module.OFTEN):
+        for _ in range(supervising.OFTEN):
             kit.died(*await kit.ready())
         await kit.jobs.next()
 
-        assert f"keeps ending, {fleet_module.OFTEN} times in a row" in caplog.text
+        assert f"keeps ending, {supervising.OFTEN} times in a row" in caplog.text
         assert [record.levelname for record in caplog.records if "keeps ending" in record.message] == ["ERROR"]
 
 
@@ -309,7 +307,7 @@ async def test_a_fleet_whose_spark_is_gone_ends_with_1(caplog):
 
 @pytest.mark.asyncio
 async def test_a_fleet_without_workers_notices_that_spark_is_gone(monkeypatch, caplog):
-    monkeypatch.setattr(fleet_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(supervising, "LOOK_S", 0.001)
     async with running() as kit:
         task, peer = await kit.ready()
         drained = asyncio.ensure_future(kit.fleet.drain())
@@ -339,9 +337,9 @@ async def test_a_worker_that_has_not_begun_is_cancelled_and_not_cut_off():
 
 @pytest.mark.asyncio
 async def test_a_worker_that_never_fetched_is_not_cut_off_when_spark_ends_it(monkeypatch):
-    monkeypatch.setattr(fleet_module, "KILL_AFTER_S", 0.0)
+    monkeypatch.setattr(supervising, "KILL_AFTER_S", 0.0)
     async with running(drain_timeout_s=0.01) as kit:
-        assert kit.calls.opened(Peer(await kit.jobs.next()))
+        assert kit.calls.opened(WorkerConnection(await kit.jobs.next()))
         kit.fleet.stop()
 
         assert await code_of(kit) == 0
@@ -350,7 +348,7 @@ async def test_a_worker_that_never_fetched_is_not_cut_off_when_spark_ends_it(mon
 
 @pytest.mark.asyncio
 async def test_a_worker_that_does_not_drain_in_time_is_ended_by_spark(monkeypatch):
-    monkeypatch.setattr(fleet_module, "KILL_AFTER_S", 0.0)
+    monkeypatch.setattr(supervising, "KILL_AFTER_S", 0.0)
     async with running(drain_timeout_s=0.01) as kit:
         await kit.ready()
         kit.fleet.stop()
@@ -398,7 +396,7 @@ async def test_a_worker_that_calls_while_its_fleet_drains_is_told_so():
         task, peer = await kit.ready()
         kit.calls.closed(peer, False)
         kit.fleet.stop()
-        again = Peer(task)
+        again = WorkerConnection(task)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -415,7 +413,7 @@ async def test_a_larger_fleet_starts_the_lowest_free_slots():
         await kit.ready()
         kit.fleet.resize(3)
 
-        assert [(await kit.jobs.next()).slot, (await kit.jobs.next()).slot] == [2, 3]
+        assert [(await kit.jobs.next()).number, (await kit.jobs.next()).number] == [2, 3]
         assert kit.fleet.size == 3
 
 
@@ -447,7 +445,7 @@ async def test_a_dead_workers_members_leave_by_their_ids_and_a_living_one_comes_
     backend = open_backend("memory://")
     await backend.start()
     admin = ShareAdmin(lambda: backend.connect("test"), clock=LoopClock())
-    leaving = Leaving(lambda: backend.connect("test"), {"work": "left.work"}, clock=LoopClock())
+    leaving = MemberRemoval(lambda: backend.connect("test"), {"work": "left.work"}, clock=LoopClock())
     host = Host(app, backend=backend, settings=HostSettings(member_id="shop-1", threads=False))
 
     async def members():
@@ -511,7 +509,7 @@ def said(received, running=0.0):
 
 
 def test_figures_of_slots_are_summed():
-    figures = Figures(["work"])
+    figures = WorkerFigures(["work"])
     figures.take(1, "a", said(3.0, running=1.0))
     figures.take(2, "b", said(4.0, running=1.0))
 
@@ -522,7 +520,7 @@ def test_figures_of_slots_are_summed():
 
 
 def test_counters_of_a_fleet_do_not_fall_when_a_worker_starts_again():
-    figures = Figures(["work"])
+    figures = WorkerFigures(["work"])
     figures.take(1, "a", said(3.0, running=2.0))
     figures.ended(1)
     figures.take(1, "b", said(1.0))
@@ -534,7 +532,7 @@ def test_counters_of_a_fleet_do_not_fall_when_a_worker_starts_again():
 
 @pytest.mark.parametrize("agents", [None, {"work": {}}, {"work": {**said(1.0)["work"], "seconds": "x"}}])
 def test_figures_that_cannot_be_read_are_left_out(agents):
-    figures = Figures(["work"])
+    figures = WorkerFigures(["work"])
 
     figures.take(1, "a", agents)
 
@@ -558,7 +556,7 @@ def test_figures_that_cannot_be_read_are_left_out(agents):
     ],
 )
 def test_a_master_is_read(text, spark, local, slots):
-    assert Master.read(text) == Master(shown=text, spark=spark, local=local, slots=slots)
+    assert Master.read(text) == Master(shown=text, spark=spark, local=local, cores=slots)
 
 
 @pytest.mark.parametrize("text", ["", "mesos://a", "local[0x2]", "here"])
@@ -618,7 +616,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(text, master, hint):
     ],
 )
 def test_the_reason_of_a_failed_job_is_one_line(text, why, refused):
-    assert ended_by(text) == Ended(code=None, why=why, refused=refused)
+    assert ended_by(text) == TaskEnd(code=None, why=why, refused=refused)
 
 
 # --- what workers are told ----------------------------------------------------------------------------------------
@@ -647,7 +645,7 @@ def test_a_password_file_of_the_driver_reaches_workers_as_the_password(tmp_path)
 def test_a_task_travels_and_shows_no_secret():
     task = WorkerTask(
         app_path="app:app",
-        slot=1,
+        number=1,
         run="r",
         member_id="shop-1",
         driver=("h", 1),
@@ -660,10 +658,10 @@ def test_a_task_travels_and_shows_no_secret():
 
 
 def test_member_ids_of_the_largest_fleet_are_within_kafkas_limit():
-    tag = fleet_tag("a name that is much longer than any member's id may ever be", "application_1_0001")
+    tag = run_tag("a name that is much longer than any member's id may ever be", "application_1_0001")
     ids = member_ids(f"{tag}-999", [f"agent{number}" for number in range(200)])
 
-    assert max(len(side_id(one)) for one in ids.values()) <= ID_MAX
+    assert max(len(retry_member_id(one)) for one in ids.values()) <= ID_MAX
     assert len(set(ids.values())) == 200
 
 
@@ -739,7 +737,7 @@ def test_what_is_installed_is_not_shipped(tmp_path):
 
 
 def test_an_application_that_is_too_large_is_refused(application, tmp_path, monkeypatch):
-    monkeypatch.setattr("flowshare.spark.shipping.SIZE_MAX", 1)
+    monkeypatch.setattr("flowshare.spark.workers.jobs.SIZE_MAX", 1)
 
     with pytest.raises(NotShipped, match="keep data out"):
         ship(application, tmp_path)

@@ -10,22 +10,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from flowshare.agents import own_user
-from flowshare.backend import make_producer, open_backend
-from flowshare.client.admin import ShareAdmin
+from flowshare.agents.pages import own_user
+from flowshare.backend import open_backend
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.producer import Producer
 from flowshare.clock import LoopClock
 from flowshare.dev.processes import process
-from flowshare.spark.control import ControlServer, new_token
-from flowshare.spark.fleet import FleetOnSpark
-from flowshare.spark.jobs import SparkJobs
-from flowshare.spark.leaving import Leaving
-from flowshare.spark.task import WorkerTask
+from flowshare.spark.workers.control import ControlServer, new_token
+from flowshare.spark.workers.jobs import SparkJobs
+from flowshare.spark.workers.run import MemberRemoval
+from flowshare.spark.workers.supervisor import SparkSupervisor
+from flowshare.spark.workers.task import WorkerTask
+from tests.waiting import blocking_until, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(300)]
 
@@ -37,7 +38,7 @@ NOT_COMPRESSED = "--conf spark.eventLog.compress=false"
 APP = """
 import asyncio, os
 import flowshare as fs
-from flowshare.agents.host import Host
+from flowshare.agents.host.host import Host
 
 JOURNAL = os.open(os.environ["FLOWSHARE_TEST_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 app = fs.App(os.environ["FLOWSHARE_TEST_APP"], broker="memory://")
@@ -126,12 +127,12 @@ class Place:
         return self.log_file.read_text()
 
     def wait(self, ready, what: str, limit_s: float = LIMIT_S) -> None:
-        until = time.monotonic() + limit_s
-        while not ready():
+        def right() -> bool:
             assert self.driver is not None
             assert self.driver.poll() is None, f"the driver ended before {what}:\n{self.log()[-8000:]}"
-            assert time.monotonic() < until, f"not within {limit_s:.0f} s: {what}\n{self.log()[-8000:]}"
-            time.sleep(0.02)
+            return ready()
+
+        blocking_until(right, lambda: f"{what}\n{self.log()[-8000:]}", limit_s=limit_s)
 
     def wait_ready(self, times: int = 1) -> None:
         self.wait(lambda: self.log().count("workers are ready") >= times, f"all workers are ready, time {times}")
@@ -168,7 +169,7 @@ class Place:
 
 
 async def produce(backend, topic: str, records: int) -> None:
-    producer = make_producer(backend, lambda: backend.connect("test"), clock=LoopClock())
+    producer = Producer(lambda: backend.connect("test"), clock=LoopClock())
     try:
         await asyncio.gather(*(producer.send(topic, b"%d" % one, partition=one % 4) for one in range(records)))
     finally:
@@ -275,11 +276,13 @@ class InProcess:
         await asyncio.to_thread(self.context.addPyFile, str(here.folder / f"{here.module}.py"))
         await self.backend.start()
         groups = {"work": f"{here.name}.work"}
-        self.leaving = Leaving(lambda: self.backend.connect("test"), groups, clock=LoopClock())
-        self.fleet = FleetOnSpark(
+        self.leaving = MemberRemoval(lambda: self.backend.connect("test"), groups, clock=LoopClock())
+        self.fleet = SparkSupervisor(
             SparkJobs(self.context), self._task, self.leaving.leave, agents=("work",), drain_timeout_s=10.0
         )
-        self.control = ControlServer(self.token, self.fleet.listener)
+        self.control = ControlServer(
+            self.token, opened=self.fleet.opened, heard=self.fleet.heard, closed=self.fleet.closed
+        )
         self.driver = await self.control.start("127.0.0.1")
         return self
 
@@ -299,18 +302,19 @@ class InProcess:
         return await asyncio.wait_for(self.code, LIMIT_S)
 
     async def until(self, what) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not what():
-                assert not self.code.done(), self.code
-                await asyncio.sleep(0.02)
+        def right() -> bool:
+            assert not self.code.done(), self.code
+            return what()
 
-    def _task(self, slot: int, run: str) -> WorkerTask:
+        await until(right, limit_s=LIMIT_S)
+
+    def _task(self, number: int, run: str) -> WorkerTask:
         more = self.here.environment
         return WorkerTask(
             app_path=f"{self.here.module}:app",
-            slot=slot,
+            number=number,
             run=run,
-            member_id=f"test-{slot}",
+            member_id=f"test-{number}",
             driver=self.driver,
             token=self.token,
             environment={name: text for name, text in more.items() if name.startswith("FLOWSHARE_")},
@@ -332,9 +336,7 @@ async def test_a_fleet_grows_and_shrinks_while_records_flow_and_none_runs_twice(
 
         assert await kit.stop() == 0
         assert Counter(record for record, _ in here.journal.notes("start")).most_common(1)[0][1] == 1
-        async with asyncio.timeout(LIMIT_S):
-            while not all(gone(pid) for pid in here.journal.pids):  # noqa: ASYNC110 - nothing is left of a worker
-                await asyncio.sleep(0.02)
+        await until(lambda: all(gone(pid) for pid in here.journal.pids), "nothing is left of a worker", limit_s=LIMIT_S)
 
 
 @pytest.mark.asyncio

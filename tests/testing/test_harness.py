@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.errors import UsageError
+from flowshare.agents.handler.errors import UsageError
 
 app = fs.App("kit", broker="embedded:///nowhere/kit")
 orders = app.topic("orders", value_type=dict)
@@ -130,7 +130,7 @@ async def test_a_run_that_cannot_end_says_what_is_left() -> None:
         await bus.send(orders, {"id": 1000})
 
         with pytest.raises(fs.testing.NotIdle, match="orders"):
-            await bus.run_until_idle(limit_s=60)
+            await bus.run_until_idle(limit=60)
 
 
 def test_what_is_no_app_is_refused():
@@ -142,19 +142,18 @@ def test_what_is_no_app_is_refused():
         fs.testing.run(main())
 
 
-def test_one_app_has_one_harness_at_a_time():
+@pytest.mark.flowshare
+async def test_one_app_has_one_harness_at_a_time():
     app = fs.App("t")
 
-    async def main():
-        async with fs.testing.harness(app):
-            with pytest.raises(UsageError, match="runs already"):
-                async with fs.testing.harness(app):
-                    pass
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app):
+        with pytest.raises(UsageError, match="runs already"):
+            async with fs.testing.harness(app):
+                pass
 
 
-def test_asking_for_an_agent_that_is_not_there_is_no_silent_zero():
+@pytest.mark.flowshare
+async def test_asking_for_an_agent_that_is_not_there_is_no_silent_zero():
     app = fs.App("t")
 
     @app.share_agent("in")
@@ -163,22 +162,17 @@ def test_asking_for_an_agent_that_is_not_there_is_no_silent_zero():
     @app.share_agent("in", dead_letter=None)
     async def audit(value: dict) -> None: ...
 
-    async def main():
-        async with fs.testing.harness(app) as bus:
-            report = await bus.run_until_idle()
-            for ask in (lambda: report["bil"], lambda: bus.dead_letters("bil")):
-                with pytest.raises(
-                    UsageError, match=r"'bil' is no share agent of the app under test. Did you mean 'bill'"
-                ):
-                    ask()
-            with pytest.raises(UsageError, match="is no share agent"):
-                bus.dead_letters(app.topic("in"))
-            with pytest.raises(UsageError, match="audit has dead_letter=None"):
-                bus.dead_letters(audit)
-            assert bus.dead_letters(bill) == bus.dead_letters("bill") == bus.dead_letters("t.bill.dlq") == []
-            assert report["audit"].accepted == 0
-
-    fs.testing.run(main())
+    async with fs.testing.harness(app) as bus:
+        report = await bus.run_until_idle()
+        for ask in (lambda: report["bil"], lambda: bus.dead_letters("bil")):
+            with pytest.raises(UsageError, match=r"'bil' is no share agent of the app under test. Did you mean 'bill'"):
+                ask()
+        with pytest.raises(UsageError, match="is no share agent"):
+            bus.dead_letters(app.topic("in"))
+        with pytest.raises(UsageError, match="audit has dead_letter=None"):
+            bus.dead_letters(audit)
+        assert bus.dead_letters(bill) == bus.dead_letters("bill") == bus.dead_letters("t.bill.dlq") == []
+        assert report["audit"].accepted == 0
 
 
 @dataclass(frozen=True)

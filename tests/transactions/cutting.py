@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -16,12 +15,16 @@ from pathlib import Path
 from flowshare.clock import LoopClock
 from flowshare.dev.processes import tied_to_parent
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+from tests.waiting import blocking_until
 
-LIMIT_S = 30
+LIMIT_S = 60.0
 
 
 class Proxy:
-    """Passes bytes on between clients and one server; cuts connections when an answer of the server comes by."""
+    """Passes bytes on between clients and one server; cuts connections when an answer of the server comes by.
+
+    On plain sockets: asyncio's servers lose what they have accepted when their loop ends in the same moment.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -31,63 +34,56 @@ class Proxy:
         self.target: Address | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> int:
-        """The port to connect to."""
-        self.server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
-        return self.server.sockets[0].getsockname()[1]
+    def start(self) -> int:
+        """The port to connect to; accepts on the running loop."""
+        self.loop = asyncio.get_running_loop()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.loop.add_reader(self.listener, self._accept)
+        return int(self.listener.getsockname()[1])
 
     async def close(self) -> None:
         """Cut everything and listen no more."""
-        self.server.close()
+        self.loop.remove_reader(self.listener)
+        self.listener.close()
         for task in self.tasks:
             task.cancel()
         if self.tasks:
             await asyncio.wait(self.tasks)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self.target is not None
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        try:
-            back, forth = await asyncio.open_connection(self.target.host, self.target.port)
-            try:
-                await self._copy_both(reader, forth, back, writer)
-            finally:
-                forth.transport.abort()
-        except (OSError, asyncio.CancelledError):
-            pass  # nobody is there, or the proxy closes
-        finally:
-            writer.transport.abort()
+    def _accept(self) -> None:
+        with suppress(BlockingIOError, ConnectionError):
+            client, _ = self.listener.accept()
+            client.setblocking(False)
+            task = self.loop.create_task(self._pass(client))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            task.add_done_callback(lambda _: client.close())  # a task that never began has no `finally`
 
-    async def _copy_both(
-        self,
-        reader: asyncio.StreamReader,
-        forth: asyncio.StreamWriter,
-        back: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    async def _pass(self, client: socket.socket) -> None:
         """Until either end closes."""
-        ways = [
-            asyncio.ensure_future(self._copy(reader, forth, answers=False)),
-            asyncio.ensure_future(self._copy(back, writer, answers=True)),
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+        assert self.target is not None
+        with closing(socket.socket()) as server, suppress(OSError):  # nobody is there
+            server.setblocking(False)
+            await self.loop.sock_connect(server, (self.target.host, self.target.port))
+            ways = [
+                asyncio.ensure_future(self._copy(client, server, answers=False)),
+                asyncio.ensure_future(self._copy(server, client, answers=True)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+    async def _copy(self, source: socket.socket, target: socket.socket, *, answers: bool) -> None:
         with suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
+            while data := await self.loop.sock_recv(source, 1 << 16):
                 if answers and self.chance.random() < self.cut_share:
                     self.cuts += 1
                     return
-                writer.write(data)
-                await writer.drain()
+                await self.loop.sock_sendall(target, data)
 
 
 @contextmanager
@@ -102,7 +98,7 @@ def broker_behind_proxy(folder: Path, seed: int) -> Iterator[tuple[Proxy, str]]:
             runner.run(main())
 
     async def main() -> None:
-        port = await proxy.start()
+        port = proxy.start()
         told = Address(host="127.0.0.1", port=port)
         proxy.target = Address(host="127.0.0.1", port=free_port())
         broker = Standalone(StandaloneOptions(data=folder, listen=proxy.target, advertise=told), clock=LoopClock())
@@ -141,14 +137,13 @@ class Process:
             stderr=subprocess.DEVNULL,
             preexec_fn=tied_to_parent(),
         )
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
+
+        def listens() -> bool:
             assert self.child.poll() is None, "flowshare serve ended"
             with closing(socket.socket()) as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        raise AssertionError("flowshare serve does not listen")
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        blocking_until(listens, "flowshare serve listens", limit_s=LIMIT_S)
 
     def kill(self) -> None:
         """kill -9."""

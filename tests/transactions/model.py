@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowshare.transactions.producers import SEQUENCES, Batch
+from flowshare.transactions.producers import SEQUENCES, ProducerBatch
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Model:
         batches = [entry for entry in self.of(producer_id) if entry.epoch == epoch and entry.committed is None]
         return batches[-5:]
 
-    def duplicate(self, batch: Batch) -> Entry | None:
+    def duplicate(self, batch: ProducerBatch) -> Entry | None:
         wanted = (batch.sequence, (batch.sequence + batch.record_count - 1) % SEQUENCES)
         if batch.epoch != self.epoch(batch.producer_id):
             return None
         return next((entry for entry in self.recent(batch.producer_id) if entry.sequences == wanted), None)
 
-    def refusal(self, batch: Batch) -> str | None:
+    def refusal(self, batch: ProducerBatch) -> str | None:
         """Name of the error that a batch which is no duplicate meets."""
         epoch = self.epoch(batch.producer_id)
         if epoch is None:

@@ -7,9 +7,9 @@ from collections import deque
 
 import pytest
 
-from flowshare.transactions.errors import TransactionError, TransactionLimit
-from flowshare.transactions.partition import Change, PartitionProducers
-from flowshare.transactions.producers import SEQUENCES, Batch
+from flowshare.core_errors import CoreError, TransactionLimit
+from flowshare.transactions.partition import PartitionProducers, ProducerChange
+from flowshare.transactions.producers import SEQUENCES, ProducerBatch
 from flowshare.transactions.stored import decode_aborted, decode_producer, encode_aborted, encode_producer
 from tests.transactions.model import Entry, Model
 
@@ -25,9 +25,9 @@ class Run:
         self.real = PartitionProducers()
         self.stored: dict[int, bytes] = {}
         self.stored_aborted: dict[int, bytes] = {}
-        self.under_way: deque[tuple[Change, int]] = deque()
+        self.under_way: deque[tuple[ProducerChange, int]] = deque()
 
-    def batch(self) -> Batch:
+    def batch(self) -> ProducerBatch:
         number = self.chance.choice(PRODUCERS)
         epoch = self.model.epoch(number) or 0
         recent = self.model.recent(number)
@@ -37,7 +37,7 @@ class Run:
             mine = self.model.of(number)
             again = self.chance.choice([entry for entry in mine if entry.epoch == epoch and entry.committed is None])
             count = (again.sequences[1] - again.sequences[0]) % SEQUENCES + 1
-            return Batch(number, epoch, again.sequences[0], count, again.transactional)
+            return ProducerBatch(number, epoch, again.sequences[0], count, again.transactional)
         following = (recent[-1].sequences[1] + 1) % SEQUENCES if recent else 0
         if self.model.epoch(number) is None and self.chance.random() < 0.5:
             following = SEQUENCES - 2  # near the turn; who is not known may start anywhere
@@ -47,7 +47,7 @@ class Run:
             epoch, following = epoch + self.chance.choice((-1, 1)), self.chance.choice((0, following))
         opened = number in self.model.open_since(self.model.log)
         transactional = opened if self.chance.random() < 0.8 else self.chance.random() < 0.5
-        return Batch(number, max(epoch, 0), following, self.chance.randint(1, 3), transactional)
+        return ProducerBatch(number, max(epoch, 0), following, self.chance.randint(1, 3), transactional)
 
     def place(self) -> None:
         batch = self.batch()
@@ -59,7 +59,7 @@ class Run:
         refused = self.model.refusal(batch)
         base = self.model.end
         if refused is not None:
-            with pytest.raises(TransactionError) as caught:
+            with pytest.raises(CoreError) as caught:
                 self.real.place(batch, base, 0)
             assert caught.type.__name__ == refused
             return
@@ -76,7 +76,7 @@ class Run:
         base = self.model.end
         try:
             change = self.real.mark(number, epoch, base, 0, committed=committed)
-        except TransactionError:
+        except CoreError:
             assert known is not None
             assert epoch < known
             return
@@ -140,9 +140,9 @@ def test_producers_agree_with_a_log_that_is_read_from_its_start(seed):
 def test_a_producer_that_was_idle_too_long_is_forgotten_and_may_start_anywhere():
     producers = PartitionProducers()
     for number in (1, 2):
-        producers.confirm(producers.place(Batch(number, 0, 0, 1, False), number, 1000))
+        producers.confirm(producers.place(ProducerBatch(number, 0, 0, 1, False), number, 1000))
 
-    change = producers.place(Batch(2, 0, 77, 1, False), 3, 1500, expiry_ms=500)
+    change = producers.place(ProducerBatch(2, 0, 77, 1, False), 3, 1500, expiry_ms=500)
 
     assert {number: after is None for number, _, after in change.steps} == {1: True, 2: False}
     assert set(producers.view) == {2}
@@ -152,9 +152,9 @@ def test_a_producer_that_was_idle_too_long_is_forgotten_and_may_start_anywhere()
 
 def test_a_producer_with_an_open_transaction_is_never_forgotten():
     producers = PartitionProducers()
-    producers.confirm(producers.place(Batch(1, 0, 0, 1, True), 0, 0))
+    producers.confirm(producers.place(ProducerBatch(1, 0, 0, 1, True), 0, 0))
 
-    producers.confirm(producers.place(Batch(2, 0, 0, 1, False), 1, 10**9, expiry_ms=1))
+    producers.confirm(producers.place(ProducerBatch(2, 0, 0, 1, False), 1, 10**9, expiry_ms=1))
 
     assert set(producers.view) == {1, 2}
     assert producers.last_stable(0, 2) == 0
@@ -163,27 +163,27 @@ def test_a_producer_with_an_open_transaction_is_never_forgotten():
 def test_the_longest_idle_producer_makes_room_for_a_new_one():
     producers = PartitionProducers(producers_max=2)
     for number in (1, 2):
-        producers.confirm(producers.place(Batch(number, 0, 0, 1, False), number, number))
-    producers.confirm(producers.place(Batch(1, 0, 1, 1, False), 3, 3))
+        producers.confirm(producers.place(ProducerBatch(number, 0, 0, 1, False), number, number))
+    producers.confirm(producers.place(ProducerBatch(1, 0, 1, 1, False), 3, 3))
 
-    producers.confirm(producers.place(Batch(9, 0, 0, 1, True), 4, 4))
+    producers.confirm(producers.place(ProducerBatch(9, 0, 0, 1, True), 4, 4))
 
     assert set(producers.view) == {1, 9}
 
 
 def test_with_nothing_but_open_transactions_no_producer_more_is_taken():
     producers = PartitionProducers(producers_max=1)
-    producers.confirm(producers.place(Batch(1, 0, 0, 1, True), 0, 0))
+    producers.confirm(producers.place(ProducerBatch(1, 0, 0, 1, True), 0, 0))
 
     with pytest.raises(TransactionLimit, match="end some"):
-        producers.place(Batch(2, 0, 0, 1, True), 1, 0)
+        producers.place(ProducerBatch(2, 0, 0, 1, True), 1, 0)
 
     assert set(producers.view) == {1}
 
 
 def test_the_last_stable_offset_follows_the_log_start():
     producers = PartitionProducers()
-    producers.confirm(producers.place(Batch(1, 0, 0, 5, True), 0, 0))
+    producers.confirm(producers.place(ProducerBatch(1, 0, 0, 5, True), 0, 0))
 
     assert producers.last_stable(3, 5) == 3
 
@@ -191,7 +191,7 @@ def test_the_last_stable_offset_follows_the_log_start():
 def test_aborted_transactions_before_the_log_start_are_forgotten():
     producers = PartitionProducers()
     for offset in (0, 10, 20):
-        producers.confirm(producers.place(Batch(1, 0, offset // 10 * 9, 9, True), offset, 0))
+        producers.confirm(producers.place(ProducerBatch(1, 0, offset // 10 * 9, 9, True), offset, 0))
         producers.confirm(producers.mark(1, 0, offset + 9, 0, committed=False))
 
     producers.aborted.cut(19)
@@ -202,7 +202,7 @@ def test_aborted_transactions_before_the_log_start_are_forgotten():
 def test_a_marker_that_failed_leaves_its_transaction_open_for_those_that_end_before_it():
     producers = PartitionProducers()
     for number in (1, 2):
-        producers.confirm(producers.place(Batch(number, 0, 0, 1, True), number - 1, 0))
+        producers.confirm(producers.place(ProducerBatch(number, 0, 0, 1, True), number - 1, 0))
     producers.mark(1, 0, 2, 0, committed=False)
     producers.roll_back()
 

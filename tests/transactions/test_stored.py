@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flowshare.core_errors import TransactionStateCorrupt
 from flowshare.transactions.aborted import Aborted
-from flowshare.transactions.errors import TransactionStateCorrupt
-from flowshare.transactions.producers import SEQUENCES, Producer, Written
+from flowshare.transactions.producers import SEQUENCES, ProducerState, Written
 from flowshare.transactions.stored import (
     decode_aborted,
     decode_producer,
@@ -15,9 +15,9 @@ from flowshare.transactions.stored import (
     encode_producer,
     encode_transaction,
 )
-from flowshare.transactions.transaction import State, Transaction
+from flowshare.transactions.transaction import Transaction, TransactionState
 
-PRODUCER = Producer(7, (Written(SEQUENCES - 2, 1, 10, 13), Written(2, 2, 14, 14)), 10, 1_700_000_000_000)
+PRODUCER = ProducerState(7, (Written(SEQUENCES - 2, 1, 10, 13), Written(2, 2, 14, 14)), 10, 1_700_000_000_000)
 TRANSACTION = Transaction(
     transactional_id="tx",
     producer_id=5,
@@ -25,7 +25,7 @@ TRANSACTION = Transaction(
     last_epoch=2,
     last_producer_id=5,
     timeout_ms=60_000,
-    state=State.PREPARE_ABORT,
+    state=TransactionState.PREPARE_ABORT,
     partitions=frozenset({("t", 0), ("u", 3)}),
     groups=frozenset({"g"}),
     started_ms=11,

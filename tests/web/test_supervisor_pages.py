@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from flowshare.agents import own_user
-from flowshare.agents.gate import PageSettings
-from flowshare.agents.site import PagesError
-from flowshare.web.merged import MergedMetrics
+from flowshare.agents.pages import own_user
+from flowshare.agents.pages.gate import PageSettings
+from flowshare.agents.pages.site import PagesError
+from flowshare.web.metrics import MergedMetrics
 from flowshare.web.server import WebServer
 from flowshare.web.supervisor import SupervisorPages
 from tests.web.test_web import StandIn

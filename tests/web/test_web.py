@@ -6,17 +6,17 @@ import json
 import aiohttp
 import pytest
 
-from flowshare.agents import own_user
-from flowshare.agents.gate import PageSettings, read_hosts
-from flowshare.agents.options import AgentOptions
-from flowshare.agents.rates import HandlerLook
-from flowshare.agents.site import PagesError
-from flowshare.agents.times import HandlerTimes
-from flowshare.backend.capabilities import NATIVE
-from flowshare.client.admin import BatchFacts
+from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.pages import own_user
+from flowshare.agents.pages.gate import PageSettings, read_hosts
+from flowshare.agents.pages.site import PagesError
+from flowshare.agents.run.stats import HandlerTimes
+from flowshare.agents.scale.rates import HandlerLook
+from flowshare.backend.base import NATIVE
+from flowshare.client.admin.admin import BatchFacts
 from flowshare.clock import LoopClock
 from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
-from flowshare.web.server import KEPT_S, Kept, WebServer
+from flowshare.web.server import KEPT_S, PageCache, WebServer
 
 
 class StandIn:
@@ -103,7 +103,7 @@ class Agent:
 
 class Runtime:
     def __init__(self, running=4):
-        from flowshare.agents.stats import AgentStats
+        from flowshare.agents.run.stats import AgentStats
 
         self.running = running
         self.agent = Agent()
@@ -362,7 +362,7 @@ async def test_many_who_ask_for_what_is_costly_have_it_made_once():
 async def test_what_could_not_be_made_is_made_again():
     made = iter((ValueError("no"), 7, 8))
     clock = ManualClock()
-    kept = Kept(clock)
+    kept = PageCache(clock)
 
     async def make():
         found = next(made)

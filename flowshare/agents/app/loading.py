@@ -7,7 +7,6 @@ user's module does.
 from __future__ import annotations
 
 import difflib
-import gc
 import importlib
 import os
 import sys
@@ -16,16 +15,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.texts import TEXT_MAX, said
+from flowshare.agents.handler.texts import TEXT_MAX, said
+from flowshare.errors import FlowshareError
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
+    from flowshare.agents.app.app import App
 
 DEFAULT_ATTRIBUTE: Final = "app"
-_OWN_FOLDER: Final = Path(__file__).parents[1]
+_OWN_FOLDER: Final = Path(__file__).parents[2]
 
 
-class AppNotFound(Exception):
+class AppNotFound(FlowshareError):
     """`module:app` does not lead to an App. The text is one line that says what to do."""
 
 
@@ -37,17 +37,6 @@ def load_app(path: str) -> App:
     module_name, attribute = split_path(path)
     module = _import(module_name)
     return _find(module, attribute)
-
-
-def keep_loaded() -> None:
-    """Tell the collector of cycles that what is loaded stays; its next collections would look at all of it.
-
-    It is among the old objects then, as it would be after two collections. An application that froze objects itself
-    is left alone.
-    """
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -96,19 +85,15 @@ def _where(error: BaseException) -> str:
 def _no_module(name: str, missing: str) -> str:
     if missing != name:
         return f"there is no module {name}: {missing} is not a package here (looked in {Path.cwd()} and sys.path)"
-    near = difflib.get_close_matches(name, _modules_here(), n=1)
+    here = Path.cwd()
+    files = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
+    near = difflib.get_close_matches(name, files, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"there is no module {name} in {Path.cwd()} or on sys.path{hint or '; start in the directory that holds it'}"
 
 
-def _modules_here() -> list[str]:
-    here = Path.cwd()
-    files = [path.stem for path in here.glob("*.py")]
-    return files + [path.parent.name for path in here.glob("*/__init__.py")]
-
-
 def _find(module: ModuleType, attribute: str) -> App:
-    from flowshare.agents.app import App
+    from flowshare.agents.app.app import App
 
     apps = [name for name, value in vars(module).items() if isinstance(value, App)]
     target: object = module

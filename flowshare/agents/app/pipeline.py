@@ -4,7 +4,7 @@
     def paid(orders: DataFrame) -> DataFrame:
         return orders.where("value.state = 'paid'").select("value.*")
 
-This module only declares; `flowshare.spark.pipelines` runs them (`flowshare pipeline app:app`).
+This module only declares; `flowshare.spark.pipeline` runs them (`flowshare pipeline app:app`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from flowshare.agents.errors import OptionError, UsageError, refuse_unknown
-from flowshare.agents.send import topic_name
-from flowshare.agents.sinks import Produce, Sink, check_sinks
+from flowshare.agents.handler.errors import OptionError, UsageError, refuse_unknown
+from flowshare.agents.handler.send import topic_name
+from flowshare.agents.handler.sinks import Produce, Sink, pipeline_sinks
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
+    from flowshare.agents.app.app import App
 
 OutputMode = Literal["append", "update", "complete"]
 DURATION: Final = re.compile(
@@ -42,7 +42,7 @@ class PipelineOptions:
         embedded path's own folder, else below XDG_STATE_HOME. Whoever deletes it starts a new query: what was not
         accepted comes again, and a folder of files needs a new place.
     output_mode: append, update or complete, as Spark's; the last two are for aggregations.
-    source: options of the source beside these, see `flowshare.spark.options.SourceOptions`.
+    source: options of the source beside these, see `flowshare.spark.source.options.SourceOptions`.
     conf: settings of the Spark session that this pipeline needs.
     """
 
@@ -61,7 +61,7 @@ class PipelineOptions:
         checked = dict(given)
         try:
             if given.get("sink") is not None:
-                checked["sink"] = check_sinks(given["sink"])
+                checked["sink"] = pipeline_sinks(given["sink"])
             _check_trigger(given.get("trigger"))
             if given.get("output_mode", "append") not in get_args(OutputMode):
                 raise OptionError(f"output_mode takes append, update or complete, not {given['output_mode']!r}")

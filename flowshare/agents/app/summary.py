@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from flowshare.agents.options import DEFAULT_LOCK_S
-from flowshare.agents.retry import Constant, Exponential
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.options import AgentOptions
+from flowshare.agents.handler.agent import ShareAgent
+from flowshare.agents.handler.options import DEFAULT_LOCK_S, AgentOptions
+from flowshare.agents.handler.retry import Exponential
 
 _SHORT_LOCK_S: Final = 5.0
 
@@ -107,11 +103,8 @@ def _retry(options: AgentOptions) -> str:
         return "no retry"
     delay: Any = options.retry.delay
     if isinstance(delay, Exponential):
-        how = f"after {delay.first_s:g} s doubling to {delay.cap_s:g} s"
-        if delay.factor != 2:
-            how = f"after {delay.first_s:g} s ×{delay.factor:g} to {delay.cap_s:g} s"
-    elif isinstance(delay, Constant):
-        how = f"after {delay.delay_s:g} s"
+        grows = "doubling" if delay.factor == 2 else f"×{delay.factor:g}"
+        how = f"after {delay.first_s:g} s" + (f" {grows} to {delay.cap_s:g} s" if delay.factor != 1 else "")
     else:
         how = "after a delay of its own"
     return f"{attempts} attempts {how}"

@@ -1,8 +1,10 @@
-"""A topic's keys and values in bytes: which type and serializer go together, and what is held against them when sent.
+"""Keys and values of a topic with a type or a serializer: Faust's model class `Record`, its codecs and its registry.
+
+Which type and serializer of a topic go together, and what is held against them when something is sent:
 
 | first codec of the serializer | types that go with it |
 |---|---|
-| none | those of `values` |
+| none | those of `agents.handler.values` |
 | `json`, `yaml` | the same without bytes, which they cannot carry |
 | `raw`, `binary` | bytes, str |
 | `pickle…`, others | any; an object that was pickled is taken as it is |
@@ -12,19 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import isfinite
 from typing import Any, Final
 
-import faust
-import orjson
+from faust import Record
 from faust.serializers import codecs
+from faust.serializers.registry import Registry as FaustRegistry
 
-from flowshare.agents.errors import AnnotationError, OptionError, Unencodable
-from flowshare.agents.texts import said, shown
-from flowshare.agents.values import Decoder, converter, decoder, describe, strip_none
+from flowshare.agents.handler.errors import AnnotationError, OptionError, Unencodable
+from flowshare.agents.handler.texts import said, shown
+from flowshare.agents.handler.values import Decoder, converter, decoder, describe, encode, is_model, strip_none
+
+__all__ = ["Record", "Registry", "check_declared", "decoder_for", "encode_for"]
 
 _PLAIN: Final = (bytes, str, int, bool)
 """Types whose values fit them, where no serializer comes between."""
+_FAUSTS = (int, float, str, bytes)
 
 
 def check_declared(topic: str, what: str, typ: Any, serializer: Any) -> None:
@@ -82,7 +86,7 @@ def decoder_for(annotation: Any, serializer: Any) -> Decoder | None:
 
 
 def _loading(inner: Any, serializer: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
-    if isinstance(inner, type) and issubclass(inner, faust.Record):
+    if is_model(inner):
         record: Any = inner
         return (lambda raw: record.loads(raw, serializer=serializer)), lambda value: value
     codec = codecs.get_codec(serializer)
@@ -133,7 +137,7 @@ def _serialized(topic: Any, what: str, given: Any, serializer: Any) -> bytes:
     )
     codec = codecs.get_codec(serializer)
     try:
-        if isinstance(given, faust.Record):
+        if isinstance(given, Record):
             raw = given.dumps(serializer=given._options.serializer or serializer)  # noqa: SLF001 - faust's only door
         elif type(given) is bytes and (typ is None or strip_none(typ)[0] is not bytes):
             raw = given  # encoded already, as Faust has it
@@ -160,39 +164,34 @@ def _decoder_of(typ: Any, serializer: Any) -> Decoder | None:
         return None
 
 
-def encode(value: Any) -> bytes | None:
-    """A key or value as bytes: bytes stay, str is UTF-8, None stays None, everything else becomes JSON.
+class Registry(FaustRegistry):
+    """Faust's registry, with all types that a share agent's annotation can have (dataclass, TypedDict, dict, …).
 
-    Raises: Unencodable.
+    str and bytes are the bytes themselves unless the topic names a serializer: what a share agent sends is read by a
+    Faust agent and the other way round.
     """
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if isinstance(value, float) and not isfinite(value):
-        raise Unencodable(f"{value} cannot be sent: JSON has no such number; send None, or a str")
-    if isinstance(value, faust.Record):
-        return bytes_of(value.dumps(serializer=value._options.serializer or "json"))  # noqa: SLF001 - faust's only door
-    try:
-        return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError as error:
-        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
+
+    def _serializer(self, typ: Any, *alternatives: Any) -> Any:
+        if typ in (str, bytes) and not alternatives[0]:
+            return "raw"
+        return super()._serializer(typ, *alternatives)
+
+    def dumps_key(self, typ: Any, key: Any, *, serializer: Any = None, skip: Any = (bytes,)) -> bytes | None:
+        """Encode a key; what is neither bytes nor text (the number of a `group_by`) becomes JSON, as elsewhere."""
+        return encode(super().dumps_key(typ, key, serializer=serializer, skip=skip))
+
+    def loads_value(self, typ: Any, value: bytes | None, *, serializer: Any = None) -> Any:
+        """Decode a value; a null value is None, except for a record."""
+        if value is None and not is_model(typ):
+            return None
+        return super().loads_value(typ, value, serializer=serializer)
+
+    def _prepare_payload(self, typ: Any, value: Any) -> Any:
+        if typ is None or typ in _FAUSTS or is_model(typ):
+            return super()._prepare_payload(typ, value)
+        return _converter(typ)(value)
 
 
-def bytes_of(value: Any) -> bytes | None:
-    """What a Faust codec returned, as bytes."""
-    return value.encode() if isinstance(value, str) else value
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, faust.Record):
-        return value.to_representation()
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode()
-    if type(value).__module__ == "decimal":
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+@cache
+def _converter(typ: Any) -> Callable[[Any], Any]:
+    return converter(typ)

@@ -16,8 +16,8 @@ from typing import Any, Final
 from faust.types.settings import Settings
 from mode.utils.imports import symbol_by_name
 
-from flowshare.agents.errors import UsageError, refuse_unknown
-from flowshare.agents.gate import BadPages, read_hosts
+from flowshare.agents.handler.errors import UsageError, refuse_unknown
+from flowshare.agents.pages.gate import BadPages, read_hosts
 from flowshare.backend.url import SHARES, BadBrokerUrl, BrokerUrl, parse_broker
 from flowshare.log.folder import place_of
 
@@ -56,11 +56,6 @@ _MADE_LATER: Final = (
 """Classes that Faust only calls, and imports with the settings although share agents need none of them: 30 ms."""
 
 
-def known_options() -> frozenset[str]:
-    """Every option of `App`."""
-    return frozenset(Settings.SETTINGS) | _COMPAT | _OWN
-
-
 def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None, dict[str, Any]]:
     """The broker and what Faust gets.
 
@@ -69,25 +64,21 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
     """
     _refuse(app_id, options)
     left = {name: value for name, value in options.items() if name not in ("share", "fleet", "web_hosts")}
-    broker = os.environ.get(BROKER_ENV) or left.pop("broker", None)
-    left.pop("broker", None)
+    broker = os.environ.get(BROKER_ENV) or left.get("broker")
     left["broker"] = PLACEHOLDER
     left.setdefault("web_bind", "127.0.0.1")
     if "default_partitions" not in left:
         left.setdefault("topic_partitions", 1)  # as share agents make them; with Faust's 8 no table would fit
     for name in _MADE_LATER:
         left.setdefault(name, partial(_make, Settings.SETTINGS[name].default))
-    if broker is None:
-        left.setdefault("datadir", _data_folder(app_id, None))
-        return None, left
     try:
-        address = parse_broker(str(broker))
+        address = None if broker is None else parse_broker(str(broker))
     except BadBrokerUrl as error:
         raise UsageError(f"App({app_id!r}): {error}") from None
     left.setdefault("datadir", _data_folder(app_id, address))
-    if address.kind == "kafka":
+    if address is not None and address.kind == "kafka":
         address = address.with_defaults(_place_of_groups(app_id, options))
-    if address.kind == "embedded":
+    if address is not None and address.kind == "embedded":
         left.setdefault("broker_session_timeout", SESSION_TIMEOUT_S)
     return address, left
 
@@ -99,19 +90,15 @@ def _refuse(app_id: str, options: Mapping[str, Any]) -> None:
             f"App({app_id!r}): the app's name is the beginning of the names of its groups and topics (dead letters, "
             f"tables), so it takes 1 to {NAME_MAX} letters, digits, '.', '_' and '-', and is neither '.' nor '..'"
         )
-    refuse_unknown(f"App({app_id!r})", options, known_options())
-    for name in _AT_THE_TOPIC:
-        if name in options:
-            raise UsageError(
-                f"App({app_id!r}): {name} has no effect on share agents; give it to each topic that wants it: "
-                f"app.topic(…, {name}={options[name]!r})"
+    refuse_unknown(f"App({app_id!r})", options, {*Settings.SETTINGS, *_COMPAT, *_OWN})
+    for name in [one for one in (*_AT_THE_TOPIC, *_IN_THE_URL) if one in options]:
+        why = f"on share agents; give it to each topic that wants it: app.topic(…, {name}={options[name]!r})"
+        if name in _IN_THE_URL:
+            why = (
+                "here; addresses, logins and TLS stand in the broker's URL, for share agents and Faust's own: "
+                "broker='kafka://user@host:9092?security=SASL_SSL' (docs/security.md)"
             )
-    for name in _IN_THE_URL:
-        if name in options:
-            raise UsageError(
-                f"App({app_id!r}): {name} has no effect here; addresses, logins and TLS stand in the broker's URL, for "
-                "share agents and Faust's own: broker='kafka://user@host:9092?security=SASL_SSL' (docs/security.md)"
-            )
+        raise UsageError(f"App({app_id!r}): {name} has no effect {why}")
 
 
 def _make(path: str, *arguments: Any, **more: Any) -> Any:

@@ -19,11 +19,11 @@ from faust.streams import current_event
 from mode import ServiceT
 from yarl import URL
 
-from flowshare.agents.errors import UsageError
-from flowshare.agents.texts import named
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.texts import named
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App, BootStrategy
+    from flowshare.agents.faust.app import BootStrategy, FaustApp
     from flowshare.backend.base import Backend, KafkaAddress
 
 DRAIN_S: Final = 25.0
@@ -40,7 +40,7 @@ CRASHES_MIN: Final = 2
 class Streams:
     """What Faust itself runs of one app. On the handler loop."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: FaustApp) -> None:
         self._app = app
         self._asked = False
         self._open: WeakSet[Any] = WeakSet()
@@ -158,7 +158,7 @@ class Streams:
         return self.running and (topic.internal or current_event() is not None)
 
 
-def tell(app: App, address: KafkaAddress) -> None:
+def tell(app: FaustApp, address: KafkaAddress) -> None:
     """Put the broker's address and security into the app's settings, where Faust's transport looks."""
     urls = [URL(f"kafka://{host}") for host in address.hosts]
     for name, value in {"broker": urls, "broker_consumer": urls, "broker_producer": urls, **_login(address)}.items():

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import faust
 
-from flowshare.agents.errors import UsageError
-from flowshare.agents.send import Headers, Produce, encode_headers, produce
-from flowshare.agents.tracing import current_headers
+from flowshare.agents.faust.models import decoder_for, encode_for
+from flowshare.agents.handler.delivery import EventualResult
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.send import Headers, ProducerRecord, encode_headers, produce
+from flowshare.agents.handler.tracing import current_headers
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.client.producer import RecordMetadata
-
-
-class Sent:
-    """A record on its way: await it, or ask `result()` in a thread, or let it be."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: concurrent.futures.Future[RecordMetadata]) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[object, None, RecordMetadata]:
-        """Where the record went, once it is confirmed."""
-        return asyncio.wrap_future(self._future).__await__()
-
-    def result(self, timeout: float | None = 30.0) -> RecordMetadata:
-        """Where the record went; waits for the confirmation, `timeout` seconds at most. Not on an event loop."""
-        return self._future.result(timeout)
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._future.done()
-
+    from flowshare.agents.faust.app import FaustApp
+    from flowshare.agents.handler.values import Decoder
+    from flowshare.client.producer.producer import RecordMetadata
 
 V = TypeVar("V")
 
@@ -46,7 +26,15 @@ V = TypeVar("V")
 class Topic(faust.Topic, Generic[V]):
     """What `app.topic(…)` returns; V is its `value_type`, Any without one."""
 
-    app: App
+    app: FaustApp
+
+    def decoder(self, what: str, annotation: Any) -> Decoder | None:
+        """How its keys or values (`what`: "key", "value") are decoded for an annotation. Raises: AnnotationError."""
+        return decoder_for(annotation, getattr(self, f"{what}_serializer"))
+
+    def encode(self, what: str, given: Any, serializer: Any = None) -> bytes | None:
+        """A key or value in bytes. serializer: in place of the topic's. Raises: Unencodable, OptionError."""
+        return encode_for(self, what, given, serializer)
 
     async def send(  # type: ignore[override]
         self,
@@ -76,18 +64,11 @@ class Topic(faust.Topic, Generic[V]):
             )
             return sent  # type: ignore[no-any-return]
         made = self._made(key, value, partition, timestamp, headers, faust_only)
-        future = await self._outbox().enqueue(
-            made.topic,
-            made.value,
-            key=made.key,
-            headers=made.headers,
-            partition=made.partition,
-            timestamp_ms=made.timestamp_ms,
-        )
+        future = await self.app.running_host().outbox.enqueue(made)
         await future
         if callback is not None:
             callback(future)
-        return future  # type: ignore[no-any-return]
+        return future
 
     def send_soon(  # type: ignore[override]
         self,
@@ -98,7 +79,7 @@ class Topic(faust.Topic, Generic[V]):
         timestamp: float | None = None,
         headers: Headers | None = None,
         **faust_only: Any,
-    ) -> Sent:
+    ) -> EventualResult[RecordMetadata]:
         """Produce one record without waiting; from coroutines, from `def` handlers, from any thread.
 
         Inside Faust's own agents and streams it is Faust's, and returns a `faust.types.FutureMessage`.
@@ -110,18 +91,7 @@ class Topic(faust.Topic, Generic[V]):
             return sent  # type: ignore[no-any-return]
         made = self._made(key, value, partition, timestamp, headers, faust_only)
         host = self.app.running_host()
-        return Sent(
-            host.service.submit(
-                lambda: host.producer.send(
-                    made.topic,
-                    made.value,
-                    key=made.key,
-                    headers=made.headers,
-                    partition=made.partition,
-                    timestamp_ms=made.timestamp_ms,
-                )
-            )
-        )
+        return EventualResult(host.service.submit(lambda: made.send_by(host.producer.send)))
 
     def send_sync(
         self,
@@ -141,16 +111,7 @@ class Topic(faust.Topic, Generic[V]):
         deadline_s = time.monotonic() + timeout
         made = self._made(key, value, partition, timestamp, headers, {})
         host = self.app.sending_thread.host(timeout)
-        sent = host.service.submit(
-            lambda: host.producer.send(
-                made.topic,
-                made.value,
-                key=made.key,
-                headers=made.headers,
-                partition=made.partition,
-                timestamp_ms=made.timestamp_ms,
-            )
-        )
+        sent = host.service.submit(lambda: made.send_by(host.producer.send))
         try:
             return sent.result(max(0.0, deadline_s - time.monotonic()))
         except TimeoutError:
@@ -178,17 +139,8 @@ class Topic(faust.Topic, Generic[V]):
         if self.internal and self.app.streams.running:
             await super().declare()
             return
-        host = self.app.running_host()
         for name in self.topics:
-            await host.service.call(lambda name=name: self._create(host, name))  # type: ignore[misc]
-
-    async def _create(self, host: Any, name: str) -> None:
-        configs = {key: str(value) for key, value in (self.config or {}).items()}
-        partitions = self.partitions or self.app.conf.topic_partitions
-        await host.admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
-
-    def _outbox(self) -> Any:
-        return self.app.running_host().outbox
+            await self.app.make_topic(name, self.partitions or self.app.conf.topic_partitions, self.config)
 
     def _made(
         self,
@@ -198,10 +150,9 @@ class Topic(faust.Topic, Generic[V]):
         timestamp: float | None,
         headers: Headers | None,
         faust_only: dict[str, Any],
-    ) -> Produce:
-        unknown = [name for name, given in faust_only.items() if given is not None and name not in ("force", "schema")]
-        for name in unknown:
-            if name not in ("key_serializer", "value_serializer"):
+    ) -> ProducerRecord:
+        for name, given in faust_only.items():
+            if given is not None and name not in ("force", "schema", "key_serializer", "value_serializer"):
                 raise UsageError(f"topic {self.get_topic_name()}: send has no option {name!r}")
         return produce(
             self,

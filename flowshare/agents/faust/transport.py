@@ -12,13 +12,13 @@ from faust.transport.conductor import Conductor as FaustConductor
 from faust.transport.drivers import aiokafka
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
+    from flowshare.agents.faust.app import FaustApp
 
 _LOOK_S: Final = 0.02
 """How often it is looked whether all streams are done."""
 
 
-class Consumer(aiokafka.Consumer):
+class TransportConsumer(aiokafka.Consumer):
     """As Faust's, except for what happens while partitions move.
 
     A record that was fetched just before its partition went elsewhere is no error. And before a new subscription what
@@ -26,7 +26,7 @@ class Consumer(aiokafka.Consumer):
     rebalance, believes that there is nothing to finish; table and offsets would come apart.
     """
 
-    app: App
+    app: FaustApp
 
     def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
         super().__init__(transport, callback, *args, **options)
@@ -121,7 +121,7 @@ class Consumer(aiokafka.Consumer):
             return int(self.app.monitor.tp_end_offsets.get(tp, 0))
 
 
-class Producer(aiokafka.Producer):
+class TransportProducer(aiokafka.Producer):
     """As Faust's, except that aiokafka's client is told every topic that is sent to.
 
     It begins with all topics there are; the first new one restricts it to those it was told, and what was queued for
@@ -187,6 +187,6 @@ class ReplyConsumer(FaustReplyConsumer):
 class Transport(aiokafka.Transport):
     """aiokafka, as Faust uses it."""
 
-    Consumer = Consumer
-    Producer = Producer
+    Consumer = TransportConsumer
+    Producer = TransportProducer
     Conductor = Conductor

@@ -2,8 +2,8 @@
 
 Faust's has one fixed port, which the second process on a machine finds taken, and tells others the machine's name while
 it listens on loopback only. Who may ask is decided by the host and the origin of a request, as for flowshare's pages
-(`gate.py`); what the application's pages then ask of who asks is theirs. Faust's own (`/table/`, `/router/`, …), which
-tell names and values, are the operator's.
+(`agents/pages/gate.py`); what the application's pages then ask of who asks is theirs. Faust's own (`/table/`,
+`/router/`, …), which tell names and values, are the operator's.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web as http
 from yarl import URL
 
-from flowshare.agents.errors import UsageError
-from flowshare.agents.gate import BadPages, Gate, Need, is_loopback, read_host, read_hosts, read_token
-from flowshare.agents.site import BOUNDS_OF_APPS, OF_APPS, Connection, Door, Handler, Listening, bound, judged, refusal
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.pages.gate import BadPages, Gate, Need, is_loopback, read_host, read_hosts, read_token
+from flowshare.agents.pages.site import (
+    BOUNDS_OF_APPS,
+    OF_APPS,
+    ConnectionLimiter,
+    Handler,
+    Listening,
+    bound,
+    guarded,
+)
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
+    from flowshare.agents.faust.app import FaustApp
 
 logger = logging.getLogger("flowshare.worker")
 
 
-def listen_for_pages(app: App) -> str:
+def listen_for_pages(app: FaustApp) -> str:
     """Take a port for the app's pages before anybody is told of it, and have Faust's web server serve there; its URL.
 
     The port is the option `web_port`, else a free one. The address is `web_bind`, 127.0.0.1 by default.
@@ -46,10 +54,10 @@ def listen_for_pages(app: App) -> str:
     if "canonical_url" not in options:
         object.__setattr__(conf, "canonical_url", url)
     web: Any = app.web
-    door = Door(BOUNDS_OF_APPS, LoopClock())
+    limiter = ConnectionLimiter(BOUNDS_OF_APPS, LoopClock())
 
     def site() -> Listening:
-        return Listening(web._runner, door, sock, conf.web_ssl_context)  # noqa: SLF001 - Faust's name
+        return Listening(web._runner, limiter, sock, conf.web_ssl_context)  # noqa: SLF001 - Faust's name
 
     web._transport_handlers["tcp"] = site  # noqa: SLF001
     _guard_of(web).gate = gate
@@ -57,7 +65,7 @@ def listen_for_pages(app: App) -> str:
     return str(url)
 
 
-def _gate(app: App, scheme: str) -> Gate:
+def _gate(app: FaustApp, scheme: str) -> Gate:
     """Who may ask. Raises: UsageError."""
     conf: Any = app.conf
     told = str(conf.web_host)
@@ -85,19 +93,10 @@ class _Guard:
         self.gate = Gate(bind="", machine="")
 
     async def __call__(self, request: http.Request, handler: Handler) -> http.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, Connection)
-        connection.begin()
         resource = request.match_info.route.resource
         view = None if resource is None else self._faust.views.get(resource.canonical)
-        verdict = judged(self.gate, request, Need.OPERATOR if _tells_names(view) else Need.HOST)
-        if verdict.status != 200:
-            return _dressed(refusal(verdict))
-        try:
-            return _dressed(await handler(request))
-        except http.HTTPException as error:
-            _dressed(error)
-            raise
+        need = Need.OPERATOR if _tells_names(view) else Need.HOST
+        return await guarded(self.gate, request, need, handler, _dressed)
 
 
 def _guard_of(web: Any) -> _Guard:

@@ -15,16 +15,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.agents.chunk import runs
+from flowshare.agents.handler.chunk import runs
+from flowshare.client.errors import NO_COORDINATOR
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.pair import Member
-    from flowshare.agents.stats import AgentStats
-    from flowshare.client.nodes import Late
-    from flowshare.client.ranges import AckResult
+    from flowshare.agents.feed.members import Member
+    from flowshare.agents.run.stats import AgentStats
+    from flowshare.client.session.ranges import AckResult
+    from flowshare.client.session.shell import Late
     from flowshare.clock import Clock
 
 logger = logging.getLogger("flowshare.agents")
@@ -47,15 +49,7 @@ LOST: Final = frozenset(
 """Errors that say that the lock is gone; a partition's new leader knows nothing of those that the old one gave."""
 HALVED: Final = frozenset({ErrorCode.INVALID_RECORD_STATE, ErrorCode.INVALID_REQUEST})
 """Errors that one offset of many may have caused."""
-NOT_DONE: Final = frozenset(
-    {
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-    }
-)
+NOT_DONE: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LEADER_NOT_AVAILABLE}
 """Errors after which the records are still held and the same acknowledgement may be sent again."""
 GATHER_S: Final = 0.005
 """What acknowledgements are gathered for on a broker: each of them is a write of its own there, and while it is under
@@ -67,7 +61,7 @@ TRIES_MAX: Final = 4
 BACKOFF_S: Final = 0.1
 
 
-class Ack(NamedTuple):
+class AckRange(NamedTuple):
     """One range with one type; `counter` is the field of `AgentStats` that it counts in when confirmed."""
 
     first: int
@@ -86,19 +80,48 @@ class Ack(NamedTuple):
         """As the client takes it."""
         return AckBatch(self.first, self.last, self.types, self.delay_ms, self.unrun)
 
-    def halves(self) -> tuple[Ack, Ack]:
+    def halves(self) -> tuple[AckRange, AckRange]:
         """The two halves of a range."""
         middle = (self.first + self.last) // 2
         return self._replace(last=middle), self._replace(first=middle + 1)
 
 
-class Confirmed(NamedTuple):
-    """What became of one range: `lost` and `unknown` when it was not confirmed."""
+class Settled(NamedTuple):
+    """What became of one delivery, told to an observer after it is confirmed."""
 
+    agent: str
     topic: str
-    tp: TopicPartition
-    ack: Ack
-    how: str
+    partition: int
+    offset: int
+    attempt: int
+    outcome: str
+    """accepted, released, retried, dead_lettered, rejected, lock_lost, unknown or unrun."""
+    reason: str
+    delay_s: float
+
+
+Observer = Callable[[Settled], None]
+"""Is called on the service loop for each settled record; costs time per record, so for tests only."""
+
+
+class OutcomeReporter:
+    """Tells an observer what became of each delivery once that is confirmed; on the service loop."""
+
+    def __init__(self, agent: str, observer: Observer) -> None:
+        self._agent = agent
+        self._observer = observer
+        self._noted: dict[tuple[TopicPartition, int], tuple[int, str, float]] = {}
+
+    def note(self, tp: TopicPartition, offset: int, attempt: int, reason: str = "", delay_s: float = 0.0) -> None:
+        """A record's acknowledgement is about to be sent."""
+        self._noted[tp, offset] = (attempt, reason, delay_s)
+
+    def confirmed(self, ack: AckRange, result: AckResult, how: str) -> None:
+        """A range was answered; `how`: what became of it, `lock_lost` and `unknown` when it was not confirmed."""
+        topic, partition = result.topic, result.partition
+        for offset in range(ack.first, ack.last + 1):
+            attempt, reason, delay_s = self._noted.pop((result.tp, offset), (0, "", 0.0))
+            self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, delay_s))
 
 
 class _Pending:
@@ -106,7 +129,7 @@ class _Pending:
 
     def __init__(self) -> None:
         self.accepted: list[int] = []
-        self.others: list[Ack] = []
+        self.others: list[AckRange] = []
 
     @property
     def size(self) -> int:
@@ -118,14 +141,14 @@ Key = tuple[TopicPartition, int]
 
 
 class AckSender:
-    """Gathers, sends and settles acknowledgements; on the service loop."""
+    """Gathers and sends acknowledgements, and sees to what is refused; on the service loop."""
 
     def __init__(
         self,
         agent: str,
         clock: Clock,
         stats: AgentStats,
-        on_confirmed: Callable[[Confirmed], None] | None = None,
+        on_confirmed: Callable[[AckRange, AckResult, str], None] | None = None,
         *,
         gather_s: float = 0.0,
     ) -> None:
@@ -140,10 +163,10 @@ class AckSender:
         self._member: Member | None = None
         self._pending: dict[Key, _Pending] = {}
         self._wanted = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._flushed = asyncio.Event()
+        self._flushed.set()
         self._task: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Task[None]] = set()
+        self._late_tasks: set[asyncio.Task[None]] = set()
         self._late = 0
         """Offsets of which the outcome waits for another leader, in a fleet."""
         self.unconfirmed = 0
@@ -159,32 +182,29 @@ class AckSender:
         self._at(key).accepted += offsets
         self._add(len(offsets))
 
-    def other(
+    def acknowledge(
         self, key: Key, first: int, last: int, types: bytes, counter: str, *, delay_ms: int = 0, unrun: bool = False
     ) -> None:
         """Acknowledge a range in another way."""
-        ack = Ack(first, last, types, delay_ms, unrun, counter)
+        ack = AckRange(first, last, types, delay_ms, unrun, counter)
         self._at(key).others.append(ack)
         self._add(ack.size)
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Wait until everything gathered so far has its answer."""
         while self.unconfirmed:
             self._hurry.set()
-            self._settled.clear()
-            await self._settled.wait()
+            self._flushed.clear()
+            await self._flushed.wait()
 
     async def stop(self) -> None:
         """End; what is not sent is left to the closing of the session."""
         task, self._task = self._task, None
-        tasks = [*self._settling, *([] if task is None else [task])]
-        for one in tasks:
-            one.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._late_tasks, task)
 
     async def renew(self, key: Key, ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
         """Renew locks now; returns the ranges that are lost and the new deadline (0: unknown)."""
-        acks = [Ack(first, last, RENEW, 0, False, "renewed") for first, last in ranges]
+        acks = [AckRange(first, last, RENEW, 0, False, "renewed") for first, last in ranges]
         deadline, lost = 0.0, list[tuple[int, int]]()
         for ack, result in await self._send_halving(key, acks):
             if result.error is ErrorCode.NONE:
@@ -231,22 +251,22 @@ class AckSender:
                 self.unconfirmed = waiting
                 logger.exception("agent=%s: acknowledging failed; what was not confirmed may run again", self._agent)
             if not self.unconfirmed:
-                self._settled.set()
+                self._flushed.set()
 
     async def _send(self, pending: dict[Key, _Pending]) -> None:
         """One request for each generation (there is rarely more than one), then what failed, by halves."""
-        by_generation: dict[int, dict[TopicPartition, list[Ack]]] = {}
+        by_generation: dict[int, dict[TopicPartition, list[AckRange]]] = {}
         for (tp, generation), gathered in pending.items():
             by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
         for generation, acks in by_generation.items():
             on_late = partial(self._came_late, acks, generation)
-            results = await self._acknowledge(acks, generation, on_late)
+            results = await self._request(acks, generation, on_late)
             told = {result.tp for result in results}
             self._late += sum(ack.size for tp, sent in acks.items() if tp not in told for ack in sent)
             for result in results:
                 await self._outcome(acks[result.tp], generation, result)
 
-    async def _outcome(self, sent: list[Ack], generation: int, result: AckResult) -> None:
+    async def _outcome(self, sent: list[AckRange], generation: int, result: AckResult) -> None:
         """What became of a partition's; what one range may have made fail is sent again by halves."""
         if result.error in HALVED and (len(sent) > 1 or sent[0].size > 1):
             for ack, part in await self._send_halving((result.tp, generation), sent, first_failed=result):
@@ -258,48 +278,48 @@ class AckSender:
             for ack in sent:
                 self._confirm(ack, result)
 
-    def _came_late(self, acks: dict[TopicPartition, list[Ack]], generation: int, result: AckResult) -> None:
+    def _came_late(self, acks: dict[TopicPartition, list[AckRange]], generation: int, result: AckResult) -> None:
         """The leader of one of several partitions was another one, which has answered now."""
-        task = asyncio.create_task(self._settle_late(acks[result.tp], generation, result), name="late outcome")
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        task = asyncio.create_task(self._finish_late(acks[result.tp], generation, result), name="late outcome")
+        self._late_tasks.add(task)
+        task.add_done_callback(self._late_tasks.discard)
 
-    async def _settle_late(self, sent: list[Ack], generation: int, result: AckResult) -> None:
+    async def _finish_late(self, sent: list[AckRange], generation: int, result: AckResult) -> None:
         try:
             await self._outcome(sent, generation, result)
         finally:
             self._late -= sum(ack.size for ack in sent)
         if not self.unconfirmed:
-            self._settled.set()
+            self._flushed.set()
 
-    async def _acknowledge(
-        self, acks: dict[TopicPartition, list[Ack]], generation: int, on_late: Late | None = None
+    async def _request(
+        self, acks: dict[TopicPartition, list[AckRange]], generation: int, on_late: Late | None = None
     ) -> list[AckResult]:
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
         return await self._member.acknowledge(batches, generation=generation, on_late=on_late)
 
-    async def _send_again(self, key: Key, acks: list[Ack], result: AckResult) -> list[tuple[Ack, AckResult]]:
+    async def _send_again(self, key: Key, acks: list[AckRange], result: AckResult) -> list[tuple[AckRange, AckResult]]:
         """The server could not do it but holds the records still: a few more tries."""
         for attempt in range(1, TRIES_MAX):
             await self._clock.sleep(BACKOFF_S * 2**attempt)
-            [result] = await self._acknowledge({key[0]: acks}, key[1])
+            [result] = await self._request({key[0]: acks}, key[1])
             if result.error not in NOT_DONE:
                 break
         return [(ack, result) for ack in acks]
 
     async def _send_halving(
-        self, key: Key, acks: list[Ack], *, first_failed: AckResult | None = None
-    ) -> list[tuple[Ack, AckResult]]:
+        self, key: Key, acks: list[AckRange], *, first_failed: AckResult | None = None
+    ) -> list[tuple[AckRange, AckResult]]:
         """Send; halve what is refused until it stands alone."""
         tp, generation = key
-        done: list[tuple[Ack, AckResult]] = []
+        done: list[tuple[AckRange, AckResult]] = []
         todo = [acks] if first_failed is None else list(reversed(_halves(acks)))
         budget = HALVINGS_MAX
         while todo:
             part = todo.pop()
-            [result] = await self._acknowledge({tp: part}, generation)
+            [result] = await self._request({tp: part}, generation)
             budget -= 1
             if result.error in HALVED and budget > 0 and (len(part) > 1 or part[0].size > 1):
                 todo.extend(reversed(_halves(part)))
@@ -307,12 +327,14 @@ class AckSender:
                 done.extend((ack, result) for ack in part)
         return done
 
-    def _confirm(self, ack: Ack, result: AckResult) -> None:
+    def _confirm(self, ack: AckRange, result: AckResult) -> None:
         self.unconfirmed -= ack.size
         how = ack.counter
         if result.error is ErrorCode.NONE:
             setattr(self._stats, how, getattr(self._stats, how) + ack.size)
-        elif result.error in LOST or self._gone(result):
+        elif result.error in LOST or (
+            result.error is ErrorCode.NETWORK_EXCEPTION and "outcome unknown" not in (result.message or "")
+        ):  # for the latter nothing was sent: the connection is another one by now
             how = "lock_lost"
             self._stats.lock_lost += ack.size
             self._warn("the lock was lost, the outcome is discarded", ack, result)
@@ -321,13 +343,9 @@ class AckSender:
             self._stats.ack_unknown += ack.size
             self._warn("the acknowledgement is not known to hold, the record may run again", ack, result)
         if self._on_confirmed is not None:
-            self._on_confirmed(Confirmed(result.topic, result.tp, ack, how))
+            self._on_confirmed(ack, result, how)
 
-    def _gone(self, result: AckResult) -> bool:
-        """Whether nothing was sent because the connection is another one by now."""
-        return result.error is ErrorCode.NETWORK_EXCEPTION and "outcome unknown" not in (result.message or "")
-
-    def _warn(self, what: str, ack: Ack, result: AckResult) -> None:
+    def _warn(self, what: str, ack: AckRange, result: AckResult) -> None:
         at = f"{ack.first}" if ack.size == 1 else f"{ack.first}..{ack.last}"
         logger.warning(
             "agent=%s record=%s-%d@%s: %s: %s %s",
@@ -341,17 +359,17 @@ class AckSender:
         )
 
 
-def _ordered(gathered: _Pending) -> list[Ack]:
+def _ordered(gathered: _Pending) -> list[AckRange]:
     """Ranges in offset order, as KIP-932 wants them."""
     gathered.accepted.sort()
-    acks = [Ack(first, last, ACCEPT, 0, False, "accepted") for first, last in runs(gathered.accepted)]
+    acks = [AckRange(first, last, ACCEPT, 0, False, "accepted") for first, last in runs(gathered.accepted)]
     if gathered.others:
         acks += gathered.others
         acks.sort()
     return acks
 
 
-def _halves(acks: list[Ack]) -> list[list[Ack]]:
+def _halves(acks: list[AckRange]) -> list[list[AckRange]]:
     if len(acks) > 1:
         middle = len(acks) // 2
         return [acks[:middle], acks[middle:]]

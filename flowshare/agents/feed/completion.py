@@ -14,24 +14,24 @@ import asyncio
 import logging
 import random as random_module
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.acks import ACCEPT, REJECT, RELEASE, AckSender
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.dead_letter import dead_letter, without_record, without_trace
-from flowshare.agents.delays import Delays, too_large
-from flowshare.agents.logs import where
-from flowshare.agents.outcomes import Kind, Outcome
-from flowshare.agents.send import Produce, SendGroup
-from flowshare.agents.texts import REASON_MAX, clip, named, of_user, place_of, said
+from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, AckSender
+from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
+from flowshare.agents.feed.delays import Delays, too_large
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
+from flowshare.agents.handler.send import ProducerRecord, SendGroup
+from flowshare.agents.handler.texts import REASON_MAX, clip, named, of_user, place_of, said
 from flowshare.client.errors import BufferFull
 from flowshare.protocol.decoding import DecodedRecord
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.stats import AgentStats
-    from flowshare.client.producing import RecordProducer
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.run.stats import AgentStats
+    from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock
 
 logger = logging.getLogger("flowshare.agents")
@@ -45,15 +45,15 @@ FULL_WAIT_S: Final = 0.005
 Done = Callable[[BaseException | None], None]
 
 
-class Settler:
-    """Settles the outcomes of one agent."""
+class Completion:
+    """Carries out the outcomes of one agent."""
 
     def __init__(
         self,
         agent: ShareAgent,
         *,
         clock: Clock,
-        producer: RecordProducer,
+        producer: Producer,
         acks: AckSender,
         random: random_module.Random,
         stats: AgentStats,
@@ -67,7 +67,7 @@ class Settler:
         self._random = random
         self._stats = stats
         self._on_decided = on_decided
-        self._outbox: deque[tuple[Produce, Done]] = deque()
+        self._outbox: deque[tuple[ProducerRecord, Done]] = deque()
         self._pump: asyncio.Task[None] | None = None
         self.dead_letter_trouble: str | None = None
         """Why dead letters cannot be produced now."""
@@ -80,24 +80,23 @@ class Settler:
             self._agent,
             clock=self._clock,
             produce=self._produce,
-            release=self._release_now,
-            accept=self._accept_waiting,
+            acknowledge=self._ack,
         )
         return self.delays
 
-    def settle(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+    def complete(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         """Do what the outcome asks for."""
         match outcome.kind:
-            case Kind.ACCEPT:
+            case OutcomeKind.ACCEPT:
                 self._accept(chunk, record, outcome)
-            case Kind.RELEASE:
+            case OutcomeKind.RELEASE:
                 self._release(chunk, record, outcome.reason, outcome.delay_s, "released")
-            case Kind.RETRY:
+            case OutcomeKind.RETRY:
                 self._retry(chunk, record, outcome)
-            case Kind.DEAD:
+            case OutcomeKind.DEAD:
                 if outcome.error is None and self._agent.dead_letter_topic is not None:  # nobody has told of it yet
-                    logger.info("%s: rejected: %s", self._where(chunk, record), clip(outcome.reason, REASON_MAX))
-                self._dead(chunk, record, outcome)
+                    logger.info("%s: rejected: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX))
+                self._dead_letter(chunk, record, outcome)
 
     def allow(self, record_bytes: int) -> None:
         """Records of up to so many bytes are produced: dead letters are as large as what the agent reads."""
@@ -109,9 +108,7 @@ class Settler:
             self.delays.stop()
         pump, self._pump = self._pump, None
         self._outbox.clear()
-        if pump is not None:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+        await cancelled(pump)
 
     # --- accept -------------------------------------------------------------------------------------------------
 
@@ -125,7 +122,7 @@ class Settler:
             if error is None:
                 self._ack(chunk, record, ACCEPT, "accepted")
             else:
-                self._unsent(chunk, record, error)
+                self._send_failed(chunk, record, error)
 
         if group.started and group.missing == 0:
             confirmed(group.error)
@@ -147,17 +144,17 @@ class Settler:
             for done in waiting:
                 done(group.error)
 
-    def _unsent(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
+    def _send_failed(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
         """A sink cannot be produced: as an exception in `retry.on`; a record that is too large never will be."""
         self._stats.send_failed += 1
         attempt = record.delivery_count
         text = clip(f"an output could not be produced: {named(error)}", REASON_MAX)
         if not too_large(error) and attempt < self._agent.options.retry.max_attempts:
-            self._retry(chunk, record, Outcome(Kind.RETRY, error, text))
+            self._retry(chunk, record, Outcome(OutcomeKind.RETRY, error, text))
             return
-        logger.error("%s: %s", self._where(chunk, record), text)
+        logger.error("%s: %s", chunk.where(record.offset), text)
         reason = text if too_large(error) else f"attempts used up ({attempt}): {text}"
-        self._dead(chunk, record, Outcome(Kind.DEAD, error, reason))
+        self._dead_letter(chunk, record, Outcome(OutcomeKind.DEAD, error, reason))
 
     # --- release ------------------------------------------------------------------------------------------------
 
@@ -165,19 +162,19 @@ class Settler:
         try:
             delay_s = self._agent.options.retry.delay_s(record.delivery_count, self._random)
         except BaseException:  # code of the application, and this loop has to go on whatever it raises
-            logger.exception("%s: the retry's delay function failed; 1 s is used", self._where(chunk, record))
+            logger.exception("%s: the retry's delay function failed; 1 s is used", chunk.where(record.offset))
             delay_s = 1.0
         if not outcome.told:
-            self._tell_of_retry(chunk, record, outcome, delay_s)
+            self._log_retry(chunk, record, outcome, delay_s)
         self._release(chunk, record, outcome.reason, delay_s, "retried")
 
-    def _tell_of_retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, delay_s: float) -> None:
+    def _log_retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, delay_s: float) -> None:
         """One line: during an outage every record says this, and the dead letter shows the whole trace."""
         error = outcome.error
         assert error is not None
         logger.warning(
             "%s of %d: tried again in %.3g s: %s (%s)",
-            self._where(chunk, record),
+            chunk.where(record.offset),
             self._agent.options.retry.max_attempts,
             delay_s,
             clip(outcome.reason, REASON_MAX),
@@ -189,63 +186,46 @@ class Settler:
         self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str, *, unrun: bool = False
     ) -> None:
         if self.delays is not None and delay_s > 0:
-            self.delays.release(chunk, record, reason, delay_s, counter)
+            self.delays.release(chunk, record, (counter, reason, delay_s))
             return
         delay_ms = round(delay_s * 1000)
-        self._ack(chunk, record, RELEASE, counter, reason=reason, delay_s=delay_s, delay_ms=delay_ms, unrun=unrun)
-
-    def _release_now(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str) -> None:
-        """The delay is over."""
-        self._ack(chunk, record, RELEASE, counter, reason=reason, delay_s=delay_s)
-
-    def _accept_waiting(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str) -> None:
-        """It waits in the retry topic now: done with here, and counted as what it is."""
-        offset = record.offset
-        self._on_decided(chunk, record, reason, delay_s)
-        if offset not in chunk.lost:
-            self._acks.other((chunk.tp, chunk.generation), offset, offset, ACCEPT, counter)
+        self._ack(chunk, record, RELEASE, counter, reason, delay_s, delay_ms=delay_ms, unrun=unrun)
 
     # --- dead ---------------------------------------------------------------------------------------------------
 
-    def _dead(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+    def _dead_letter(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         topic = self._agent.dead_letter_topic
         if topic is None:
             logger.error(
-                "%s: rejected without dead letter: %s", self._where(chunk, record), clip(outcome.reason, REASON_MAX)
+                "%s: rejected without dead letter: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX)
             )
-            self._ack(chunk, record, REJECT, "rejected", reason=outcome.reason)
+            self._ack(chunk, record, REJECT, "rejected", outcome.reason)
             return
         letter = dead_letter(topic, self._agent.group, chunk, record, outcome)
 
-        def confirmed(error: BaseException | None) -> None:
-            if error is None:
-                self.dead_letter_trouble = None
-                self._ack(chunk, record, REJECT, "dead_lettered", reason=outcome.reason)
-            else:
-                self._undead(chunk, record, outcome, error)
+        def send(one: ProducerRecord, smaller: Sequence[Callable[[ProducerRecord], ProducerRecord]]) -> None:
+            def sent(error: BaseException | None) -> None:
+                if error is None:
+                    self.dead_letter_trouble = None
+                    self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason)
+                elif smaller and too_large(error):
+                    if smaller[0] is without_record:
+                        logger.error(
+                            "%s: its dead letter is too large and goes to %s without the record, which stays at its "
+                            "place until retention deletes it: %s",
+                            chunk.where(record.offset),
+                            topic,
+                            said(error),
+                        )
+                    send(smaller[0](letter), smaller[1:])
+                else:
+                    self._dead_letter_failed(chunk, record, outcome, error)
 
-        def bare_try(error: BaseException | None) -> None:
-            if error is not None and too_large(error):
-                logger.error(
-                    "%s: its dead letter is too large and goes to %s without the record, which stays at its place "
-                    "until retention deletes it: %s",
-                    self._where(chunk, record),
-                    topic,
-                    said(error),
-                )
-                self._produce(without_record(letter), confirmed)
-            else:
-                confirmed(error)
+            self._produce(one, sent)
 
-        def first_try(error: BaseException | None) -> None:
-            if error is not None and too_large(error):
-                self._produce(without_trace(letter), bare_try)
-            else:
-                confirmed(error)
+        send(letter, (without_trace, without_record))
 
-        self._produce(letter, first_try)
-
-    def _undead(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, error: BaseException) -> None:
+    def _dead_letter_failed(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, error: BaseException) -> None:
         """Never reject what no dead letter holds. At the last attempt the delivery is not counted."""
         self._stats.dead_letter_failed += 1
         self.dead_letter_trouble = (
@@ -253,12 +233,12 @@ class Settler:
         )
         logger.error(
             "%s: %s; the record comes again in %g s",
-            self._where(chunk, record),
+            chunk.where(record.offset),
             self.dead_letter_trouble,
             DEAD_LETTER_DELAY_S,
         )
         if self.delays is not None:  # a release costs an attempt, and the last one loses the record
-            self.delays.hold(chunk, record, DEAD_LETTER_DELAY_S, lambda: self._dead(chunk, record, outcome))
+            self.delays.hold(chunk, record, DEAD_LETTER_DELAY_S, lambda: self._dead_letter(chunk, record, outcome))
             return
         last = record.delivery_count >= self._agent.options.retry.max_attempts
         self._release(chunk, record, self.dead_letter_trouble, DEAD_LETTER_DELAY_S, "released", unrun=last)
@@ -271,46 +251,40 @@ class Settler:
         record: DecodedRecord,
         types: bytes,
         counter: str,
-        *,
         reason: str = "",
         delay_s: float = 0.0,
+        *,
         delay_ms: int = 0,
         unrun: bool = False,
     ) -> None:
+        """counter: what it counts as: a record that waits in the retry topic is done with here, and no accept."""
         offset = record.offset
         self._on_decided(chunk, record, reason, delay_s)
         if offset in chunk.lost:
             return
         key = (chunk.tp, chunk.generation)
-        if types is ACCEPT:
+        if counter == "accepted":
             self._acks.accept(key, [offset])
         else:
-            self._acks.other(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun)
+            self._acks.acknowledge(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun)
 
-    def _produce(self, one: Produce, done: Done) -> None:
+    def _produce(self, one: ProducerRecord, done: Done) -> None:
         """Hand a record to the producer; `done` is called with what went wrong, or None when it is confirmed."""
         if self._pump is not None or not self._produce_now(one, done):
             self._outbox.append((one, done))
             if self._pump is None:
                 self._pump = asyncio.create_task(self._run_pump(), name=f"outbox {self._agent.name}")
 
-    def _produce_now(self, one: Produce, done: Done) -> bool:
+    def _produce_now(self, one: ProducerRecord, done: Done) -> bool:
         """False when the producer's buffer is full."""
         try:
-            future = self._producer.send_nowait(
-                one.topic,
-                one.value,
-                key=one.key,
-                headers=one.headers,
-                partition=one.partition,
-                timestamp_ms=one.timestamp_ms,
-            )
+            future = one.send_by(self._producer.send_nowait)
         except BufferFull:
             return False
         except BaseException as error:  # noqa: BLE001 - whatever it is, the output is not produced
             done(error)
             return True
-        future.add_done_callback(lambda settled: done(_error_of(settled)))
+        future.add_done_callback(lambda sent: done(_error_of(sent)))
         return True
 
     async def _run_pump(self) -> None:
@@ -321,10 +295,6 @@ class Settler:
             else:
                 await self._clock.sleep(FULL_WAIT_S)
         self._pump = None
-
-    def _where(self, chunk: Chunk, record: DecodedRecord) -> str:
-        offset = chunk.place(record.offset)
-        return where(chunk.agent, chunk.topic, chunk.partition, offset, record.delivery_count)
 
 
 def _error_of(future: asyncio.Future[Any]) -> BaseException | None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.retry_topic import PREFIX as RETRY_PREFIX
-from flowshare.agents.send import Produce
-from flowshare.agents.texts import REASON_MAX, clip, kind_of, trace
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.outcomes import Outcome
+from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
+from flowshare.agents.handler.send import ProducerRecord
+from flowshare.agents.handler.texts import REASON_MAX, clip, kind_of, trace
 from flowshare.protocol.decoding import DecodedRecord
-
-if TYPE_CHECKING:
-    from flowshare.agents.outcomes import Outcome
 
 PREFIX: Final = "flowshare.dlq."
 LEFT_OUT: Final = "left_out"
 """The header of a letter that has no record, as it was too large."""
 
 
-def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> Produce:
+def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> ProducerRecord:
     """The dead letter of a record: key, value and headers as they were, `flowshare.dlq.*` headers added.
 
     Headers of an earlier dead letter (a replayed record that died again) are replaced.
@@ -38,20 +36,20 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
         "timestamp": str(record.timestamp_ms),
     }
     headers += [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in described.items()]
-    return Produce(topic, record.value, record.key, tuple(headers), None, None)
+    return ProducerRecord(topic, record.value, record.key, tuple(headers), None, None)
 
 
-def without_record(letter: Produce) -> Produce:
+def without_record(letter: ProducerRecord) -> ProducerRecord:
     """The same letter with its `flowshare.dlq.*` headers only, and one that says so: for what no topic takes whole."""
     own = tuple((name, value) for name, value in letter.headers if name.startswith(PREFIX) and name != PREFIX + "trace")
     size = sum(len(part or b"") for part in (letter.key, letter.value))
     said = (
         f"key, value ({size} bytes with it) and headers: the topic does not take them; they are at the record's place"
     )
-    return Produce(letter.topic, None, None, (*own, (PREFIX + LEFT_OUT, said.encode())), None, None)
+    return ProducerRecord(letter.topic, None, None, (*own, (PREFIX + LEFT_OUT, said.encode())), None, None)
 
 
-def without_trace(letter: Produce) -> Produce:
+def without_trace(letter: ProducerRecord) -> ProducerRecord:
     """The same letter, smaller."""
     left = tuple((name, value) for name, value in letter.headers if name != PREFIX + "trace")
     return letter._replace(headers=left)

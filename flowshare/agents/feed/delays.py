@@ -7,7 +7,8 @@
 A broker counts everything between the first and the last record in flight against the record locks, so a held record
 stops its partition once that many others have passed it. Hence at most a quarter of the locks is held, and a record
 that is a quarter of the locks behind goes to the retry topic early. What cannot be produced stays held: a release
-would cost an attempt, and the last one would lose the record.
+would cost an attempt, and the last one would lose the record. `Delays` is what is held, `RetryTopicReader` what a
+fetch brings from the retry topic.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from flowshare.agents.logs import where
-from flowshare.agents.retry_topic import waiting
+from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, AckSender
+from flowshare.agents.feed.locks import HeldRecords
+from flowshare.agents.handler.agent import ShareAgent
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.retry_headers import RetryOrigin, origin_of, retry_topic, waiting
+from flowshare.agents.handler.send import ProducerRecord
 from flowshare.client.errors import RecordTooLarge, ServerError
+from flowshare.client.session.member import Fetched
+from flowshare.clock import Clock, TimerHandle
+from flowshare.protocol.decoding import DecodedRecord, RawRecord
 from flowshare.protocol.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.chunk import Chunk
-    from flowshare.agents.send import Produce
-    from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.decoding import DecodedRecord
-    from flowshare.protocol.messages import TopicPartition
+from flowshare.protocol.messages import TopicPartition
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -41,6 +42,11 @@ AGAIN_S: Final = 5.0
 """Pause before what could not be produced is tried again."""
 
 Produced = Callable[[BaseException | None], None]
+DELIVERIES_MAX: Final = 2
+"""A waiting record that was delivered more often is written anew."""
+Run = tuple[list["RawRecord"], int]
+Said = tuple[str, str, float]
+"""Counter, reason and delay of a release."""
 
 
 class _Held(NamedTuple):
@@ -49,13 +55,14 @@ class _Held(NamedTuple):
     chunk: Chunk
     record: DecodedRecord
     then: Callable[[], None]
-    movable: bool
+    said: Said | None
+    """What is to be said of a release; None: it may not go to the retry topic early."""
 
 
 class Delays:
     """What an agent holds without working on it; on the service loop.
 
-    produce: hands a record to the producer. release, accept: acknowledge a record: (chunk, record, reason, delay).
+    produce: hands a record to the producer. acknowledge: a record, with a type and what is `Said`.
     """
 
     def __init__(
@@ -63,47 +70,43 @@ class Delays:
         agent: ShareAgent,
         *,
         clock: Clock,
-        produce: Callable[[Produce, Produced], None],
-        release: Callable[[Chunk, DecodedRecord, str, float, str], None],
-        accept: Callable[[Chunk, DecodedRecord, str, float, str], None],
+        produce: Callable[[ProducerRecord, Produced], None],
+        acknowledge: Callable[[Chunk, DecodedRecord, bytes, str, str, float], None],
     ) -> None:
         self._agent = agent
         self._clock = clock
         self._produce = produce
-        self._release = release
-        self._accept = accept
+        self._acknowledge = acknowledge
         self._heap: list[_Held] = []
         self._numbers = itertools.count()
         self._timer: TimerHandle | None = None
-        self._waiting_s: dict[tuple[int, int], tuple[str, float, str]] = {}
         self._stopping = False
         self.locks = 0
         """Record locks of this process: the brokers' limit, shared with the other members."""
         self.producing = 0
 
     @property
-    def parked(self) -> int:
+    def waiting(self) -> int:
         """Records in hand that no handler waits for."""
         return len(self._heap) + self.producing
 
     # --- delays ---------------------------------------------------------------------------------------------------
 
-    def release(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str) -> None:
-        """Let a record come again after `delay_s` seconds."""
-        few = sum(held.movable for held in self._heap) < self.locks // 4
+    def release(self, chunk: Chunk, record: DecodedRecord, said: Said) -> None:
+        """Let a record come again after its delay."""
+        delay_s = said[-1]
+        few = sum(held.said is not None for held in self._heap) < self.locks // 4
         if delay_s <= HOLD_S and few and not self._stopping:
-            self._waiting_s[id(chunk), record.offset] = (reason, delay_s, counter)
-            self.hold(chunk, record, delay_s, lambda: self._due(chunk, record), movable=True)
+            self.hold(chunk, record, delay_s, lambda: self._acknowledge(chunk, record, RELEASE, *said), said)
         else:
-            due_ms = self._clock.now_ms() + round(delay_s * 1000)
-            self._put(chunk, record, due_ms, (reason, delay_s, counter))
+            self._put(chunk, record, self._clock.now_ms() + round(delay_s * 1000), said)
 
     def hold(
-        self, chunk: Chunk, record: DecodedRecord, delay_s: float, then: Callable[[], None], *, movable: bool = False
+        self, chunk: Chunk, record: DecodedRecord, delay_s: float, then: Callable[[], None], said: Said | None = None
     ) -> None:
-        """Keep a record's lock and call `then` after `delay_s` seconds. movable: it may go to the retry topic early."""
+        """Keep a record's lock and call `then` after `delay_s` seconds."""
         due_s = self._clock.monotonic() + delay_s
-        heapq.heappush(self._heap, _Held(due_s, next(self._numbers), chunk, record, then, movable))
+        heapq.heappush(self._heap, _Held(due_s, next(self._numbers), chunk, record, then, said))
         self._arm()
 
     def wait_in_topic(self, chunk: Chunk, record: DecodedRecord, due_ms: int, run: Callable[[], None]) -> None:
@@ -121,9 +124,11 @@ class Delays:
     def passed(self, tp: TopicPartition, last: int) -> None:
         """Records of the partition up to offset `last` are in flight: who is far behind makes way."""
         behind = last - self.locks // 4
-        late = [held for held in self._heap if held.movable and held.record.offset < behind and held.chunk.tp == tp]
+        late = [held for held in self._heap if held.said and held.record.offset < behind and held.chunk.tp == tp]
         if late:
-            self._take_out(late)
+            numbers = {held.number for held in late}
+            self._heap = [held for held in self._heap if held.number not in numbers]
+            heapq.heapify(self._heap)
             for held in late:
                 self._move(held)
 
@@ -144,24 +149,19 @@ class Delays:
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
-    def _due(self, chunk: Chunk, record: DecodedRecord) -> None:
-        reason, delay_s, counter = self._waiting_s.pop((id(chunk), record.offset))
-        self._release(chunk, record, reason, delay_s, counter)
-
     def _move(self, held: _Held) -> None:
         left_s = max(0.0, held.due_s - self._clock.monotonic())
         due_ms = self._clock.now_ms() + round(left_s * 1000)
-        said = self._waiting_s.pop((id(held.chunk), held.record.offset), None)
         origin = held.chunk.origin(held.record.offset)
-        if said is None and origin is not None:
+        if held.said is None and origin is not None:
             due_ms = origin.due_ms
-        self._put(held.chunk, held.record, due_ms, said)
+        self._put(held.chunk, held.record, due_ms, held.said)
 
-    def _put(self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: tuple[str, float, str] | None) -> None:
+    def _put(self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: Said | None) -> None:
         """Into the retry topic, confirmed, then accepted. `said` None: it was not run, it only waits on."""
-        reason, delay_s, counter = said or ("waits for its retry", 0.0, "deferred")
+        waits = said or ("deferred", "waits for its retry", 0.0)
         if record.offset in chunk.lost:
-            self._accept(chunk, record, reason, delay_s, counter)  # somebody else has it: nothing is sent
+            self._acknowledge(chunk, record, ACCEPT, *waits)  # somebody else has it: nothing is sent
             return
         letter = waiting(self._agent.group, chunk, record, due_ms, counted=said is not None)
         self.producing += 1
@@ -169,26 +169,22 @@ class Delays:
         def produced(error: BaseException | None) -> None:
             self.producing -= 1
             if error is None:
-                self._accept(chunk, record, reason, delay_s, counter)
+                self._acknowledge(chunk, record, ACCEPT, *waits)
                 return
+            keeps = None if said is None or not too_large(error) else said  # it never fits: its lock is kept instead
             logger.error(
                 "%s: its retry cannot be written to %s, it stays locked and goes on in %g s: %s",
-                where(chunk.agent, chunk.topic, chunk.partition, chunk.place(record.offset), record.delivery_count),
+                chunk.where(record.offset),
                 letter.topic,
-                delay_s if said is not None and too_large(error) else AGAIN_S,
+                AGAIN_S if keeps is None else keeps[-1],
                 error,
             )
-            if said is not None and too_large(error) and not self._stopping:  # it never fits: its lock is kept instead
-                self.hold(chunk, record, delay_s, lambda: self._release(chunk, record, reason, delay_s, counter))
+            if keeps is not None and not self._stopping:
+                self.hold(chunk, record, keeps[-1], lambda: self._acknowledge(chunk, record, RELEASE, *keeps))
             elif not self._stopping:
                 self.hold(chunk, record, AGAIN_S, lambda: self._put(chunk, record, due_ms, said))
 
         self._produce(letter, produced)
-
-    def _take_out(self, gone: list[_Held]) -> None:
-        numbers = {held.number for held in gone}
-        self._heap = [held for held in self._heap if held.number not in numbers]
-        heapq.heapify(self._heap)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -211,3 +207,92 @@ def too_large(error: BaseException) -> bool:
     return isinstance(error, RecordTooLarge) or (
         isinstance(error, ServerError) and error.code is ErrorCode.MESSAGE_TOO_LARGE
     )
+
+
+class RetryTopicReader:
+    """Reads one agent's retry topic; on the service loop."""
+
+    def __init__(
+        self,
+        agent: ShareAgent,
+        acks: AckSender,
+        held: HeldRecords,
+        delays: Delays,
+        feed: Callable[[list[Chunk]], None],
+        *,
+        clock: Clock,
+    ) -> None:
+        """feed: hands chunks to the pool."""
+        self.topic = retry_topic(agent.group)
+        self._agent = agent
+        self._acks = acks
+        self._held = held
+        self._delays = delays
+        self._feed = feed
+        self._clock = clock
+
+    def chunks(self, part: Fetched, runs: Sequence[Run], now: float) -> list[Chunk]:
+        """What is due, a chunk for each partition that it came from; the rest is held."""
+        due: dict[object, tuple[list[Run], dict[int, RetryOrigin]]] = {}
+        now_ms = self._clock.now_ms()
+        for raws, count in runs:
+            for raw in raws:
+                origin = origin_of(raw.headers)
+                if origin is None or origin.topic not in self._agent.topics:
+                    self._stray(part, raw)
+                elif origin.due_ms > now_ms:
+                    chunk = self._chunk(part, [([raw], count)], {raw.offset: origin}, now)
+                    self._hold(chunk, raw, origin, again=count > DELIVERIES_MAX)
+                else:
+                    found, origins = due.setdefault(origin.place, ([], {}))
+                    found.append(([raw], count))
+                    origins[raw.offset] = origin
+        return [self._chunk(part, found, origins, now) for found, origins in due.values()]
+
+    def _chunk(self, part: Fetched, runs: Sequence[Run], origins: dict[int, RetryOrigin], now: float) -> Chunk:
+        topic = next(iter(origins.values())).topic
+        chunk = Chunk(
+            self._agent.name,
+            topic,
+            part.tp,
+            runs,
+            decode=self._agent.decoder(topic),
+            decode_key=self._agent.key_decoder(topic),
+            deadline=part.lock_deadline,
+            generation=part.generation,
+            arrived=now,
+            origins=origins,
+        )
+        chunk.attempts = {offset: chunk.attempt(offset) for offset in origins}
+        return chunk
+
+    def _hold(self, chunk: Chunk, raw: RawRecord, origin: RetryOrigin, *, again: bool) -> None:
+        """Its chunk is held, so its lock is renewed, but no handler gets it before it is due.
+
+        again: write it anew now; workers that died while it waited have nearly used up its deliveries.
+        """
+        chunk.records.clear()
+        self._held.add(chunk)
+
+        def run() -> None:
+            if raw.offset in chunk.lost:
+                self._held.decided(chunk, [raw.offset])
+            else:
+                chunk.records.append(raw)
+                self._feed([chunk])
+
+        if again:
+            self._delays.rewrite(chunk, chunk.whole(raw), origin.due_ms)
+        else:
+            self._delays.wait_in_topic(chunk, chunk.whole(raw), origin.due_ms, run)
+
+    def _stray(self, part: Fetched, raw: RawRecord) -> None:
+        logger.error(
+            "agent=%s record=%s-%d@%d: no record of this agent waits here (its flowshare.retry.* headers are missing, "
+            "or name a topic that the agent does not read), rejected; only flowshare writes to a retry topic",
+            self._agent.name,
+            part.topic,
+            part.partition,
+            raw.offset,
+        )
+        self._acks.acknowledge((part.tp, part.generation), raw.offset, raw.offset, REJECT, "rejected")

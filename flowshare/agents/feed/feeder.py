@@ -1,56 +1,44 @@
-"""The feeder: everything of an agent that happens on the service loop.
+"""`Feeder`: everything of an agent that happens on the service loop; there is one for each agent of a process.
 
 It fetches as much as the pool will finish soon, decodes in bulk, hands chunks to the pool, renews locks, and turns
 what the pool finished into acknowledgements. Fetching goes on while records are in flight: a slow record holds up
-nothing but its own slot. Per record nothing is done here on the way of a plain accept: offsets come and go in lists.
+nothing but its own runner. Per record nothing is done here on the way of a plain accept: offsets come and go in lists.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random as random_module
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.acks import GATHER_S, AckSender
-from flowshare.agents.asking import Asker, number_of
-from flowshare.agents.chunk import Chunk, runs
-from flowshare.agents.crowd import Crowd
-from flowshare.agents.diagnose import StallWatch
-from flowshare.agents.held import Holdings
-from flowshare.agents.locks import LockKeeper
-from flowshare.agents.pair import new_member
-from flowshare.agents.prefetch import Prefetch
-from flowshare.agents.ratelimit import TokenBucket
-from flowshare.agents.reading import Reader
-from flowshare.agents.retry_topic import retry_topic
-from flowshare.agents.room import Room
-from flowshare.agents.settle import Settler
-from flowshare.agents.setup import prepare
-from flowshare.agents.standstill import Standstill
-from flowshare.agents.telling import Telling
-from flowshare.agents.waiting import WaitingRecords
-from flowshare.client.errors import ClientError, Closed
+from flowshare.agents.feed.acknowledgements import GATHER_S, AckSender, OutcomeReporter
+from flowshare.agents.feed.completion import Completion
+from flowshare.agents.feed.delays import RetryTopicReader
+from flowshare.agents.feed.locks import HeldRecords, LockKeeper
+from flowshare.agents.feed.members import new_member
+from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, Prefetch, Prefetcher, number_of
+from flowshare.agents.feed.reader import Reader
+from flowshare.agents.feed.setup import prepare
+from flowshare.agents.feed.stalls import StallWatch
+from flowshare.agents.feed.standstill import Standstill
+from flowshare.agents.handler.chunk import Chunk, runs
+from flowshare.agents.handler.rate_limit import TokenBucket
+from flowshare.agents.handler.retry_headers import retry_topic
+from flowshare.client.errors import ClientError
 from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord
 from flowshare.share.types import AcquiredRange
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.pair import Member
-    from flowshare.agents.pool import Handed, Pool
-    from flowshare.agents.runtime import Observer
-    from flowshare.agents.stats import AgentStats
-    from flowshare.backend.base import Capabilities
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.client.member import Fetched
-    from flowshare.client.producing import RecordProducer
-    from flowshare.clock import Clock
-    from flowshare.protocol.messages import Connection
+    from flowshare.agents.feed.acknowledgements import Observer
+    from flowshare.agents.feed.members import Member
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.run.pool import Environment, FinishedWork, Pool
+    from flowshare.client.session.member import Fetched
 
 logger = logging.getLogger("flowshare.agents")
 
-FAILED_WAIT_S: Final = 1.0
 HEARTBEAT_S: Final = 5.0
 """How long the answer to a heartbeat out of turn is waited for."""
 FINISH_S: Final = 1.0
@@ -64,44 +52,44 @@ class Feeder:
         self,
         agent: ShareAgent,
         pool: Pool,
+        environment: Environment,
         *,
-        clock: Clock,
-        service_loop: asyncio.AbstractEventLoop,
-        handler_loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], Awaitable[Connection]],
-        producer: RecordProducer,
-        admin: ShareAdmin,
-        capabilities: Capabilities,
-        random: random_module.Random,
-        stats: AgentStats,
-        observer: Observer | None,
+        observer: Observer | None = None,
         member_id: str | None = None,
     ) -> None:
+        """observer: told of every settled record. member_id: of its member in the group; None draws one."""
+        clock, capabilities, stats = environment.clock, environment.capabilities, pool.stats
         options = agent.options
         now = clock.monotonic()
         self.agent = agent
         self._pool = pool
         self._clock = clock
-        self._service_loop = service_loop
-        self._handler_loop = handler_loop
-        self._connect = connect
-        self._admin = admin
+        self._service_loop = environment.service_loop
+        self._handler_loop = environment.handler_loop
+        self._connect = environment.connect
+        self._admin = environment.admin
         self._stats = stats
-        self._telling = None if observer is None else Telling(agent.name, observer)
+        self._reporter = None if observer is None else OutcomeReporter(agent.name, observer)
         self._acks = AckSender(
             agent.name,
             clock,
             stats,
-            None if self._telling is None else self._telling.confirmed,
+            None if self._reporter is None else self._reporter.confirmed,
             gather_s=0.0 if capabilities.cheap_acknowledge else GATHER_S,
         )
-        self._freed = asyncio.Event()
-        self._held = Holdings(self._acks, stats, self._feed, self._freed)
-        self._settler = Settler(
-            agent, clock=clock, producer=producer, acks=self._acks, random=random, stats=stats, on_decided=self._decided
+        self._look_due = False
+        self._held = HeldRecords(self._acks, stats, self._feed, self._look_soon)
+        self._completion = Completion(
+            agent,
+            clock=clock,
+            producer=environment.producer,
+            acks=self._acks,
+            random=environment.random,
+            stats=stats,
+            on_decided=self._decided,
         )
         self._capabilities = capabilities
-        self._delays = None if capabilities.delayed_release else self._settler.own_delays()
+        self._delays = None if capabilities.delayed_release else self._completion.own_delays()
         if not capabilities.unrun_release:
             self._held.keep_from = options.retry.max_attempts
         self._prefetch = Prefetch(
@@ -113,25 +101,25 @@ class Feeder:
         self._reader = Reader(
             agent,
             acks=self._acks,
-            settler=self._settler,
+            completion=self._completion,
             waiting=None
             if self._delays is None
-            else WaitingRecords(agent, self._acks, self._held, self._delays, self._feed, clock=clock),
+            else RetryTopicReader(agent, self._acks, self._held, self._delays, self._feed, clock=clock),
             stats=stats,
-            service_loop=service_loop,
+            service_loop=environment.service_loop,
             observed=observer is not None,
             unreadable=lambda chunk, first, part: self._soon(lambda: self._read_again(chunk, first, part)),
         )
-        self._room = Room(self._prefetch, self._held, self._acks, self._reader, self._delays)
+        self._fetch_size = FetchSize(self._prefetch, self._held, self._acks, self._reader, self._delays)
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
         self._locks = LockKeeper(
-            agent, pool=pool, holdings=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
+            agent, pool=pool, held=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
         )
         self._standstill = Standstill(
             agent.name,
-            gate=pool.gate,
+            permit=pool.permit,
             wake=lambda: self._at_pool(pool.wake),
-            holdings=self._held,
+            held=self._held,
             locks=self._locks,
             clock=clock,
         )
@@ -140,9 +128,11 @@ class Feeder:
         self._asking: asyncio.Task[None] | None = None
         self._ask_again = False
         self._draining = False
-        self._fetching: asyncio.Task[None] | None = None
-        self._stall = StallWatch(agent, clock=clock, admin=admin)
-        self._trouble: str | None = None
+        self._stall = StallWatch(agent, clock=clock, admin=environment.admin)
+        self._prefetcher = Prefetcher(
+            agent, self._fetch_size, self._bucket, self._stall, self._take_fetched, clock=clock
+        )
+        self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
         pool.renew = lambda chunk, offset: self._locks.renew_one(chunk, offset, self._soon)
 
@@ -176,46 +166,50 @@ class Feeder:
     @property
     def paused(self) -> bool:
         """Whether nothing is fetched until `resume`."""
-        return self._room.paused
+        return self._fetch_size.paused
 
     @property
     def _stopping(self) -> bool:
-        return self._draining or self._room.paused
+        return self._draining or self._fetch_size.paused
 
     def problems(self) -> list[str]:
         """Why the agent is not healthy."""
-        return [text for text in (self._trouble, self._standstill.trouble, self._settler.dead_letter_trouble) if text]
+        return [
+            text
+            for text in (self._prefetcher.trouble, self._standstill.trouble, self._completion.dead_letter_trouble)
+            if text
+        ]
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
-        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._settler.allow)
+        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._completion.allow)
         side = None if self._delays is None else retry_topic(self.agent.group)
         member = self._member = new_member(
             self._connect, self.agent, side, clock=self._clock, member_id=self._member_id
         )
         await member.start()
         if not self._capabilities.window_by_count:
-            crowd = self._room.crowd = Crowd(self.agent, limits.locks, clock=self._clock, admin=self._admin)
-            await crowd.start()
+            group = self._fetch_size.group = GroupSize(self.agent, limits.locks, clock=self._clock, admin=self._admin)
+            await group.start()
         self._held.follow(member)
         self._acks.start(member)
         self._locks.start(member)
         self._standstill.start(member)
         self._stall.start(member)
-        asker = Asker(member, clock=self._clock)
-        self._fetching = asyncio.create_task(self._fetch_all(asker, member), name=f"fetch {self.agent.name}")
+        if not self._draining:
+            self._prefetcher.start(member)
 
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
-        self._room.paused = True
+        self._fetch_size.paused = True
         self._soon(self._give_back)
 
     def resume(self) -> None:
         """Fetch again. Any thread."""
-        self._room.paused = False
-        self._soon(self._freed.set)
+        self._fetch_size.paused = False
+        self._soon(self._prefetcher.look)
 
     def heartbeat(self) -> None:
         """Have the group asked at once which partitions are this member's: another one is known to be gone."""
@@ -237,20 +231,20 @@ class Feeder:
         """Fetch no more, give back, wait for the handlers; returns whether all finished in time."""
         began_s = self._clock.monotonic()
         self._draining = True
-        if self._member is not None and self._fetching is not None:  # else it is still joining
+        if self._member is not None and self._prefetcher.started:  # else it is still joining
             self._member.unsubscribe()
         self._give_back()
         if self._delays is not None:
             self._delays.drain()
         await self._stop_fetching()
-        return await self.settle(max(0.0, began_s + timeout_s - self._clock.monotonic()))
+        return await self.wait_idle(max(0.0, began_s + timeout_s - self._clock.monotonic()))
 
-    async def settle(self, limit_s: float) -> bool:
+    async def wait_idle(self, limit_s: float) -> bool:
         """Wait until nothing is held and everything is acknowledged, `limit_s` seconds at most."""
 
         async def wait() -> None:
             await self._held.wait_empty()
-            await self._acks.settle()
+            await self._acks.flush()
 
         try:
             await self._clock.wait_for(wait(), limit_s)
@@ -262,16 +256,14 @@ class Feeder:
         """Give back what is left, leave the group."""
         self._draining = True
         self._stall.stop()
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await cancelled(self._asking)
         await self._standstill.stop()
         await self._locks.stop()
         await self._stop_fetching()
         unrun = self._held.take_unrun()
-        if self._room.crowd is not None:
-            await self._room.crowd.stop()
-        await self._settler.stop()
+        if self._fetch_size.group is not None:
+            await self._fetch_size.group.stop()
+        await self._completion.stop()
         await self._acks.stop()
         member, self._member = self._member, None
         if member is not None:
@@ -279,71 +271,29 @@ class Feeder:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    async def _fetch_all(self, asker: Asker, member: Member) -> None:
-        while (room := await self._wait_for_room(asker)) > 0:
-            try:
-                await self._fetch_once(asker, member, room)
-            except Closed:
-                return
-            except ClientError as error:
-                self._trouble = f"fetching fails: {error}"
-                logger.warning("agent=%s group=%s: %s", self.agent.name, self.agent.group, self._trouble)
-                await self._clock.sleep(FAILED_WAIT_S)
-            except Exception as error:  # a fault of ours must not end the agent in silence
-                self._trouble = f"fetching failed unexpectedly: {type(error).__name__}: {error}"
-                logger.exception("agent=%s group=%s: %s", self.agent.name, self.agent.group, self._trouble)
-                await self._clock.sleep(FAILED_WAIT_S)
-            else:
-                self._trouble = None
-
-    async def _fetch_once(self, asker: Asker, member: Member, room: int) -> None:
-        fetched = await asker.fetch(room, whole=self._room.whole(room))
+    def _take_fetched(self, fetched: list[Fetched]) -> bool:
+        """A fetch has ended. Returns whether handlers are at work on what it brought, and the next fetch is thought of
+        after they had their turn."""
+        assert self._member is not None
         self._stats.fetches += 1
-        self._held.look(member)
+        self._held.look(self._member)
         if not fetched:
             self._stall.nothing_fetched(self)
-            return
-        try:
-            # Only a broker works meanwhile.
-            apart = self._room.crowd is not None and not self._draining and self._bucket is None
-            if apart and (more := self._room.ahead(number_of(fetched))):
-                await asker.send_ahead(more, whole=self._room.whole(more))
-        finally:
-            self._take(fetched)
-
-    async def _wait_for_room(self, asker: Asker) -> int:
-        """How many records to ask for, once it is worth asking or was asked ahead; 0 when the agent drains."""
-        while not self._draining:
-            room = 1 if asker.asked else self._room.more()
-            if room:
-                if self._bucket is None:
-                    return room
-                tokens = self._bucket.available(self._clock.monotonic())
-                if tokens > 0:
-                    return min(room, tokens)
-                self._stall.rate_limited(self._bucket.wait_s())
-                await self._clock.sleep(self._bucket.wait_s())
-                continue
-            if self.paused:
-                self._stall.paused()
-            self._freed.clear()
-            await self._freed.wait()
-        return 0
+            return False
+        return self._take(fetched)
 
     async def _stop_fetching(self) -> None:
         """No fetch any more; what one under way brings goes back."""
-        fetching, self._fetching = self._fetching, None
-        if fetching is None or self._member is None:
+        if self._member is None or not self._prefetcher.started:
             return
-        fetching.cancel()
-        await asyncio.gather(fetching, return_exceptions=True)
+        self._prefetcher.stop()
         try:
             self._take(await self._member.last_fetch())
         except ClientError as error:
             logger.debug("agent=%s: the last fetch failed: %s", self.agent.name, error)
 
-    def _take(self, fetched: Iterable[Fetched]) -> None:
-        """Decode what came and hand it on."""
+    def _take(self, fetched: Iterable[Fetched]) -> bool:
+        """Decode what came and hand it on; returns as `_take_fetched`."""
         now = self._clock.monotonic()
         chunks: list[Chunk] = []
         left = ANSWER_BYTES_MAX - self._held.plain_bytes
@@ -358,11 +308,14 @@ class Feeder:
             found = self._reader.chunks(part, now, left)
             left -= sum(chunk.plain_bytes for chunk in found)
             chunks += found
-            if self._delays is not None and self._delays.parked:
+            if self._delays is not None and self._delays.waiting:
                 self._delays.passed(part.tp, part.acquired[-1].last)
         self._stall.something_fetched()
-        if chunks:
-            self._hand_on(chunks, now)
+        if not chunks:
+            return False
+        first = self._handlers_first and not self._stopping and sum(chunk.remaining for chunk in chunks) <= FEW
+        self._hand_on(chunks, now, first=first)
+        return first
 
     def _read_again(self, chunk: Chunk, first: int, part: Fetched) -> None:
         """The pool could not read a chunk from an offset on: read it here, which tells good records from bad ones; one
@@ -382,12 +335,15 @@ class Feeder:
         if held and (chunks := self._reader.chunks(rest, now, left, at_once=True)):
             self._hand_on(chunks, now)
 
-    def _hand_on(self, chunks: list[Chunk], now: float) -> None:
+    def _hand_on(self, chunks: list[Chunk], now: float, *, first: bool = False) -> None:
         if self.outstanding == 0:
             self._prefetch.begun(now)
         for chunk in chunks:
             self._held.add(chunk)
         self._locks.watch()
+        if first:
+            self._at_pool(self._feed_first, chunks)
+            return
         if not self._stopping:
             self._feed(chunks)
             return
@@ -405,6 +361,15 @@ class Feeder:
     def _feed(self, chunks: list[Chunk]) -> None:
         self._at_pool(self._pool.feed, chunks)
 
+    def _feed_first(self, chunks: list[Chunk]) -> None:
+        """Feed the pool, and have the next fetch thought of when its handlers have begun; on the handler loop."""
+        self._pool.feed(chunks)
+        self._handler_loop.call_soon(self._begun)
+
+    def _begun(self) -> None:
+        if not self._pool.hands_over:  # else what is finished has it thought of, and its acknowledgements ride on it
+            self._soon(self._prefetcher.look)
+
     def _at_pool(self, function: Callable[..., None], *args: object) -> None:
         """Call what is the pool's, on its loop where it must be."""
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
@@ -414,37 +379,48 @@ class Feeder:
 
     # --- finished work ------------------------------------------------------------------------------------------
 
-    def _finished(self, handed: Handed) -> None:
+    def _finished(self, handed: FinishedWork) -> None:
         """The pool finished records; called on the service loop, in bulk."""
-        count = 0
-        for chunk, accepted, others in handed:
-            count += len(accepted) + len(others)
-            if accepted:
-                self._accepted(chunk, accepted)
-            for record, outcome in others:
-                self._settler.settle(chunk, record, outcome)
-        self._prefetch.finished(count, self._clock.monotonic())
-        self._freed.set()
+        self._look_due = True
+        try:
+            for chunk, accepted, others in handed:
+                if accepted:
+                    self._accepted(chunk, accepted)
+                for record, outcome in others:
+                    self._completion.complete(chunk, record, outcome)
+        finally:
+            count = sum(len(accepted) + len(others) for _, accepted, others in handed)
+            self._prefetch.finished(count, self._clock.monotonic())
+            self._look()
 
     def _accepted(self, chunk: Chunk, offsets: list[int]) -> None:
         self._held.decided(chunk, offsets)
         if chunk.lost:
             offsets = self._held.without_lost(chunk, offsets)
-        if self._telling is not None:
+        if self._reporter is not None:
             for offset in offsets:
-                self._telling.note(chunk.tp, offset, chunk.attempts.get(offset, 0))
+                self._reporter.note(chunk.tp, offset, chunk.attempts.get(offset, 0))
         if offsets:
             self._acks.accept((chunk.tp, chunk.generation), offsets)
 
     def _decided(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float) -> None:
-        """The settler is about to acknowledge a record."""
+        """A record's acknowledgement is about to be queued."""
         offset = record.offset
         self._held.decided(chunk, [offset])
         if offset in chunk.lost:
             self._held.without_lost(chunk, [offset])
-        elif self._telling is not None:
-            self._telling.note(chunk.tp, offset, record.delivery_count, reason, delay_s)
-        self._freed.set()
+        elif self._reporter is not None:
+            self._reporter.note(chunk.tp, offset, record.delivery_count, reason, delay_s)
+
+    def _look_soon(self) -> None:
+        """Less is held: think of the next fetch when all that is known now was seen to."""
+        if not self._look_due:
+            self._look_due = True
+            self._service_loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_due = False
+        self._prefetcher.look()
 
     def _soon(self, callback: Callable[[], object]) -> None:
         if not self._service_loop.is_closed():

@@ -1,4 +1,4 @@
-"""What the brokers allow a group: an agent's settings within their limits, or a refusal that names the limit.
+"""What an agent may ask for, checked when the app starts: by what its backend can do, and by the brokers' limits.
 
 Kafka's group settings have bounds in the brokers' own settings (share-group configs of KIP-932 and KIP-1240; 4.2 lacks
 the latter, there delivery limit and record locks are the brokers' for all groups).
@@ -7,19 +7,21 @@ the latter, there delivery limit and record locks are the brokers' for all group
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.errors import UsageError
-from flowshare.agents.retry import DELAY_MAX_S, Constant, Exponential
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.retry import DELAY_MAX_S, Exponential
+from flowshare.backend.base import Capabilities, GroupNeeds
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.client.admin.admin import ShareAdmin
 
 logger = logging.getLogger("flowshare.agents")
+
 
 DELIVERIES_MAX: Final = "group.share.max.delivery.count.limit"
 DELIVERIES: Final = "group.share.delivery.count.limit"
@@ -31,6 +33,34 @@ STOCK: Final = {LOCK_LEAST: 15_000, LOCK_MOST: 60_000, DELIVERIES: 5, LOCKS: 2_0
 """Kafka's defaults, for brokers that do not say."""
 DELAY_HONEST_S: Final = 24 * 3600.0
 """Longest retry delay on a backend without delayed release: a waiting record is written anew every 30 s."""
+
+
+def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
+    """See that the backend can do what the agent asks for by name. Raises: UsageError with what to do."""
+    options = agent.options
+    if options.max_in_flight is not None and not offered.group_limit:
+        raise UsageError(
+            f"agent {agent.name}: max_in_flight={options.max_in_flight} cannot be kept, as Kafka's brokers have no "
+            f"limit for a whole group: leave it out, and let concurrency={options.concurrency} times the number of "
+            "workers be the limit"
+        )
+    if options.priority not in (None, "redeliveries") and not offered.priority:
+        raise UsageError(
+            f"agent {agent.name}: priority={options.priority!r} cannot be kept, as Kafka's brokers deliver what was "
+            "delivered before first: leave it out, or let retries wait with a longer delay"
+        )
+
+
+def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
+    """By group, what its agents ask for that only flowshare's leaders keep; checked at a start on Kafka's brokers."""
+    groups: dict[str, list[str]] = {}
+    for agent in agents:
+        words = groups.setdefault(agent.group, [])
+        if agent.options.max_in_flight is not None:
+            words.append(f"a limit for the whole group (max_in_flight={agent.options.max_in_flight})")
+        if agent.options.priority not in (None, "redeliveries"):
+            words.append(f"an order of new records and redeliveries (priority={agent.options.priority!r})")
+    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +112,7 @@ def _check_lock(agent: ShareAgent, broker: Mapping[str, int]) -> None:
 
 def _check_delay(agent: ShareAgent) -> None:
     policy = agent.options.retry.delay
-    longest_s = 0.0
-    if isinstance(policy, Exponential):
-        longest_s = policy.cap_s
-    elif isinstance(policy, Constant):
-        longest_s = policy.delay_s
+    longest_s = policy.cap_s if isinstance(policy, Exponential) else 0.0
     if min(longest_s, DELAY_MAX_S) > DELAY_HONEST_S:
         raise UsageError(
             f"agent {agent.name}: retries wait up to {longest_s:g} s, but on Kafka's own share groups a waiting record "

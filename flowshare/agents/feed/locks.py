@@ -1,32 +1,52 @@
-"""What an agent holds: chunks with records that are acquired and not decided yet; on the service loop."""
+"""What an agent holds, and its locks: records that are acquired and not decided yet, renewed while handlers run.
+
+`HeldRecords` keeps count of them and gives back what no handler has begun; `LockKeeper` renews their locks and takes
+them away from handlers that are stuck. Both on the service loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Final
 
-from flowshare.agents.acks import RELEASE, AckSender
-from flowshare.agents.chunk import Chunk, Unread, runs
-
-if TYPE_CHECKING:
-    from flowshare.agents.pair import Member
-    from flowshare.agents.stats import AgentStats
-    from flowshare.client.ranges import Fetched
-    from flowshare.protocol.decoding import RawRecord
-    from flowshare.protocol.messages import TopicPartition
+from flowshare.agents.feed.acknowledgements import RELEASE, AckSender
+from flowshare.agents.feed.members import Member
+from flowshare.agents.feed.prefetch import Prefetch
+from flowshare.agents.handler.agent import ShareAgent
+from flowshare.agents.handler.chunk import Chunk, Unread, runs
+from flowshare.agents.run.pool import Pool
+from flowshare.agents.run.stats import AgentStats
+from flowshare.client.session.ranges import Fetched
+from flowshare.clock import Clock, TimerHandle
+from flowshare.protocol.decoding import RawRecord
+from flowshare.protocol.messages import TopicPartition
+from flowshare.tasks import cancelled
 
 logger = logging.getLogger("flowshare.agents")
+TICK_S: Final = 0.25
+"""How often locks and stuck handlers are looked at while records are held."""
+RENEW_LEFT: Final = 0.6
+"""Locks are renewed when this part of their time is left."""
+LOCK_S: Final = 30.0
+"""Taken for the lock's time until the server told it."""
+_Held = concurrent.futures.Future[bool]
 
 
-class Holdings:
+class HeldRecords:
     """The chunks of one agent, and the ways out of them other than a handler's outcome: given back, or lost."""
 
     def __init__(
-        self, acks: AckSender, stats: AgentStats, feed: Callable[[list[Chunk]], None], room: asyncio.Event
+        self,
+        acks: AckSender,
+        stats: AgentStats,
+        feed: Callable[[list[Chunk]], None],
+        freed: Callable[[], object],
     ) -> None:
-        """feed: hands chunks (again) to the pool. room: set whenever less is held than before."""
+        """feed: hands chunks (again) to the pool. freed: called whenever less is held than before."""
         self.live: dict[Chunk, None] = {}
         self.outstanding = 0
         """Records that are held and not decided yet."""
@@ -34,11 +54,11 @@ class Holdings:
         """The member's, when it was last asked what it still holds."""
         self.keep_from = 0
         """Records at this attempt or a later one are not given back unrun (0: all are): it would cost the last one."""
-        self._holds: Callable[[TopicPartition, int], bool] = _always
+        self._holds: Callable[[TopicPartition, int], bool] = lambda tp, generation: True
         self._acks = acks
         self._stats = stats
         self._feed = feed
-        self._room = room
+        self._freed = freed
         self._empty = asyncio.Event()
 
     @property
@@ -88,32 +108,29 @@ class Holdings:
         """Records that no handler has begun go back, without costing an attempt."""
         for chunk in list(self.live):
             unread = chunk.take_unread()
-            waiting = _steal(chunk)
-            kept: list[RawRecord] = []
-            if self.keep_from:
-                kept = [record for record in waiting if chunk.attempt(record.offset) >= self.keep_from]
-                waiting = [record for record in waiting if chunk.attempt(record.offset) < self.keep_from]
-            offsets = [record.offset for record in waiting]
-            if unread is not None and self.keep_from and unread.later.delivery_count >= self.keep_from:
+            waiting = _take_waiting(chunk)
+            keep_from = self.keep_from or math.inf
+            kept = [record for record in waiting if chunk.attempt(record.offset) >= keep_from]
+            offsets = [record.offset for record in waiting if chunk.attempt(record.offset) < keep_from]
+            if unread is not None and unread.lazy.delivery_count >= keep_from:
                 chunk.put_unread(unread)
-                self._put_back(chunk, kept)
             else:
                 offsets += _offsets(unread)
-                if kept:
-                    self._put_back(chunk, kept)
+            if kept or chunk.waiting:
+                self._put_back(chunk, kept)
             if not offsets:
                 continue
             self.decided(chunk, offsets)
             if self._holds(chunk.tp, chunk.generation):
                 for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
-                    self._acks.other((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
+                    self._acks.acknowledge((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
 
     def take_unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
         """Ranges that no handler has begun, for the closing of the session, which gives them back."""
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
         for chunk in list(self.live):
             unread = chunk.take_unread()
-            offsets = [record.offset for record in _steal(chunk)] + _offsets(unread)
+            offsets = [record.offset for record in _take_waiting(chunk)] + _offsets(unread)
             if offsets and self._holds(chunk.tp, chunk.generation):
                 unrun.setdefault(chunk.tp, []).extend(runs(offsets))
         return unrun
@@ -135,19 +152,17 @@ class Holdings:
         )
         chunk.lost |= lost
         unread = chunk.take_unread()
-        waiting = _steal(chunk)
+        waiting = _take_waiting(chunk)
         dropped = [record.offset for record in waiting if record.offset in lost]
         kept = [record for record in waiting if record.offset not in lost]
         unread_lost = lost.intersection(_offsets(unread))
+        dropped += sorted(unread_lost)
         if unread is not None and not unread_lost:
             chunk.put_unread(unread)
-        elif unread is not None:
-            # What is left of it is read like new, without what is lost.
-            dropped += sorted(unread_lost)
         self._stats.lock_lost += len(dropped)
         self.decided(chunk, dropped)
-        if unread is not None and unread_lost and len(unread_lost) < unread.later.waiting:
-            unread.failed(chunk, unread.later.first)
+        if unread is not None and 0 < len(unread_lost) < unread.lazy.waiting:
+            unread.failed(chunk, unread.lazy.first)  # what is left of it is read like new, without what is lost
         if kept or chunk.waiting:
             self._put_back(chunk, kept)
 
@@ -176,23 +191,18 @@ class Holdings:
     def _less(self, chunk: Chunk, count: int) -> None:
         chunk.remaining -= count
         self.outstanding -= count
-        self._room.set()
+        self._freed()
         if chunk.remaining == 0:
             self.live.pop(chunk, None)
         if self.outstanding == 0:
             self._empty.set()
 
 
-def _always(tp: TopicPartition, generation: int) -> bool:
-    del tp, generation
-    return True
-
-
 def _offsets(unread: Unread | None) -> list[int]:
-    return [] if unread is None else list(range(unread.later.first, unread.later.last + 1))
+    return [] if unread is None else list(range(unread.lazy.first, unread.lazy.last + 1))
 
 
-def _steal(chunk: Chunk) -> list[RawRecord]:
+def _take_waiting(chunk: Chunk) -> list[RawRecord]:
     """Take what was read and no handler has begun, in offset order; the pool may pop at the same time, in another
     thread."""
     taken: list[RawRecord] = []
@@ -201,3 +211,107 @@ def _steal(chunk: Chunk) -> list[RawRecord]:
             taken.append(chunk.records.pop())
     except IndexError:
         return taken
+
+
+class LockKeeper:
+    """Looks after the locks of one agent; on the service loop. No timer runs while nothing is held."""
+
+    def __init__(
+        self, agent: ShareAgent, *, pool: Pool, held: HeldRecords, acks: AckSender, prefetch: Prefetch, clock: Clock
+    ) -> None:
+        self._agent = agent
+        self._pool = pool
+        self._held = held
+        self._acks = acks
+        self._prefetch = prefetch
+        self._clock = clock
+        self._member: Member | None = None
+        self._ticker: TimerHandle | None = None
+        self._renewing: asyncio.Task[bool] | None = None
+        self._single: set[asyncio.Task[None]] = set()
+
+    def start(self, member: Member) -> None:
+        """Begin, for this member."""
+        self._member = member
+
+    async def stop(self) -> None:
+        """End all renewals."""
+        self._member = None
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        await cancelled(*self._single, self._renewing)
+
+    def watch(self) -> None:
+        """Something is held: look at it from time to time."""
+        if self._ticker is None and self._member is not None:
+            self._ticker = self._clock.call_later(TICK_S, self._tick)
+
+    def renew_one(self, chunk: Chunk, offset: int, soon: Callable[[Callable[[], object]], None]) -> _Held:
+        """Renew one lock now, from any thread; `soon` runs a function on the service loop."""
+        future: concurrent.futures.Future[bool] = concurrent.futures.Future()
+
+        async def renew() -> None:
+            lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), [(offset, offset)])
+            if not future.done():
+                future.set_result(bool(deadline) and not lost)
+
+        def begin() -> None:
+            task = asyncio.ensure_future(renew())
+            self._single.add(task)
+            task.add_done_callback(self._single.discard)
+
+        soon(begin)
+        return future
+
+    async def renew_all(self) -> bool:
+        """Renew all that is held, now; whether each lock is renewed or known to be lost. Without renewals those are
+        taken for lost that have lapsed by the clock."""
+        if self._agent.options.renew:
+            return await self._renew(list(self._held.live), self._lock_s())
+        now = self._clock.monotonic()
+        for chunk in [chunk for chunk in self._held.live if chunk.deadline <= now]:
+            self._held.lose(chunk, chunk.unfinished())
+        return True
+
+    def _tick(self) -> None:
+        self._ticker = None
+        member = self._member
+        if member is None or not self._held.live:
+            return
+        now = self._clock.monotonic()
+        self._held.look(member)
+        self._look_for_stuck_handlers(now)
+        if self._agent.options.renew and (self._renewing is None or self._renewing.done()):
+            lock_s = self._lock_s()
+            due = [chunk for chunk in self._held.live if chunk.deadline - now < lock_s * RENEW_LEFT]
+            if due:
+                self._renewing = asyncio.create_task(self._renew(due, lock_s), name=f"renew {self._agent.name}")
+        self._ticker = self._clock.call_later(TICK_S, self._tick)
+
+    def _look_for_stuck_handlers(self, now: float) -> None:
+        """Records that wait while no runner gets free, or while nobody takes them (the loop is blocked), go back."""
+        batch = self._agent.options.batch
+        busy = self._pool.busy
+        full = busy >= len(self._pool.runners) or (batch is None and self._held.buffered > 0)
+        if self._prefetch.still_running(busy * (batch.size if batch else 1), now, full=full):
+            self._held.give_back()
+
+    async def _renew(self, chunks: list[Chunk], lock_s: float) -> bool:
+        """Whether of each lock is known what became of it."""
+        abandoned = self._pool.abandoned(lock_s)
+        known = True
+        for chunk in chunks:
+            held = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
+            if held and self._held.holds(chunk):
+                lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), runs(held))
+                if deadline:
+                    chunk.deadline = deadline
+                gone = [offset for first, last in lost for offset in range(first, last + 1)]
+                self._held.lose(chunk, gone)
+                known = known and (bool(deadline) or len(gone) == len(held))
+        return known
+
+    def _lock_s(self) -> float:
+        told_ms = 0 if self._member is None else self._member.lock_timeout_ms
+        return told_ms / 1000 if told_ms > 0 else LOCK_S

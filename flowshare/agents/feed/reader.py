@@ -1,27 +1,33 @@
-"""What a fetch brought, read: chunks for the pool, and at once the acknowledgements of what needs no handler."""
+"""Reads what a fetch brought: chunks for the pool, and at once the acknowledgements of what needs no handler.
+
+A member that is given a part of a record batch is sent the whole batch, and again with the next part (KIP-1206: the
+server never looks inside a batch). The last batch is kept read, so that the next part of it costs next to nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.agents.acks import GAP, REJECT, RELEASE
-from flowshare.agents.chunk import Chunk, Later, Unread
-from flowshare.agents.intake import Intake
-from flowshare.agents.outcomes import Kind, Outcome
+from flowshare.agents.feed.acknowledgements import GAP, REJECT, RELEASE
+from flowshare.agents.handler.chunk import Chunk, LazyRecords, Unread
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
+from flowshare.garbage import collector_paused
 from flowshare.protocol.batches import DecodeError
+from flowshare.protocol.decoding import LastBatch, RawDecoded, decode_raw
 from flowshare.protocol.promise import promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flowshare.agents.acks import AckSender, Key
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.settle import Settler
-    from flowshare.agents.stats import AgentStats
-    from flowshare.agents.waiting import WaitingRecords
-    from flowshare.client.ranges import Fetched
+    from flowshare.agents.feed.acknowledgements import AckSender, Key
+    from flowshare.agents.feed.completion import Completion
+    from flowshare.agents.feed.delays import RetryTopicReader
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.run.stats import AgentStats
+    from flowshare.client.session.ranges import Fetched
     from flowshare.protocol.decoding import RawDecoded, RawRecord
     from flowshare.protocol.promise import Promised
 
@@ -30,7 +36,7 @@ logger = logging.getLogger("flowshare.agents")
 UNREADABLE_DELAY_MS: Final = 1_000
 
 
-class _NotNow(NamedTuple):
+class _Postponed(NamedTuple):
     """Acquired records that would have been too much in memory with those before them."""
 
     first: int
@@ -53,8 +59,8 @@ class Reader:
         agent: ShareAgent,
         *,
         acks: AckSender,
-        settler: Settler,
-        waiting: WaitingRecords | None,
+        completion: Completion,
+        waiting: RetryTopicReader | None,
         stats: AgentStats,
         service_loop: asyncio.AbstractEventLoop,
         observed: bool,
@@ -67,13 +73,13 @@ class Reader:
         """
         self._agent = agent
         self._acks = acks
-        self._settler = settler
+        self._completion = completion
         self._waiting = waiting
         self._stats = stats
         self._service_loop = service_loop
         self._observed = observed
         self._unreadable = unreadable
-        self._intake = Intake()
+        self._last_batch = LastBatch()
         self.batch_records = 0
         """Offsets of the longest record batch in the last answer; 0 before the first."""
 
@@ -89,11 +95,11 @@ class Reader:
         decoded = self._decode(part, bytes_max)
         if decoded is None:
             return []
-        later = [self._chunk(part, now, (), self._unread(part, _NotNow(*one))) for one in decoded.later]
+        later = [self._chunk(part, now, (), self._unread(part, _Postponed(*one))) for one in decoded.later]
         return [*self._read(part, decoded, now), *later] if decoded.runs else later
 
-    def _unread(self, part: Fetched, later: Later) -> Unread:
-        return Unread(later, lambda chunk, first: self._unreadable(chunk, first, part))
+    def _unread(self, part: Fetched, lazy: LazyRecords) -> Unread:
+        return Unread(lazy, lambda chunk, first: self._unreadable(chunk, first, part))
 
     def _read(self, part: Fetched, decoded: RawDecoded, now: float) -> list[Chunk]:
         """Chunks of what was read."""
@@ -140,7 +146,8 @@ class Reader:
         """The records; offsets without one are acknowledged here."""
         key = (part.tp, part.generation)
         try:
-            decoded = self._intake.decode(part.records, part.acquired, bytes_max)
+            with collector_paused():
+                decoded = decode_raw(part.records, part.acquired, bytes_max=bytes_max, last=self._last_batch)
         except (DecodeError, MemoryError) as error:
             # Not one batch of it can be told apart: the answer is more likely at fault than the log, so ask again. Or
             # there is no memory for it here and now, which says nothing of the records.
@@ -148,13 +155,13 @@ class Reader:
             why = str(error) or "out of memory"
             logger.error(said, self._agent.name, part.topic, part.partition, why)  # noqa: TRY400 - no trace is of use
             for first, last, _ in part.acquired:
-                self._acks.other(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
+                self._acks.acknowledge(key, first, last, RELEASE, "released", delay_ms=UNREADABLE_DELAY_MS)
             return None
         self.batch_records = decoded.batch_records
         for first, last in decoded.gaps:
-            self._acks.other(key, first, last, GAP, "gaps")
+            self._acks.acknowledge(key, first, last, GAP, "gaps")
         for first, last in decoded.missing:
-            self._acks.other(key, first, last, RELEASE, "unrun", unrun=True)
+            self._acks.acknowledge(key, first, last, RELEASE, "unrun", unrun=True)
         for first, last, reason in decoded.corrupt:
             self._corrupt(part, key, first, last, reason)
         return decoded
@@ -179,7 +186,9 @@ class Reader:
                 f"attempts used up ({record.delivery_count} of {attempts_max}) without an outcome: the worker crashed, "
                 "was killed or stopped, or lost the lock while handling it"
             )
-            self._service_loop.call_soon(self._settler.settle, chunk, record, Outcome(Kind.DEAD, None, reason))
+            self._service_loop.call_soon(
+                self._completion.complete, chunk, record, Outcome(OutcomeKind.DEAD, None, reason)
+            )
 
     def _corrupt(self, part: Fetched, key: Key, first: int, last: int, reason: str) -> None:
         """Bytes that are no records: nothing to keep in a dead letter but the fact."""
@@ -193,4 +202,4 @@ class Reader:
             reason,
         )
         self._stats.undecodable += last - first + 1
-        self._acks.other(key, first, last, REJECT, "rejected")
+        self._acks.acknowledge(key, first, last, REJECT, "rejected")

@@ -7,25 +7,21 @@ nothing (KIP-932 leaves the reset to the group's config).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.capabilities import check_asked
-from flowshare.agents.errors import UsageError
-from flowshare.agents.limits import GroupLimits, native_limits
-from flowshare.agents.retry_topic import retry_topic
-from flowshare.agents.send import topic_name
-from flowshare.backend.base import BackendError
-from flowshare.client.admin import MAX_IN_FLIGHT
+from flowshare.agents.feed.limits import GroupLimits, check_asked, native_limits
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.retry_headers import retry_topic
+from flowshare.agents.handler.send import topic_name
+from flowshare.backend.base import BackendError, Capabilities
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, ShareAdmin
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.app import App
-    from flowshare.backend.base import Capabilities
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.agents.handler.agent import ShareAgent
     from flowshare.clock import Clock
     from flowshare.protocol.messages import ConfigEntry
 
@@ -46,7 +42,6 @@ DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
 DEAD_LETTER_ON: Final = "share.dead.letter.on"
 RENEWAL: Final = "share.renew.acknowledge.enable"
-DEAD_LETTER_GROUP: Final = "errors.deadletterqueue.group.enable"
 
 
 async def prepare(
@@ -142,7 +137,8 @@ async def _prepare(
     for channel in channels[len(agent.channels) :]:
         takes_all = topic_name(channel) in takers
         if takes_all and not size:
-            size = min(await _largest(agent, admin) + HEADERS_BYTES, 2**31 - 1)
+            largest = max([await _message_bytes(admin, topic) or MESSAGE_BYTES for topic in agent.topics])
+            size = min(largest + HEADERS_BYTES, 2**31 - 1)
             allow(size)
         await _need_topic(agent, admin, channel, size=size if takes_all else 0)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
@@ -152,25 +148,20 @@ async def _prepare(
     return limits
 
 
-async def declare(app: App, topic: str, admin: ShareAdmin) -> None:
-    """Make a missing topic as the app's agents declare it, before a first record has the broker make one of its own.
+async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -> None:
+    """Make a missing topic as the agents declare it, before a first record has the broker make one of its own.
 
     Raises: UsageError, ServerError.
     """
-    for agent in app.share_agents.values():
+    for agent in agents:
         for channel in agent.channels:
             if topic_name(channel) == topic:
                 await _need_topic(agent, admin, channel)
                 return
 
 
-async def _largest(agent: ShareAgent, admin: ShareAdmin) -> int:
-    """The largest batch that one of the agent's topics takes, in bytes; Kafka's default where that may not be seen."""
-    found = [await _message_bytes(admin, topic) for topic in agent.topics]
-    return max(one or MESSAGE_BYTES for one in found)
-
-
 async def _message_bytes(admin: ShareAdmin, topic: str) -> int | None:
+    """The largest batch that a topic takes; None where that may not be seen."""
     try:
         entries = await admin.topic_configs(topic)
     except ServerError as error:

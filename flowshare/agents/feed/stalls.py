@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED, ShareAdmin
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.pair import Member
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.agents.feed.feeder import Feeder
+    from flowshare.agents.feed.members import Member
+    from flowshare.agents.handler.agent import ShareAgent
     from flowshare.clock import Clock
     from flowshare.protocol.messages import SharePartitionOffsets
 
@@ -32,19 +32,6 @@ class Reason(NamedTuple):
 
     text: str
     normal: bool
-
-
-class Holder(Protocol):
-    """What a feeder holds."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether nothing is fetched until it is resumed."""
-        ...
-
-    def problems(self) -> list[str]:
-        """Why it is not healthy."""
-        ...
 
 
 class StallWatch:
@@ -88,17 +75,17 @@ class StallWatch:
             text = f"rate_limit allows {limit.per_s * 3600:g} records an hour, the next one in {QUIET_S:g} s or later"
             self._tell(Reason(text, normal=True), 0.0)
 
-    def nothing_fetched(self, holder: Holder) -> None:
+    def nothing_fetched(self, feeder: Feeder) -> None:
         """A fetch came back empty."""
         now = self._clock.monotonic()
         if now - self._looked < QUIET_S or (self._task is not None and not self._task.done()):
             return
         self._looked = now
-        self._task = asyncio.create_task(self._explain(holder, now), name=f"stall {self._agent.name}")
+        self._task = asyncio.create_task(self._explain(feeder, now), name=f"stall {self._agent.name}")
 
-    async def _explain(self, holder: Holder, now: float) -> None:
+    async def _explain(self, feeder: Feeder, now: float) -> None:
         assert self._member is not None
-        reason = await explain(self._agent, self._admin, self._member, holder)
+        reason = await explain(self._agent, self._admin, self._member, feeder)
         if self._since <= now:  # else something came meanwhile
             self._tell(reason, now - self._since)
 
@@ -116,11 +103,11 @@ class StallWatch:
         )
 
 
-async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, holder: Holder) -> Reason:
+async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, feeder: Feeder) -> Reason:
     """Why an agent gets no records now."""
-    if holder.paused:
+    if feeder.paused:
         return Reason("the agent is paused; resume it", normal=True)
-    problems = holder.problems()
+    problems = feeder.problems()
     if problems:
         return Reason("; ".join(problems), normal=False)
     if member.trouble:

@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from flowshare.agents.feed.locks import HeldRecords, LockKeeper
+from flowshare.agents.feed.members import Member
+from flowshare.agents.run.pool import StartPermit
 from flowshare.client.errors import ClientError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from flowshare.agents.held import Holdings
-    from flowshare.agents.locks import LockKeeper
-    from flowshare.agents.pair import Member
-    from flowshare.clock import Clock, TimerHandle
+from flowshare.clock import Clock, TimerHandle
+from flowshare.tasks import cancelled
 
 PULSE_S: Final = 0.25
 LIMIT_S: Final = 1.0
@@ -44,29 +42,24 @@ PAUSE_S: Final = 0.2
 logger = logging.getLogger("flowshare.agents")
 
 
-class Gate:
-    """Whether handlers may begin: asked by a pool before each record, from any thread."""
-
-    __slots__ = ("until_s", "wanted")
-
-    def __init__(self) -> None:
-        self.until_s = float("inf")
-        """Until then, in the clock's monotonic seconds."""
-        self.wanted = False
-        """Whether somebody waits for it to open."""
-
-
 class Standstill:
     """Watches over one agent's handlers; on the service loop."""
 
     def __init__(
-        self, agent: str, *, gate: Gate, wake: Callable[[], object], holdings: Holdings, locks: LockKeeper, clock: Clock
+        self,
+        agent: str,
+        *,
+        permit: StartPermit,
+        wake: Callable[[], object],
+        held: HeldRecords,
+        locks: LockKeeper,
+        clock: Clock,
     ) -> None:
         """wake: lets the pool look at its queue."""
         self._agent = agent
-        self._gate = gate
+        self._permit = permit
         self._wake = wake
-        self._holdings = holdings
+        self._held = held
         self._locks = locks
         self._clock = clock
         self._member: Member | None = None
@@ -95,9 +88,7 @@ class Standstill:
         if self._timer is not None:
             self._timer.cancel()
         asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        await cancelled(asking)
 
     def _pulse(self) -> None:
         now = self._clock.monotonic()
@@ -107,7 +98,7 @@ class Standstill:
         self._timer = self._clock.call_later(PULSE_S, self._pulse)
         if still_s > LIMIT_S:
             self.count += 1
-            self._gate.until_s = float("-inf")
+            self._permit.until_s = float("-inf")
             if self._asking is None:
                 logger.warning(
                     "agent=%s: this process stood still for %.1f s; handlers begin again when its group has answered",
@@ -119,9 +110,9 @@ class Standstill:
             self._open(now)
 
     def _open(self, now: float) -> None:
-        self._gate.until_s = now + LIMIT_S
-        if self._gate.wanted:
-            self._gate.wanted = False
+        self._permit.until_s = now + LIMIT_S
+        if self._permit.wanted:
+            self._permit.wanted = False
             self._wake()
 
     async def _ask(self, since_s: float) -> None:
@@ -141,7 +132,7 @@ class Standstill:
         assert member is not None
         try:
             await self._clock.wait_for(member.confirm(), ANSWER_S)
-            self._holdings.look(member)
+            self._held.look(member)
             known = await self._locks.renew_all()
         except (TimeoutError, ClientError) as error:
             logger.debug("agent=%s: the group does not answer: %s", self._agent, error)
@@ -149,5 +140,5 @@ class Standstill:
         except Exception:  # a fault of ours must not keep the handlers from beginning for ever
             logger.exception("agent=%s: asking what is still held failed, tried again", self._agent)
             return False
-        self._holdings.look(member)  # something may have been lost while it was renewed
+        self._held.look(member)  # something may have been lost while it was renewed
         return known

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, Protocol, get_args, get_origin, get_type_hints
 
-import faust
+from flowshare.agents.handler.batch import Records
+from flowshare.agents.handler.delivery import Delivery
+from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, UsageError
+from flowshare.agents.handler.middleware import Middleware, check
+from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, produce, topic_name
+from flowshare.agents.handler.texts import said
+from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, explain
 
-from flowshare.agents.batching import Records
-from flowshare.agents.coding import decoder_for
-from flowshare.agents.delivery import Delivery
-from flowshare.agents.errors import AnnotationError, OptionError, UsageError
-from flowshare.agents.middleware import Middleware, check
-from flowshare.agents.options import AgentOptions
-from flowshare.agents.outcomes import warn_once_of_lost_values
-from flowshare.agents.send import Produce, Send, produce, topic_name
-from flowshare.agents.texts import said
-from flowshare.agents.values import Decoder, check_topic_type, describe, explain
-
-if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.agents.errors import UndecodableValue
-    from flowshare.agents.runtime import AgentRuntime
+logger = logging.getLogger(__name__)
 
 _EMPTY: Final = inspect.Parameter.empty
 
@@ -35,8 +29,9 @@ class Signature:
     def __init__(
         self, name: str, fun: Callable[..., Any], *, batch: bool, scope: Mapping[str, Any] | None = None
     ) -> None:
-        self.is_async = _is_async(name, fun)
-        hints = _hints(name, fun, scope)
+        called = fun if inspect.isroutine(fun) else getattr(fun, "__call__", fun)  # noqa: B004 - its kind, not if it is
+        self.is_async = _is_async(name, called)
+        hints = _hints(name, called, scope)
         parameters = [
             one
             for one in inspect.signature(fun).parameters.values()
@@ -52,7 +47,7 @@ class Signature:
             raise AnnotationError(f"agent {name}: the first parameter is the value; put the fs.Delivery after it")
         self.value_annotated = hint is not _EMPTY
         self.annotation = _batch_annotation(name, hint) if batch else (Any if hint is _EMPTY else hint)
-        if (not batch and get_origin(hint) is Records) or (not batch and hint is Records):
+        if not batch and Records in (hint, get_origin(hint)):
             raise AnnotationError(f"agent {name}: a handler that takes fs.Records needs batch=fs.Batch(size, within=…)")
         self.delivery_name: str | None = None
         self.delivery_positional = False
@@ -78,12 +73,40 @@ class Signature:
             )
 
 
+class Pausable(Protocol):
+    """An agent at work in this process."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it fetches nothing until `resume`."""
+
+    def pause(self) -> None:
+        """Fetch nothing more, give back what no handler has begun."""
+
+    def resume(self) -> None:
+        """Fetch again."""
+
+
+class Application(Protocol):
+    """What an agent asks of its app, `agents.app.App`."""
+
+    app_id: str
+    share: str
+    conf: Any
+    """Faust's settings: `topic_partitions`, `topic_allow_declare`."""
+    middlewares: list[Middleware]
+    share_agents: dict[str, ShareAgent]
+
+    def runtime_of(self, agent: str) -> Pausable | None:
+        """The agent of this name at work; None where the app does not run."""
+
+
 class ShareAgent:
     """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
 
     def __init__(
         self,
-        app: App,
+        app: Application,
         fun: Callable[..., Any],
         topics: Sequence[Any],
         options: Mapping[str, Any],
@@ -111,7 +134,7 @@ class ShareAgent:
             for name, channel in zip(self.topics, self.channels, strict=True)
         }
         self._check_outputs()
-        self._warn = warn_once_of_lost_values(name)
+        self._warned = False
         self.__doc__ = fun.__doc__
         self.__name__ = getattr(fun, "__name__", name)
         self.__wrapped__ = fun
@@ -153,7 +176,7 @@ class ShareAgent:
     @property
     def paused(self) -> bool:
         """Whether `pause` is in force in this process."""
-        runtime = self._runtime()
+        runtime = self.app.runtime_of(self.name)
         return runtime is not None and runtime.paused
 
     def pause(self) -> None:
@@ -165,11 +188,8 @@ class ShareAgent:
         """Fetch again after `pause`. Any thread. Raises: UsageError when the app does not run here."""
         self._running("resume").resume()
 
-    def _runtime(self) -> AgentRuntime | None:
-        return None if self.app.host is None else self.app.host.runtimes.get(self.name)
-
-    def _running(self, what: str) -> AgentRuntime:
-        runtime = self._runtime()
+    def _running(self, what: str) -> Pausable:
+        runtime = self.app.runtime_of(self.name)
         if runtime is None:
             raise UsageError(
                 f"agent {self.name} does not run in this process, so there is nothing to {what}: call it where the "
@@ -191,7 +211,7 @@ class ShareAgent:
         """One error for a value that the decoder refused."""
         return explain(raw, self.signature.annotation, error)
 
-    def outputs(self, result: Any, headers: tuple[tuple[str, bytes], ...]) -> tuple[Produce, ...]:
+    def outputs(self, result: Any, headers: tuple[tuple[str, bytes], ...]) -> tuple[ProducerRecord, ...]:
         """What a handler's result produces: `Send`s, or the value for each sink. Raises: Unencodable."""
         if result is None:
             return ()
@@ -200,9 +220,19 @@ class ShareAgent:
         if type(result) in (list, tuple) and result and all(isinstance(one, Send) for one in result):
             return tuple(one.encode(headers) for one in result)
         if not self.options.sink:
-            self._warn(result)
+            self._warn_of_lost_value(result)
             return ()
         return tuple(produce(sink, result, extra_headers=headers) for sink in self.options.sink)
+
+    def _warn_of_lost_value(self, value: Any) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "agent %s returned a value of type %s but has no sink: the value is dropped. "
+                "Add sink=[topic], return fs.Send(topic, value), or return None.",
+                self.name,
+                type(value).__name__,
+            )
 
     def describe(self) -> dict[str, Any]:
         """The agent's settings by name, for the line at the worker's start and for `--json`."""
@@ -235,8 +265,7 @@ class ShareAgent:
             elif value_type is not None and not isinstance(value_type, str):
                 annotation = value_type
             try:
-                serializer = getattr(channel, "value_serializer", None)
-                built[name] = decoder_for(annotation, serializer)
+                built[name] = channel.decoder("value", annotation) if is_topic(channel) else decoder(annotation)
             except AnnotationError as error:
                 raise AnnotationError(f"agent {self.name}: {error}") from None
         return built
@@ -255,11 +284,8 @@ class ShareAgent:
             )
 
     def _check_outputs(self) -> None:
-        for sink in self.options.sink:
-            if not isinstance(sink, (str, faust.TopicT)):
-                raise OptionError(f"agent {self.name}: sink={sink!r} is neither a topic of the app nor a name")
         wanted = self.options.dead_letter
-        if wanted is not None and wanted is not True and not isinstance(wanted, (str, faust.TopicT)):
+        if wanted is not None and wanted is not True and not (isinstance(wanted, str) or is_topic(wanted)):
             raise OptionError(f"agent {self.name}: dead_letter takes True, a topic, a name or None, not {wanted!r}")
         if self.dead_letter_topic in self.topics:
             raise OptionError(
@@ -268,27 +294,27 @@ class ShareAgent:
 
 
 def _key_decoder(agent: str, topic: str, channel: Any) -> Decoder | None:
-    key_type, serializer = getattr(channel, "key_type", None), getattr(channel, "key_serializer", None)
-    if isinstance(key_type, str) or (key_type is None and serializer is None):
+    key_type = getattr(channel, "key_type", None)
+    if isinstance(key_type, str) or (key_type is None and getattr(channel, "key_serializer", None) is None):
         return None
     try:
-        return decoder_for(Any if key_type is None else key_type, serializer)
+        made: Decoder | None = channel.decoder("key", Any if key_type is None else key_type)
     except AnnotationError as error:
         raise AnnotationError(f"agent {agent}: the key_type of topic {topic!r}: {error}") from None
+    return made
 
 
 def _channel_name(agent: str, topic: Any) -> str:
     if isinstance(topic, str) and topic:
         return topic
-    if isinstance(topic, faust.TopicT):
+    if is_topic(topic):
         if getattr(topic, "pattern", None):
             raise UsageError(f"agent {agent}: topic patterns are not supported; list the topics by name")
         return str(topic.get_topic_name())
     raise UsageError(f"agent {agent}: {topic!r} is not a topic; give a name or what app.topic(…) returned")
 
 
-def _is_async(name: str, fun: Callable[..., Any]) -> bool:
-    called = fun if inspect.isroutine(fun) else getattr(fun, "__call__", fun)  # noqa: B004 - its kind, not if it is
+def _is_async(name: str, called: Callable[..., Any]) -> bool:
     if inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
         raise AnnotationError(
             f"agent {name}: the handler yields. A share agent is called once per record (or batch) and returns; "
@@ -297,10 +323,9 @@ def _is_async(name: str, fun: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(called)
 
 
-def _hints(name: str, fun: Callable[..., Any], scope: Mapping[str, Any] | None) -> dict[str, Any]:
-    target = fun if inspect.isroutine(fun) else getattr(fun, "__call__", fun)  # noqa: B004
+def _hints(name: str, called: Callable[..., Any], scope: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
-        return get_type_hints(target, localns=dict(scope) if scope else None)
+        return get_type_hints(called, localns=dict(scope) if scope else None)
     except Exception as error:
         raise AnnotationError(
             f"agent {name}: its annotations cannot be evaluated ({said(error)}). Types that a handler's annotations "

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from flowshare.agents.delivery import Delivery
-from flowshare.agents.errors import OptionError
-from flowshare.agents.outcomes import Reject, Release
-from flowshare.agents.retry import Seconds, seconds
-from flowshare.agents.texts import named, said, shown
+from flowshare.agents.handler.delivery import Delivery
+from flowshare.agents.handler.outcomes import Reject, Release
+from flowshare.agents.handler.retry import Seconds, count, seconds
+from flowshare.agents.handler.texts import named, said, shown
 
 T = TypeVar("T")
 
@@ -24,8 +23,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Raises: OptionError when a value is refused."""
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= 10_000:
-            raise OptionError(f"fs.Batch(size) takes a number from 1 to 10000, not {self.size!r}")
+        count(self.size, "fs.Batch(size)", 10_000)
         object.__setattr__(self, "within", seconds(self.within, "fs.Batch(within=…)"))
 
     @property

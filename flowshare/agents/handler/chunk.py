@@ -10,51 +10,44 @@ iteration. Everything below the line in `__init__` belongs to the feeder alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from flowshare.agents.handler.outcomes import Outcome
+from flowshare.agents.handler.retry_headers import RetryOrigin
+from flowshare.agents.handler.values import Decoder
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 from flowshare.protocol.headers import DecodeError
-
-if TYPE_CHECKING:
-    from flowshare.agents.outcomes import Outcome
-    from flowshare.agents.retry_topic import Origin
-    from flowshare.agents.values import Decoder
-    from flowshare.protocol.messages import TopicPartition
+from flowshare.protocol.messages import TopicPartition
 
 
-class Later(Protocol):
+class LazyRecords(Protocol):
     """Records that are read when it is their turn."""
 
     @property
     def first(self) -> int:
         """Offset of the next one; behind `last` when none are left."""
-        ...
 
     @property
     def last(self) -> int:
         """Offset of the last one."""
-        ...
 
     @property
     def delivery_count(self) -> int:
         """How often all of them were delivered."""
-        ...
 
     @property
     def waiting(self) -> int:
         """How many are left."""
-        ...
 
     def read(self) -> list[RawRecord]:
         """The next of them. Raises: DecodeError, MemoryError, and `first` stays."""
-        ...
 
 
 class Unread(NamedTuple):
     """Records that nobody has read yet. failed: called with the chunk and the first offset that cannot be read, on any
     thread; none from there on is handled."""
 
-    later: Later
+    lazy: LazyRecords
     failed: Callable[[Chunk, int], None]
 
 
@@ -98,7 +91,7 @@ class Chunk:
         deadline: float,
         generation: int,
         arrived: float,
-        origins: Mapping[int, Origin] | None = None,
+        origins: Mapping[int, RetryOrigin] | None = None,
         unread: Unread | None = None,
         decode_key: Decoder | None = None,
     ) -> None:
@@ -136,9 +129,9 @@ class Chunk:
         self._unread: list[Unread] = []
         if unread is not None:
             self._unread.append(unread)
-            self._count = unread.later.delivery_count
-            self.runs = [(unread.later.first, unread.later.last)]
-            self.remaining = unread.later.waiting
+            self._count = unread.lazy.delivery_count
+            self.runs = [(unread.lazy.first, unread.lazy.last)]
+            self.remaining = unread.lazy.waiting
         self._counts = _other_counts(records, self._count)
         self.attempts: dict[int, int] = {}
         """Attempt by offset, kept for an observer only."""
@@ -151,13 +144,13 @@ class Chunk:
         if unread is None:
             return False
         try:
-            records = unread.later.read()
+            records = unread.lazy.read()
         except (DecodeError, MemoryError):
-            unread.failed(self, unread.later.first)
+            unread.failed(self, unread.lazy.first)
             return False
         records.reverse()
         self.records[:0] = records  # in one step: the feeder may have put back some meanwhile, which come first
-        if unread.later.waiting:
+        if unread.lazy.waiting:
             self._unread.append(unread)
         return True
 
@@ -175,20 +168,37 @@ class Chunk:
     @property
     def waiting(self) -> int:
         """Records that no handler has begun. Any thread."""
-        return len(self.records) + sum(unread.later.waiting for unread in tuple(self._unread))
+        return len(self.records) + sum(unread.lazy.waiting for unread in tuple(self._unread))
 
     def attempt(self, offset: int) -> int:
         """How often this record was delivered, this time included."""
         count = self._count if self._counts is None else self._counts.get(offset, self._count)
         return count if self._origins is None else count + self._origins[offset].attempts
 
-    def origin(self, offset: int) -> Origin | None:
+    def origin(self, offset: int) -> RetryOrigin | None:
         """Where a record of a retry topic came from."""
         return None if self._origins is None else self._origins[offset]
 
     def place(self, offset: int) -> int:
         """The record's offset in the partition that it comes from."""
         return offset if self._origins is None else self._origins[offset].offset
+
+    def at(self, offset: int) -> str:
+        """`topic-partition@offset` of the place that the record comes from."""
+        return f"{self.topic}-{self.partition}@{self.place(offset)}"
+
+    def where(self, offset: int) -> str:
+        """How flowshare's own log lines name a delivery."""
+        return f"agent={self.agent} record={self.at(offset)} attempt={self.attempt(offset)}"
+
+    def value(self, record: RawRecord) -> Any:
+        """The record's value as handlers get it. Raises: whatever the decoder raises."""
+        raw = record.value
+        if self.decode is not None:
+            return self.decode(raw)
+        if raw is None:
+            raise ValueError("null")
+        return raw
 
     def whole(self, record: RawRecord) -> DecodedRecord:
         """One of the chunk's records with all its fields."""

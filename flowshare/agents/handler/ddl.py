@@ -1,4 +1,4 @@
-"""Annotation -> column type in Spark's DDL, for values that are JSON: the types that `agents.values` decodes.
+"""Annotation -> column type in Spark's DDL, for values that are JSON: the types that `agents.handler.values` decodes.
 
 | annotation | column |
 |---|---|
@@ -22,7 +22,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from flowshare.agents.values import strip_none
+from flowshare.agents.handler.values import strip_none
+from flowshare.errors import FlowshareError
 
 SCALARS: Final[Mapping[Any, str]] = {
     str: "STRING",
@@ -36,7 +37,7 @@ SCALARS: Final[Mapping[Any, str]] = {
 }
 
 
-class NoColumn(TypeError):
+class NoColumn(FlowshareError, TypeError):
     """No column type is known for an annotation."""
 
 

@@ -6,35 +6,41 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.errors import UndecodableValue
-from flowshare.agents.retry_topic import PREFIX as RETRY_PREFIX
-from flowshare.agents.texts import said
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.errors import UndecodableValue
+from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
+from flowshare.agents.handler.texts import said
 from flowshare.protocol.decoding import RawRecord
 
+T = TypeVar("T")
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
 
 current: Final[ContextVar[tuple[Chunk, RawRecord] | None]] = ContextVar("flowshare_current", default=None)
 """The delivery that this context works on: set by the pool before each handler call."""
 
 
-class Renewal:
-    """A renewal under way: await it, or ask `result()` in a thread, or let it be."""
+class EventualResult(Generic[T]):
+    """Something under way on another thread (a renewal, a record that is sent): await it, or ask `result()` in a
+    thread, or let it be."""
 
     __slots__ = ("_future",)
 
-    def __init__(self, future: concurrent.futures.Future[bool]) -> None:
+    def __init__(self, future: concurrent.futures.Future[T]) -> None:
         self._future = future
 
-    def __await__(self) -> Generator[object, None, bool]:
-        """Whether the lock holds anew."""
+    def __await__(self) -> Generator[object, None, T]:
+        """What came of it."""
         return asyncio.wrap_future(self._future).__await__()
 
-    def result(self, timeout: float | None = 10.0) -> bool:
-        """Whether the lock holds anew; waits `timeout` seconds at most. For `def` handlers only."""
+    def result(self, timeout: float | None = 30.0) -> T:
+        """What came of it; waits `timeout` seconds at most. Not on an event loop."""
         return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether it is known."""
+        return self._future.done()
 
 
 class Delivery:
@@ -118,13 +124,16 @@ class Delivery:
         """`topic id:partition:offset`: the same for every attempt and for no other record; the idempotency key."""
         return f"{self._chunk.topic_id}:{self._chunk.partition}:{self._chunk.place(self._record.offset)}"
 
-    def renew(self) -> Renewal:
-        """Start the acquisition lock anew now. Flowshare does so by itself; for `renew=False` and for certainty."""
+    def renew(self) -> EventualResult[bool]:
+        """Start the acquisition lock anew now; the result: whether it holds.
+
+        Flowshare does so by itself; for `renew=False` and for certainty.
+        """
         if self._renew is None:
             done: concurrent.futures.Future[bool] = concurrent.futures.Future()
             done.set_result(True)
-            return Renewal(done)
-        return Renewal(self._renew(self._chunk, self._record.offset))
+            return EventualResult(done)
+        return EventualResult(self._renew(self._chunk, self._record.offset))
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"

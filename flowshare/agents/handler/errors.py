@@ -1,20 +1,14 @@
-"""Errors that a user of agents can make or meet, each with one message that says what to do.
-
-AgentError
-  UsageError          the application is written or set up wrongly; raised at import or at start
-    OptionError       an option's name or value is refused (also a TypeError)
-    AnnotationError   a handler's signature is refused (also a TypeError)
-  UndecodableValue    a record's value does not fit the handler's annotation
-  Unencodable         a value cannot be turned into bytes for a topic
-"""
+"""Errors that a user of agents can make or meet, each with one message that says what to do (`flowshare.errors`)."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+from flowshare.errors import FlowshareError
 
-class AgentError(Exception):
+
+class AgentError(FlowshareError):
     """Base of the errors of agents."""
 
 

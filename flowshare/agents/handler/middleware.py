@@ -21,8 +21,8 @@ import queue
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from flowshare.agents.errors import UsageError
-from flowshare.agents.texts import named
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.texts import named
 
 Middleware = Callable[[Any, Callable[[], Any]], Any]
 

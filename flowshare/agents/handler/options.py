@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from typing import Any, Final, TypedDict
 
-from flowshare.agents.batching import Batch
-from flowshare.agents.errors import OptionError, refuse_unknown
-from flowshare.agents.ratelimit import RateLimit, parse_rate
-from flowshare.agents.retry import Retry, Seconds, exception_types, seconds
+from flowshare.agents.handler.batch import Batch
+from flowshare.agents.handler.errors import OptionError, refuse_unknown
+from flowshare.agents.handler.rate_limit import RateLimit, parse_rate
+from flowshare.agents.handler.retry import Retry, Seconds, count, exception_types, seconds
+from flowshare.agents.handler.sinks import agent_sinks, several
 
 LIMIT_MARGIN: Final = 5
 """Deliveries that the group allows beyond `max_attempts`, for those that end in a crash or a lapsed lock."""
@@ -132,10 +132,15 @@ class AgentOptions:
         return f"by_duration:PT{whole_s}.{rest_ms:03d}S" if rest_ms else f"by_duration:PT{whole_s}S"
 
 
-def _group(value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise OptionError(f"group takes a name, not {value!r}")
-    return value
+def _fits(fits: Callable[[Any], object], takes: str) -> Callable[[Any], Any]:
+    """What fits is taken as it is."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise OptionError(f"{takes}, not {value!r}")
+        return value
+
+    return check
 
 
 def _start(value: Any) -> Any:
@@ -144,26 +149,6 @@ def _start(value: Any) -> Any:
             raise OptionError(f"start takes 'earliest', 'latest', seconds or a timedelta, not {value!r}")
         return value
     return seconds(value, "start")
-
-
-def _concurrency(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
-        raise OptionError(f"concurrency takes a number from 1 to 10000, not {value!r}")
-    return value
-
-
-def _in_flight(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise OptionError(f"max_in_flight takes a number from 1, or None, not {value!r}")
-    return value
-
-
-def _priority(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in PRIORITIES:
-        raise OptionError(f"priority takes 'redeliveries', 'new' or 'mixed', not {value!r}")
-    return value
 
 
 def _retry(value: Any) -> Retry:
@@ -192,47 +177,21 @@ def _dead_letter(value: Any) -> Any:
     return value
 
 
-def _sequence(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return tuple(value)
-    return (value,)
-
-
-def _batch(value: Any) -> Batch | None:
-    if value is None or isinstance(value, Batch):
-        return value
-    raise OptionError(f"batch takes fs.Batch(size, within=seconds), not {value!r}")
-
-
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"renew takes True or False, not {value!r}")
-    return value
-
-
-def _drain(value: Any) -> float:
-    if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
-        return seconds(value, "drain_timeout")
-    raise OptionError(f"drain_timeout takes seconds, not {value!r}")
-
-
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
-    "group": _group,
+    "group": _fits(lambda value: value is None or (isinstance(value, str) and value), "group takes a name"),
     "start": _start,
-    "concurrency": _concurrency,
+    "concurrency": lambda value: count(value, "concurrency", 10_000),
     "retry": _retry,
     "timeout": _positive("timeout"),
     "dead_letter": _dead_letter,
-    "drain_timeout": _drain,
+    "drain_timeout": lambda value: seconds(value, "drain_timeout"),
     "reject": lambda value: exception_types(value, "reject"),
-    "sink": _sequence,
-    "batch": _batch,
+    "sink": agent_sinks,
+    "batch": _fits(lambda value: isinstance(value, Batch | None), "batch takes fs.Batch(size, within=seconds)"),
     "rate_limit": parse_rate,
     "lock_duration": _positive("lock_duration"),
-    "renew": _bool,
-    "middleware": _sequence,
-    "max_in_flight": _in_flight,
-    "priority": _priority,
+    "renew": _fits(lambda value: isinstance(value, bool), "renew takes True or False"),
+    "middleware": several,
+    "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
+    "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
 }

@@ -1,25 +1,21 @@
 """What can become of a delivery: what a handler returns or raises, turned into one `Outcome`.
 
-The whole table of the architecture (§7) is here and in `settle.py`: here what the handler's result means, there what
-is produced and acknowledged for it.
+The README's table ("What happens to a record") is here and in `feed.completion`: here what the handler's result means,
+there what is produced and acknowledged for it.
 """
 
 from __future__ import annotations
 
 import enum
-import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flowshare.agents.errors import UndecodableValue
-from flowshare.agents.retry import Seconds, seconds
-from flowshare.agents.send import SendGroup
-from flowshare.agents.texts import named, said
+from flowshare.agents.handler.errors import UndecodableValue
+from flowshare.agents.handler.retry import Seconds, seconds
+from flowshare.agents.handler.send import SendGroup
+from flowshare.agents.handler.texts import named, said
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-
-logger = logging.getLogger(__name__)
+    from flowshare.agents.handler.agent import ShareAgent
 
 
 class Release(Exception):
@@ -41,7 +37,7 @@ class Reject(Exception):
         self.reason = reason if type(reason) is str else said(reason)
 
 
-class Kind(enum.Enum):
+class OutcomeKind(enum.Enum):
     """What is to be acknowledged."""
 
     ACCEPT = "accept"
@@ -56,7 +52,7 @@ class Outcome(NamedTuple):
     told: the log has it already, of another record of its batch.
     """
 
-    kind: Kind
+    kind: OutcomeKind
     error: BaseException | None = None
     reason: str = ""
     delay_s: float = 0.0
@@ -85,16 +81,16 @@ def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, endin
 def _of_kind(agent: ShareAgent, error: BaseException, attempt: int, ending: bool) -> Outcome:
     if isinstance(error, Release):
         if attempt >= agent.options.retry.max_attempts:  # each release is an attempt: no record goes round for ever
-            return Outcome(Kind.DEAD, None, f"attempts used up ({attempt}): given back by fs.Release")
-        return Outcome(Kind.RELEASE, None, "Release", error.delay_s)
+            return Outcome(OutcomeKind.DEAD, None, f"attempts used up ({attempt}): given back by fs.Release")
+        return Outcome(OutcomeKind.RELEASE, None, "Release", error.delay_s)
     if isinstance(error, Reject):
-        return Outcome(Kind.DEAD, None, said(error.reason))
+        return Outcome(OutcomeKind.DEAD, None, said(error.reason))
     if isinstance(error, UndecodableValue):
-        return Outcome(Kind.DEAD, error, f"undecodable: {said(error)}")
+        return Outcome(OutcomeKind.DEAD, error, f"undecodable: {said(error)}")
     if isinstance(error, agent.options.reject):
-        return Outcome(Kind.DEAD, error, f"rejected because of {named(error)}")
+        return Outcome(OutcomeKind.DEAD, error, f"rejected because of {named(error)}")
     if ending and not isinstance(error, Exception):
-        return Outcome(Kind.RELEASE, error, f"{CANCELLED} ({type(error).__name__})")
+        return Outcome(OutcomeKind.RELEASE, error, f"{CANCELLED} ({type(error).__name__})")
     return _of_failure(agent, error, attempt)
 
 
@@ -103,10 +99,10 @@ def _of_failure(agent: ShareAgent, error: BaseException, attempt: int) -> Outcom
     retry = agent.options.retry
     text = named(error)
     if isinstance(error, Exception) and not retry.retries(error):
-        return Outcome(Kind.DEAD, error, f"not to be retried: {text}")
+        return Outcome(OutcomeKind.DEAD, error, f"not to be retried: {text}")
     if attempt >= retry.max_attempts:
-        return Outcome(Kind.DEAD, error, f"attempts used up ({attempt}): {text}")
-    return Outcome(Kind.RETRY, error, text)
+        return Outcome(OutcomeKind.DEAD, error, f"attempts used up ({attempt}): {text}")
+    return Outcome(OutcomeKind.RETRY, error, text)
 
 
 def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple[str, bytes], ...]) -> Outcome:
@@ -121,22 +117,4 @@ def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple
         sends = agent.outputs(result, headers)
     except BaseException as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
         return of_exception(agent, error, attempt)
-    return Outcome(Kind.ACCEPT, sends=SendGroup(sends) if sends else None)
-
-
-def warn_once_of_lost_values(agent_name: str) -> Callable[[Any], None]:
-    """A function that logs one warning for the first value that goes nowhere because the agent has no sink."""
-    warned = False
-
-    def warn(value: Any) -> None:
-        nonlocal warned
-        if not warned:
-            warned = True
-            logger.warning(
-                "agent %s returned a value of type %s but has no sink: the value is dropped. "
-                "Add sink=[topic], return fs.Send(topic, value), or return None.",
-                agent_name,
-                type(value).__name__,
-            )
-
-    return warn
+    return Outcome(OutcomeKind.ACCEPT, sends=SendGroup(sends) if sends else None)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 
 _PER_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
+from flowshare.share.types import DELAY_MS_MAX
 
 Seconds = float | int | timedelta
 
 DelayPolicy = Callable[[int, random_module.Random], float]
 """Attempt that failed (the first is 1) and a random source -> seconds until the next one."""
 
-DELAY_MAX_S: Final = 30 * 24 * 3600.0
+DELAY_MAX_S: Final = DELAY_MS_MAX / 1000
 """Longest delay of a release: 30 days."""
 
 
@@ -30,9 +31,17 @@ def seconds(value: Seconds, what: str) -> float:
     return float(value)
 
 
+def count(value: object, what: str, most: int | None = None) -> int:
+    """`value` as a whole number from 1 to `most` (None: any). Raises: OptionError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (value if most is None else most):
+        raise OptionError(f"{what} takes a number from 1{'' if most is None else f' to {most}'}, not {value!r}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Delay that doubles with every attempt. With jitter: a random part of the upper half is taken off."""
+    """Delay that grows by `factor` with every attempt; by 1: it stays the same. With jitter: a random part of the upper
+    half is taken off."""
 
     first_s: float
     cap_s: float
@@ -44,18 +53,6 @@ class Exponential:
         steps = min(max(attempt, 1) - 1, 64)
         delay_s = min(self.cap_s, self.first_s * self.factor**steps)
         return delay_s * (0.5 + random.random() / 2) if self.jitter else delay_s
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """The same delay after every attempt."""
-
-    delay_s: float
-
-    def __call__(self, attempt: int, random: random_module.Random) -> float:
-        """Seconds to wait after `attempt` failed."""
-        del attempt, random
-        return self.delay_s
 
 
 def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitter: bool = True) -> Exponential:
@@ -85,11 +82,11 @@ class Retry:
 
     def __post_init__(self) -> None:
         """Raises: OptionError when a value is refused."""
-        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int) or self.max_attempts < 1:
-            raise OptionError(f"Retry(max_attempts=…) must be 1 or more, not {self.max_attempts!r}")
+        count(self.max_attempts, "Retry(max_attempts=…)")
         object.__setattr__(self, "on", exception_types(self.on, "Retry(on=…)"))
         if isinstance(self.delay, (int, float, timedelta)):
-            object.__setattr__(self, "delay", Constant(seconds(self.delay, "Retry(delay=…)")))
+            delay_s = seconds(self.delay, "Retry(delay=…)")
+            object.__setattr__(self, "delay", Exponential(delay_s, delay_s, factor=1.0, jitter=False))
         elif not callable(self.delay):
             raise OptionError(f"Retry(delay=…) takes seconds, exponential(…) or a function, not {self.delay!r}")
 
@@ -100,7 +97,7 @@ class Retry:
     def delay_s(self, attempt: int, random: random_module.Random) -> float:
         """Seconds until the attempt after `attempt`, between 0 and 30 days."""
         policy = self.delay
-        if isinstance(policy, (Exponential, Constant)):
+        if isinstance(policy, Exponential):
             delay_s = policy(attempt, random)
         else:
             assert callable(policy)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.agents.send import Produce
+from flowshare.agents.handler.send import ProducerRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowshare.agents.chunk import Chunk
+    from flowshare.agents.handler.chunk import Chunk
     from flowshare.protocol.decoding import DecodedRecord
 
 PREFIX: Final = "flowshare.retry."
 SUFFIX: Final = ".retry"
 
 
-class Origin(NamedTuple):
+class RetryOrigin(NamedTuple):
     """Where a waiting record came from. `attempts`: deliveries before it was put here; `due_ms`: wall-clock."""
 
     topic: str
@@ -42,7 +42,7 @@ def retry_topic(group: str) -> str:
     return f"{group}{SUFFIX}"
 
 
-def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, counted: bool = True) -> Produce:
+def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, counted: bool = True) -> ProducerRecord:
     """The record as it goes into the retry topic; not `counted`: the delivery in hand was no attempt."""
     origin = chunk.origin(record.offset)
     described = {
@@ -55,15 +55,15 @@ def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, cou
     }
     headers = tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX))
     headers += tuple((PREFIX + name, text.encode()) for name, text in described.items())
-    return Produce(retry_topic(group), record.value, record.key, headers, None, record.timestamp_ms)
+    return ProducerRecord(retry_topic(group), record.value, record.key, headers, None, record.timestamp_ms / 1000)
 
 
-def origin_of(headers: Iterable[tuple[str, bytes | None]]) -> Origin | None:
+def origin_of(headers: Iterable[tuple[str, bytes | None]]) -> RetryOrigin | None:
     """What a waiting record's headers say; None: it is none of ours."""
     said = {name.removeprefix(PREFIX): value for name, value in headers if name.startswith(PREFIX)}
     try:
         text = {name: (value or b"").decode() for name, value in said.items()}
-        return Origin(
+        return RetryOrigin(
             text["topic"],
             uuid.UUID(text["topic_id"]),
             int(text["partition"]),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import faust
+from flowshare.agents.handler.errors import Unencodable
+from flowshare.agents.handler.texts import shown
+from flowshare.agents.handler.values import encode
 
-from flowshare.agents.coding import encode_for
-from flowshare.agents.errors import Unencodable
-from flowshare.agents.texts import shown
-
+T = TypeVar("T")
 Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
 
-class Produce(NamedTuple):
+class ProducerRecord(NamedTuple):
     """One record to produce, in bytes."""
 
     topic: str
@@ -23,7 +22,18 @@ class Produce(NamedTuple):
     key: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     partition: int | None
-    timestamp_ms: int | None
+    timestamp: float | None
+
+    def send_by(self, send: Callable[..., T]) -> T:
+        """What `send`, a producer's way to send, returns for it."""
+        return send(
+            self.topic,
+            self.value,
+            key=self.key,
+            headers=self.headers,
+            partition=self.partition,
+            timestamp=self.timestamp,
+        )
 
 
 class SendGroup:
@@ -34,7 +44,7 @@ class SendGroup:
 
     __slots__ = ("error", "missing", "produces", "started", "waiting")
 
-    def __init__(self, produces: tuple[Produce, ...]) -> None:
+    def __init__(self, produces: tuple[ProducerRecord, ...]) -> None:
         self.produces = produces
         self.missing = len(produces)
         self.started = False
@@ -57,7 +67,7 @@ class Send:
     partition: int | None = None
     timestamp: float | None = None
 
-    def encode(self, extra_headers: tuple[tuple[str, bytes], ...] = ()) -> Produce:
+    def encode(self, extra_headers: tuple[tuple[str, bytes], ...] = ()) -> ProducerRecord:
         """In bytes, `extra_headers` added where the name is not taken. Raises: Unencodable."""
         return produce(
             self.topic,
@@ -81,26 +91,32 @@ def produce(
     extra_headers: tuple[tuple[str, bytes], ...] = (),
     key_serializer: Any = None,
     value_serializer: Any = None,
-) -> Produce:
+) -> ProducerRecord:
     """Encode one record for `topic` (a topic of the app or a name).
 
     key_serializer, value_serializer: in place of the topic's. Raises: Unencodable, OptionError: there is no such one.
     """
-    return Produce(
+    named = isinstance(topic, str)
+    return ProducerRecord(
         topic_name(topic),
-        encode_for(topic, "value", value, value_serializer),
-        encode_for(topic, "key", key, key_serializer),
+        encode(value) if named else topic.encode("value", value, value_serializer),
+        encode(key) if named else topic.encode("key", key, key_serializer),
         encode_headers(headers, extra_headers),
         partition,
-        None if timestamp is None else int(timestamp * 1000),
+        timestamp,
     )
+
+
+def is_topic(value: Any) -> bool:
+    """Whether it is a topic of the app (`agents.faust.topic.Topic`), which encodes and decodes by its types."""
+    return hasattr(value, "get_topic_name")
 
 
 def topic_name(topic: Any) -> str:
     """The name of a topic of the app, or the name itself. Raises: Unencodable."""
     if isinstance(topic, str):
         return topic
-    if isinstance(topic, faust.TopicT):
+    if is_topic(topic):
         return str(topic.get_topic_name())
     raise Unencodable(f"{shown(topic)} is not a topic: give a name or what app.topic(…) returned")
 

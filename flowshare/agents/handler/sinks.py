@@ -1,6 +1,8 @@
-"""Where a pipeline's rows go: topics, folders of files, tables of databases, the console.
+"""Sinks: where the results of agents and pipelines go, one or a list of them.
 
-Plain descriptions; `flowshare.spark` writes.
+A topic of the app, or its name, is a sink of both. What Spark writes, folders of files, tables of databases and the
+console, is for pipelines. These are plain descriptions: `agents.feed.completion` produces for agents,
+`flowshare.spark` writes.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
+from flowshare.agents.handler.send import is_topic
 
 Delivery = Literal["at_least_once", "exactly_once"]
 
@@ -57,10 +60,10 @@ class Console:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """A topic (of the app, or its name), with options of flowshare's sink (docs/spark.md).
+    """A topic (of the app, or its name) with options, where the topic alone says too little.
 
     delivery: at_least_once, or exactly_once for each batch: as a pipeline's only sink.
-    options: the sink's others, such as compression.
+    options: others of a pipeline's sink (docs/spark.md), such as compression.
     """
 
     topic: Any
@@ -71,9 +74,9 @@ class Produce:
 Sink = Folder | Jdbc | Console | Produce
 
 
-def check_sinks(given: Any) -> tuple[Sink, ...]:
-    """One sink or a list of them; topics become `Produce`. Raises: OptionError."""
-    sinks = tuple(_check(sink) for sink in (given if isinstance(given, (list, tuple)) else (given,)))
+def pipeline_sinks(given: Any) -> tuple[Sink, ...]:
+    """A pipeline's sinks; topics become `Produce`. Raises: OptionError."""
+    sinks = tuple(_check(sink) for sink in several(given))
     if not sinks:
         raise OptionError("sink=[] names nothing; leave sink out where the function writes each batch itself")
     if len(sinks) > 1 and any(isinstance(sink, Produce) and sink.delivery == "exactly_once" for sink in sinks):
@@ -83,8 +86,24 @@ def check_sinks(given: Any) -> tuple[Sink, ...]:
     return sinks
 
 
+def agent_sinks(given: Any) -> tuple[Any, ...]:
+    """The topics (of the app, or names) that are an agent's sinks. Raises: OptionError."""
+    return tuple(_topic(sink) for sink in several(given))
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """What may be given as one thing, as a list of them, or not at all."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
+
+
+def _is_topic(sink: Any) -> bool:
+    return isinstance(sink, str) or is_topic(sink)
+
+
 def _check(sink: Any) -> Sink:
-    if isinstance(sink, str) or hasattr(sink, "get_topic_name"):
+    if _is_topic(sink):
         return Produce(sink)
     if not isinstance(sink, Sink):
         raise OptionError(
@@ -93,3 +112,19 @@ def _check(sink: Any) -> Sink:
     if isinstance(sink, Produce) and sink.delivery not in get_args(Delivery):
         raise OptionError(f"delivery takes at_least_once or exactly_once, not {sink.delivery!r}")
     return sink
+
+
+def _topic(sink: Any) -> Any:
+    if isinstance(sink, Produce) and (sink.delivery != "at_least_once" or sink.options):
+        raise OptionError(
+            "delivery and options of fs.Produce(…) are for pipelines: an agent's sink is fs.Produce(topic)"
+        )
+    topic = sink.topic if isinstance(sink, Produce) else sink
+    if _is_topic(topic):
+        return topic
+    if isinstance(sink, Sink):
+        raise OptionError(
+            f"fs.{type(sink).__name__}(…) is a sink of pipelines (@app.share_pipeline), written by Spark; "
+            "an agent's sinks are topics: sink=[topic]"
+        )
+    raise OptionError(f"sink takes a topic, its name or a list of them, not {sink!r}")

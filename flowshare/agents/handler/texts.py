@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Any, Final
 
 REASON_MAX: Final = 1_000
 TRACE_MAX: Final = 8_000

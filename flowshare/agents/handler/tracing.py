@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from flowshare.agents.delivery import current
+from flowshare.agents.handler.delivery import current
 from flowshare.protocol.decoding import RawRecord
 
 TRACEPARENT: Final = "traceparent"

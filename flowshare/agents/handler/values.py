@@ -1,4 +1,4 @@
-"""Annotation -> decoder, built once per agent.
+"""Values: what an annotation makes of bytes (a decoder, built once per agent), and what bytes a value becomes.
 
 | annotation | the record's value | checked |
 |---|---|---|
@@ -28,11 +28,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-import faust
 import orjson
 
-from flowshare.agents.errors import AnnotationError, UndecodableValue
-from flowshare.agents.texts import said
+from flowshare.agents.handler.errors import AnnotationError, UndecodableValue, Unencodable
+from flowshare.agents.handler.texts import said
 
 Decoder = Callable[[Any], Any]
 """Value bytes (or None) -> what the handler gets. Raises anything when it does not fit; see `explain`."""
@@ -57,7 +56,7 @@ def decoder(annotation: Any) -> Decoder | None:
     if inner is bytes and not optional:
         return None
     decode = _decoder(inner)
-    return _or_none(decode) if optional else decode
+    return (lambda raw: None if raw is None else decode(raw)) if optional else decode
 
 
 def strip_none(annotation: Any) -> tuple[Any, bool]:
@@ -110,11 +109,9 @@ def check_topic_type(annotation: Any, value_type: Any, agent: str, topic: str) -
         )
 
 
-def _or_none(decode: Decoder) -> Decoder:
-    def decode_or_none(raw: Any) -> Any:
-        return None if raw is None else decode(raw)
-
-    return decode_or_none
+def is_model(tp: Any) -> bool:
+    """Whether it is a model class of Faust's (`fs.Record`): known by what it can, so that Faust need not be there."""
+    return isinstance(tp, type) and hasattr(tp, "from_data") and hasattr(tp, "to_representation")
 
 
 def _decoder(tp: Any) -> Decoder:
@@ -124,7 +121,7 @@ def _decoder(tp: Any) -> Decoder:
         return bytes.decode
     if tp is Any:
         return orjson.loads
-    if isinstance(tp, type) and issubclass(tp, faust.Record):
+    if is_model(tp):
         return _record_decoder(tp)
     if tp in _PLAIN:
         return _plain_decoder(tp)
@@ -197,8 +194,9 @@ def converter(tp: Any) -> _Convert:
 def _class(tp: type) -> _Convert:
     if issubclass(tp, enum.Enum):
         return tp
-    if issubclass(tp, faust.Record):
-        return lambda value: value if isinstance(value, tp) else tp.from_data(value, preferred_type=tp)
+    if is_model(tp):
+        model: Any = tp
+        return lambda value: value if isinstance(value, model) else model.from_data(value, preferred_type=model)
     if dataclasses.is_dataclass(tp):
         return _fields(tp, _dataclass_fields(tp), tp)
     if typing.is_typeddict(tp):
@@ -384,3 +382,44 @@ def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return "object"
     return "array" if isinstance(value, list) else type(value).__name__
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> bytes | None:
+    """A key or value as bytes: bytes stay, str is UTF-8, None stays None, everything else becomes JSON.
+
+    Raises: Unencodable.
+    """
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Unencodable(f"{value} cannot be sent: JSON has no such number; send None, or a str")
+    if is_model(type(value)):
+        return bytes_of(value.dumps(serializer=value._options.serializer or "json"))  # noqa: SLF001 - faust's only door
+    try:
+        return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
+
+
+def bytes_of(value: Any) -> bytes | None:
+    """What a Faust codec returned, as bytes."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def _other(value: Any) -> Any:
+    if is_model(type(value)):
+        return value.to_representation()
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode()
+    if type(value).__module__ == "decimal":
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

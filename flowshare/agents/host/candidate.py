@@ -1,4 +1,4 @@
-"""`Candidate`: this process as a member of its app's leader group, which names the one that runs what is `on_leader`.
+"""This process as a member of its app's lease group, which names the one that runs what is `on_leader`.
 
 The group, `__flowshare_leader.<app id>`, is a consumer group that reads nothing: on a Kafka cluster the brokers
 coordinate it, whoever leads the share groups; on an embedded path the process that holds the path does. When `Lease`
@@ -17,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
-from flowshare.agents.lease import Lease, Moment
+from flowshare.agents.host.lease import Lease, Moment
 from flowshare.client.errors import ClientError, NotConnected
-from flowshare.client.link import Connect, Link
+from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import LinkSettings
+from flowshare.clock import Clock
 from flowshare.groups.types import JoinedMember, Supported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -34,9 +35,7 @@ from flowshare.protocol.messages import (
     LeavingMember,
     SyncGroupRequest,
 )
-
-if TYPE_CHECKING:
-    from flowshare.clock import Clock
+from flowshare.tasks import cancelled
 
 PROTOCOL_TYPE: Final = "flowshare-leader"
 PROTOCOL: Final = "1"
@@ -65,7 +64,7 @@ logger = logging.getLogger("flowshare.agents")
 
 
 def leader_group(app_id: str) -> str:
-    """The name of an app's leader group."""
+    """The name of an app's lease group."""
     return f"__flowshare_leader.{app_id}"
 
 
@@ -97,18 +96,23 @@ def choose(members: tuple[JoinedMember, ...]) -> str:
     return last.member_id if last.member_id in ids else min(ids)
 
 
-class Refused(Exception):
+class LeaseRefused(Exception):
     """The coordinator does not take this process; trying again at once does not help."""
 
 
-class Candidate:
-    """Keeps one process in its app's leader group and its lease up to date; on the service loop."""
+class LeaseCandidate:
+    """Keeps one process in its app's lease group and its lease up to date; on the service loop."""
 
     def __init__(self, app_id: str, lease: Lease, *, connect: Connect, clock: Clock) -> None:
         self._group = leader_group(app_id)
         self._lease = lease
         self._clock = clock
-        settings = LinkSettings(connect_timeout_s=ANSWER_S, request_timeout_s=ANSWER_S, backoff_max_s=PAUSE_MAX_S)
+        settings = LinkSettings(
+            connect_timeout=ANSWER_S,
+            request_timeout=ANSWER_S,
+            retry_backoff=PAUSE_MIN_S,
+            retry_backoff_max=PAUSE_MAX_S,
+        )
         self._link = Link(connect, clock=clock, settings=settings, name=f"{self._group}: candidate")
         self._member_id = ""
         self._generation = -1
@@ -125,9 +129,7 @@ class Candidate:
         """Give the lease up and leave; never raises what the group or the connection says."""
         self._lease.drop()
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task)
         if self._member_id:
             leave = LeaveGroupRequest(group_id=self._group, members=(LeavingMember(self._member_id),))
             try:
@@ -141,30 +143,28 @@ class Candidate:
     async def _run(self) -> None:
         failures = 0
         while True:
+            pause_s = None
             try:
                 if await self._round():
                     failures = 0
                     await self._beat()
                     continue
-                failures += 1
-                pause_s = _pause_s(failures)
-            except Refused as error:
+            except LeaseRefused as error:
                 self._lease.drop()
                 logger.error("nothing that is on_leader runs in this process, tried every %g s: %s", REFUSED_S, error)  # noqa: TRY400
                 pause_s = REFUSED_S
             except (OSError, ClientError) as error:
                 logger.debug("group=%s does not answer: %s", self._group, error)
-                failures += 1
-                pause_s = _pause_s(failures)
             except Exception:  # a fault of ours must not end it in silence
                 self._lease.drop()
                 logger.exception("group=%s: asking who runs what is on_leader failed, tried again", self._group)
                 pause_s = REFUSED_S
+            failures += 1
             self._tell()
-            await self._clock.sleep(pause_s)
+            await self._clock.sleep(pause_s or self._link.pause_s(failures))
 
     async def _round(self) -> bool:
-        """Join and sync; False: it has to be done again. Raises: Refused, OSError, ClientError."""
+        """Join and sync; False: it has to be done again. Raises: LeaseRefused, OSError, ClientError."""
         join = JoinGroupRequest(
             group_id=self._group,
             member_id=self._member_id,
@@ -173,12 +173,11 @@ class Candidate:
             session_timeout_ms=round(SESSION_S * 1000),
             rebalance_timeout_ms=round(REBALANCE_S * 1000),
         )
-        joined = await self._link.send(join, wait_s=SESSION_S + REBALANCE_S + DELAY_S)
+        join_s = SESSION_S + REBALANCE_S + DELAY_S
+        joined = await self._link.send(join, wait_s=join_s)
         if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = joined.member_id
-            joined = await self._link.send(
-                replace(join, member_id=self._member_id), wait_s=SESSION_S + REBALANCE_S + DELAY_S
-            )
+            joined = await self._link.send(replace(join, member_id=self._member_id), wait_s=join_s)
         if not self._good(joined.error):
             return False
         self._member_id, self._generation = joined.member_id, joined.generation
@@ -186,7 +185,7 @@ class Candidate:
         if joined.leader == joined.member_id:
             known = Known(joined.generation, choose(joined.members)).encode()
             given = tuple((one.member_id, known) for one in joined.members)
-        asked = self._moment()
+        asked = Moment.of(self._clock)
         synced = await self._link.send(
             SyncGroupRequest(
                 group_id=self._group,
@@ -208,17 +207,17 @@ class Candidate:
         if known.generation == self._generation:
             self._known = known
         if known == Known(self._generation, self._member_id):
-            self._lease.name(self._generation, asked=asked, now=self._moment())
+            self._lease.name(self._generation, asked=asked, now=Moment.of(self._clock))
         else:
             self._lease.drop()
         self._tell()
 
     async def _beat(self) -> None:
-        """Heartbeats until there is a new generation. Raises: Refused, ClientError."""
+        """Heartbeats until there is a new generation. Raises: LeaseRefused, ClientError."""
         failures = 0
         while True:
-            await self._clock.sleep(_pause_s(failures) if failures else BEAT_S)
-            asked = self._moment()
+            await self._clock.sleep(self._link.pause_s(failures) if failures else BEAT_S)
+            asked = Moment.of(self._clock)
             beat = HeartbeatRequest(group_id=self._group, member_id=self._member_id, generation=self._generation)
             try:
                 if not self._good((await self._link.send(beat)).error):
@@ -232,7 +231,7 @@ class Candidate:
             self._tell()
 
     def _good(self, error: ErrorCode) -> bool:
-        """Whether an answer is good; False: join again. Raises: Refused, NotConnected (not now)."""
+        """Whether an answer is good; False: join again. Raises: LeaseRefused, NotConnected (not now)."""
         if error is ErrorCode.NONE:
             return True
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION):
@@ -242,21 +241,13 @@ class Candidate:
             self._lease.drop()
             return False
         if error in ADVICE:
-            raise Refused(f"group {self._group}: {error.name}: {ADVICE[error]}")
+            raise LeaseRefused(f"group {self._group}: {error.name}: {ADVICE[error]}")
         raise NotConnected(f"group {self._group}: {error.name}")
-
-    def _moment(self) -> Moment:
-        return Moment(self._clock.monotonic(), self._clock.now_ms())
 
     def _tell(self) -> None:
         """Log when it has changed whether the lease is held."""
-        held = self._lease.held(self._moment())
+        held = self._lease.held(Moment.of(self._clock))
         if held != self._told:
             self._told = held
             text = "holds the app's lease: what is on_leader runs here" if held else "holds the app's lease no more"
             logger.info("group=%s: this process %s", self._group, text)
-
-
-def _pause_s(failures: int) -> float:
-    """Before the next try: doubled each time, up to a bound."""
-    return min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(failures - 1, 30))

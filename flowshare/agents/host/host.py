@@ -12,35 +12,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random as random_module
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from flowshare.agents import inflight, lag
-from flowshare.agents.capabilities import asked_of
-from flowshare.agents.errors import UsageError
-from flowshare.agents.garbage import Tuning
-from flowshare.agents.lease import Lease
-from flowshare.agents.outage import Outage
-from flowshare.agents.outbox import Outbox
-from flowshare.agents.pair import member_ids
-from flowshare.agents.runtime import AgentRuntime, Observer
-from flowshare.agents.service import ServiceLoop
-from flowshare.agents.texts import named
-from flowshare.agents.watchdog import Watchdog
-from flowshare.clock import LoopClock
+from flowshare.agents.feed.limits import asked_of
+from flowshare.agents.feed.members import member_ids
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.texts import named
+from flowshare.agents.host import inflight
+from flowshare.agents.host.lease import Lease
+from flowshare.agents.host.outage import Outage
+from flowshare.agents.host.outbox import Outbox
+from flowshare.agents.host.runtime import AgentRuntime
+from flowshare.agents.host.service import ServiceLoop
+from flowshare.agents.host.watchdog import Watchdog
+from flowshare.agents.run.pool import Environment
+from flowshare.agents.scale import lag
+from flowshare.clock import Clock, LoopClock
+from flowshare.garbage import Tuning
 from flowshare.optimized import refusal
 
 if TYPE_CHECKING:
-    import random as random_module
-
-    from flowshare.agents.app import App
-    from flowshare.agents.candidate import Candidate
+    from flowshare.agents.feed.acknowledgements import Observer
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.host.candidate import LeaseCandidate
+    from flowshare.agents.host.lease import LeaseGuard
     from flowshare.backend.base import Backend
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.client.producing import RecordProducer
-    from flowshare.clock import Clock
+    from flowshare.backend.url import BrokerUrl
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.producer.producer import Producer
+    from flowshare.client.settings import ProducerSettings
 
 T = TypeVar("T")
 
@@ -50,14 +55,64 @@ _HOOK_LIMIT_S: Final = 10.0
 _CLOSE_LIMIT_S: Final = 2.0
 
 
+class HostedStreams(Protocol):
+    """What a host asks of Faust's own agents, streams and tables."""
+
+    running: bool
+
+    async def drain(self) -> None:
+        """Read nothing more, wait until what was read is handled."""
+
+    def problems(self, now_s: float) -> list[str]:
+        """What keeps crashing, one sentence each."""
+
+
+class HostedApp(Protocol):
+    """What a host asks of the app that it runs, `agents.app.App`."""
+
+    app_id: str
+    conf: Any
+    crash_reason: BaseException | None
+    host: Host | None
+    lease_guard: LeaseGuard
+    share_agents: dict[str, ShareAgent]
+
+    @property
+    def streams(self) -> HostedStreams:
+        """Faust's own agents, streams and tables."""
+
+    @property
+    def broker_address(self) -> BrokerUrl:
+        """Where the log is. Raises: UsageError when the app has no broker."""
+
+    @property
+    def producer_settings(self) -> ProducerSettings | None:
+        """What the app says of its producer."""
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """Seconds that handlers get when the process stops."""
+
+    def finalize(self) -> None:
+        """Nothing more is declared."""
+
+    async def start(self) -> None:
+        """Start all but the share agents."""
+
+    async def stop(self) -> None:
+        """Stop it again."""
+
+    async def wait_until_stopped(self) -> None:
+        """Wait until it has stopped or crashed."""
+
+
 class ServicePart(Protocol):
-    """Something that lives on the service loop beside the agents: health pages, a dashboard."""
+    """Something that lives beside the agents, on the service loop, or beside a supervisor: health pages."""
 
     address: str
 
     async def start(self) -> str:
         """Begin; returns the `host:port` it answers on, or an empty text."""
-        ...
 
     async def close(self) -> None:
         """End."""
@@ -73,22 +128,20 @@ class HostSettings:
     threads: a service thread beside the handler loop; False puts everything on the running loop (test kit).
     watchdog: watch the handler loop (needs threads), and whether the broker answers.
     inline_threads: run `def` handlers on the handler loop (test kit).
-    client_id: shown by `groups members`; None is the app's id.
     patience_s: how long others come first when nobody leads an embedded path.
     lead: share in leading the groups, where the workers do; False leaves it to others.
     sends_only: the producer alone: no agents, timers or pages, no member of a group, and nothing that is led but an
         embedded path that nobody else leads.
-    linger_s: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
+    linger: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     streams: run Faust's own agents, streams and tables, if the app has some; False leaves them out (test kit).
-    member_id: begins the ids of the agents' members (`pair.member_ids`), so that others can tell whose they are; None
-    draws them.
+    member_id: begins the ids of the agents' members (`feed.members.member_ids`), so that others can tell whose they
+        are; None draws them.
     """
 
     threads: bool = True
     watchdog: bool = False
     inline_threads: bool = False
-    client_id: str | None = None
-    linger_s: float | None = None
+    linger: float | None = None
     patience_s: float = 0.0
     lead: bool = True
     sends_only: bool = False
@@ -100,13 +153,14 @@ class Host:
     """Runs one app in this process. All methods on the handler loop unless they say otherwise.
 
     backend: where the log is; None opens the app's broker URL.
-    clock: rules all of flowshare's waiting. observer, random: handed to each agent's runtime.
+    clock: rules all of flowshare's waiting. observer: told of every settled record. random: source of the jitter of
+    retry delays.
     parts: made and started on the service loop once the backend answers.
     """
 
     def __init__(
         self,
-        app: App,
+        app: HostedApp,
         *,
         backend: Backend | None = None,
         clock: Clock | None = None,
@@ -131,18 +185,18 @@ class Host:
         self._backend = backend
         self._own_backend = backend is None
         self._observer = observer
-        self._random = random
+        self._random = random or random_module.Random()  # noqa: S311 - jitter, not a secret
         self._part_factories = tuple(parts)
         self._parts: list[ServicePart] = []
-        self._producer: RecordProducer | None = None
+        self._producer: Producer | None = None
         self._admin: ShareAdmin | None = None
         self._outbox: Outbox | None = None
-        self._candidate: Candidate | None = None
+        self._candidate: LeaseCandidate | None = None
         self._outage: Outage | None = None
         self._drained: asyncio.Future[bool] | None = None
         self._app_started = False
         self._handler_thread = 0
-        self._tuning = Tuning() if self.settings.threads else None
+        self._tuning = Tuning()
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -164,13 +218,14 @@ class Host:
             self.watchdog.beat_from_here()
         try:
             await self.service.call(self._start_service)
+            self.app.host = self
             if self.settings.sends_only:
                 self.app.finalize()
-                self.app.host = self
                 self.state = "running"
                 return
-            await self._start_app()
-            if self._tuning is not None:
+            self._app_started = True
+            await self.app.start()
+            if self.settings.threads:
                 self._tuning.apply()
             await self.service.call(self._start_agents)
         except BaseException:
@@ -189,6 +244,11 @@ class Host:
         """
         return await self.service.call(lambda: self._drain(timeout_s))
 
+    async def finish(self) -> None:
+        """Drain, then stop."""
+        await self.drain()
+        await self.stop()
+
     async def stop(self) -> None:
         """Stop everything, without waiting for handlers (`drain` first for that). Safe to call twice."""
         if self.state == "stopped":
@@ -202,28 +262,24 @@ class Host:
             self.watchdog.stop()
         self.app.host = None
         self.service.stop()
-        if self._tuning is not None:
-            self._tuning.undo()
+        self._tuning.undo()
         self.state = "stopped"
 
     async def close_service(self) -> None:
         """Members leave, producer and backend close. On the service loop: also when the handler loop is blocked."""
         await self._limited("stopping the agents", *(runtime.stop() for runtime in self.runtimes.values()))
-        candidate, self._candidate = self._candidate, None
-        self.app.leader.leave()
-        if candidate is not None:
-            await self._limited("leaving the leader group", candidate.close())
-        parts, self._parts = self._parts, []
-        await self._limited("closing the health pages", *(part.close() for part in parts))
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            await self._limited("closing the producer", producer.close())
-        outage, self._outage = self._outage, None
-        if outage is not None:
-            await outage.close()
-        if self._admin is not None:
-            admin, self._admin = self._admin, None
-            await self._limited("closing the admin client", admin.close())
+        self.app.lease_guard.leave()
+        closing = [
+            ("leaving the lease group", self._candidate),
+            *(("closing the health pages", part) for part in self._parts),
+            ("closing the producer", self._producer),
+            ("ending the questions to the broker", self._outage),
+            ("closing the admin client", self._admin),
+        ]
+        self._candidate, self._parts, self._producer, self._outage, self._admin = None, [], None, None, None
+        for what, one in closing:
+            if one is not None:
+                await self._limited(what, one.close())
         if self._backend is not None and self._own_backend:
             backend, self._backend = self._backend, None
             await backend.close()
@@ -231,12 +287,12 @@ class Host:
     # --- what others ask -------------------------------------------------------------------------------------------
 
     @property
-    def producer(self) -> RecordProducer:
+    def producer(self) -> Producer:
         """The process's producer, for the service loop. Raises: RuntimeError when the host does not run."""
         return _running(self._producer)
 
     @property
-    def maybe_producer(self) -> RecordProducer | None:
+    def maybe_producer(self) -> Producer | None:
         """The process's producer, or None when the host does not run."""
         return self._producer
 
@@ -258,10 +314,6 @@ class Host:
     def led(self) -> Mapping[str, Any]:
         """Counters and gauges of what this process leads; empty when it leads nothing. On the service loop."""
         return {} if self._backend is None else self._backend.stats()
-
-    def drain_timeout_s(self) -> float:
-        """Seconds that handlers get when nothing else is said: the longest `drain_timeout` of the agents."""
-        return self.app.drain_timeout_s
 
     def live(self) -> tuple[str, ...]:
         """Why this process should be restarted; empty when it is well. From any thread."""
@@ -295,17 +347,15 @@ class Host:
         """
         if self._admin is None:
             return []
-        if all_groups:
-            groups = [group.group_id for group in await self._admin.list_groups()]
-        else:
-            groups = list(dict.fromkeys(runtime.agent.group for runtime in self.runtimes.values()))
+        groups = None if all_groups else [runtime.agent.group for runtime in self.runtimes.values()]
         return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------
 
     async def _start_service(self) -> None:
-        from flowshare.backend import make_producer, open_backend
-        from flowshare.client.admin import ShareAdmin
+        from flowshare.backend import open_backend
+        from flowshare.client.admin.admin import ShareAdmin
+        from flowshare.client.producer.producer import Producer
 
         if self._backend is None:
             self._backend = open_backend(
@@ -316,13 +366,12 @@ class Host:
                 asked=asked_of(self.app.share_agents.values()),
             )
             await self._backend.start()
-        self._producer = make_producer(
-            self._backend,
+        self._producer = Producer(
             self._connect,
             clock=self.clock,
-            linger_s=self.settings.linger_s,
+            linger=self.settings.linger,
             settings=self.app.producer_settings,
-            client_id=self._client_id,
+            client_id=str(self.app.conf.id),
         )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
         self._outbox = Outbox(self._producer, self.service.loop)
@@ -330,56 +379,47 @@ class Host:
             self._seek_lease()
         if self.watchdog is not None:
             self.watchdog.watch_from_here()
-            self._watch_broker(self._admin)
-
-    def _watch_broker(self, admin: ShareAdmin) -> None:
-        if self.backend.kind != "memory":
-            where = f"the broker at {self.app.broker_address}"
-            self._outage = Outage(admin.ping, clock=self.clock, where=where)
-            self._outage.start()
+            if self.backend.kind != "memory":
+                where = f"the broker at {self.app.broker_address}"
+                self._outage = Outage(self._admin.ping, clock=self.clock, where=where)
+                self._outage.start()
 
     def _seek_lease(self) -> None:
         """Ask for the app's lease, now or when something wants it."""
-        leader, loop = self.app.leader, self.service.loop
-        leader.lease, leader.clock = Lease(), self.clock
+        guard, loop = self.app.lease_guard, self.service.loop
+        guard.lease, guard.clock = Lease(), self.clock
         if self.backend.kind == "memory":
-            leader.lease.keep()  # no other process reaches it
+            guard.lease.keep()  # no other process reaches it
             return
-        leader.join(lambda: loop.call_soon_threadsafe(self._be_candidate, leader.lease))
+        guard.join(lambda: loop.call_soon_threadsafe(self._be_candidate, guard.lease))
 
     def _be_candidate(self, lease: Lease) -> None:
         """Something asks for the lease; what most apps do without is imported then."""
-        from flowshare.agents.candidate import Candidate
+        from flowshare.agents.host.candidate import LeaseCandidate
 
         if self._candidate is None and self._backend is not None:
-            self._candidate = Candidate(self.app.app_id, lease, connect=self._connect, clock=self.clock)
+            self._candidate = LeaseCandidate(self.app.app_id, lease, connect=self._connect, clock=self.clock)
             self._candidate.start()
 
     async def _connect(self) -> Any:
-        return await self.backend.connect(self._client_id)
-
-    @property
-    def _client_id(self) -> str:
-        return self.settings.client_id or str(self.app.conf.id)
+        return await self.backend.connect(str(self.app.conf.id))
 
     async def _start_agents(self) -> None:
         prefix = self.settings.member_id
         ids = {} if prefix is None else member_ids(prefix, self.app.share_agents)
+        environment = Environment(
+            clock=self.clock,
+            service_loop=self.service.loop,
+            handler_loop=self.handler_loop,
+            connect=self._connect,
+            capabilities=self.backend.capabilities,
+            producer=self.producer,
+            admin=self.admin,
+            random=self._random,
+            inline_threads=self.settings.inline_threads,
+        )
         for name, agent in self.app.share_agents.items():
-            self.runtimes[name] = AgentRuntime(
-                agent,
-                clock=self.clock,
-                service_loop=self.service.loop,
-                handler_loop=self.handler_loop,
-                connect=self._connect,
-                producer=self.producer,
-                admin=self.admin,
-                capabilities=self.backend.capabilities,
-                random=self._random,
-                inline_threads=self.settings.inline_threads,
-                observer=self._observer,
-                member_id=ids.get(name),
-            )
+            self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer, member_id=ids.get(name))
         try:
             async with asyncio.TaskGroup() as group:
                 for runtime in self.runtimes.values():
@@ -396,7 +436,7 @@ class Host:
     async def _drain(self, timeout_s: float | None) -> bool:
         if self._drained is None:
             self.state = "draining"
-            limit = self.drain_timeout_s() if timeout_s is None else timeout_s
+            limit = self.app.drain_timeout_s if timeout_s is None else timeout_s
             self._drained = asyncio.ensure_future(self._drain_agents(limit - min(1.0, limit / 5)))
         return await asyncio.shield(self._drained)
 
@@ -441,11 +481,6 @@ class Host:
 
     # --- the app, on the handler loop ------------------------------------------------------------------------------
 
-    async def _start_app(self) -> None:
-        self.app.host = self
-        self._app_started = True
-        await self.app.start()
-
     async def _stop_app(self) -> None:
         self._app_started = False
         try:
@@ -454,6 +489,35 @@ class Host:
             logger.warning("stopping the app took longer than %.0f s and was given up", _HOOK_LIMIT_S)
         except Exception:
             logger.exception("stopping the app failed")
+
+
+@asynccontextmanager
+async def hosted(app: HostedApp, *, sends_only: bool) -> AsyncIterator[Host]:
+    """Run an app inside the block, on the running loop; its agents drain at the end.
+
+    sends_only: as in `HostSettings`. Raises: UsageError when the app runs already, and what `Host.start` raises.
+    """
+    if app.host is not None:
+        raise UsageError(_runs_already(app, app.host))
+    host = Host(app, settings=HostSettings(sends_only=sends_only, lead=not sends_only))
+    await host.start()
+    try:
+        yield host
+    finally:
+        await host.finish()
+
+
+def _runs_already(app: HostedApp, host: Host) -> str:
+    """What runs the app here, in words, and what to do."""
+    if host.settings.sends_only:
+        return (
+            f"App({app.app_id!r}) sends in this process already, inside another `async with app.sending():`: its "
+            "topics send here, too, so leave the inner one out; what runs agents begins when that one has ended"
+        )
+    return (
+        f"App({app.app_id!r}) runs already in this process, and one app runs once at a time; its topics send here "
+        "as they are, without `app.sending()`"
+    )
 
 
 def _running(value: T | None) -> T:

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 from flowshare.printable import printable
 
-if TYPE_CHECKING:
-    from flowshare.agents.runtime import InFlight
-
 _FRAMES_MAX: Final = 12
 _CALLERS: Final = tuple(
-    f"/flowshare/agents/{name}.py" for name in ("runner", "threads", "batches", "tasks", "middleware")
+    f"/flowshare/agents/{name}.py"
+    for name in ("run/async_pool", "run/thread_pool", "run/batch_pool", "handler/middleware")
 )
 """Modules that call handlers."""
 
 
-def rows(found: Iterable[InFlight], *, handler_thread: int, stacks: bool) -> list[dict[str, Any]]:
+class RunningHandler(NamedTuple):
+    """A handler at work: on which record, for how long, and where it can be looked at.
+
+    task: the pool's task that awaits it; None for a `def` handler, whose thread `thread_id` is.
+    """
+
+    agent: str
+    topic: str
+    partition: int
+    offset: int
+    attempt: int
+    age_s: float
+    lock_left_s: float
+    task: asyncio.Task[None] | None
+    thread_id: int | None
+
+
+def rows(found: Iterable[RunningHandler], *, handler_thread: int, stacks: bool) -> list[dict[str, Any]]:
     """One JSON-ready row a record, oldest first; with `stacks` where its handler is.
 
     handler_thread: id of the thread that runs the handler loop.
     """
-    return [
-        {
-            "agent": record.agent,
-            "topic": record.topic,
-            "partition": record.partition,
-            "offset": record.offset,
-            "attempt": record.attempt,
-            "age_s": round(record.age_s, 3),
-            "lock_left_s": round(record.lock_left_s, 3),
-            **({"stack": stack(record, handler_thread)} if stacks else {}),
-        }
-        for record in sorted(found, key=lambda record: -record.age_s)
-    ]
+    made = []
+    for one in sorted(found, key=lambda one: -one.age_s):
+        row = one._replace(age_s=round(one.age_s, 3), lock_left_s=round(one.lock_left_s, 3))._asdict()
+        del row["task"], row["thread_id"]
+        made.append(row | {"stack": stack(one, handler_thread)} if stacks else row)
+    return made
 
 
 def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
@@ -55,13 +64,13 @@ def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
     return printable("".join(lines), lines=True)
 
 
-def stack(record: InFlight, handler_thread: int) -> str:
-    """Where the handler of a record is: its thread's stack, or the coroutines it awaits, outermost first."""
+def stack(one: RunningHandler, handler_thread: int) -> str:
+    """Where a handler is: its thread's stack, or the coroutines it awaits, outermost first."""
     entries: Sequence[traceback.FrameSummary] = ()
-    if record.thread_id is not None:
-        entries = _thread(record.thread_id)
-    elif record.task is not None:
-        coroutine = record.task.get_coro()
+    if one.thread_id is not None:
+        entries = _thread(one.thread_id)
+    elif one.task is not None:
+        coroutine = one.task.get_coro()
         running = getattr(coroutine, "cr_running", False)
         entries = _thread(handler_thread) if running else _awaited(coroutine)
     return "".join(traceback.format_list(_of_the_application(entries)[-_FRAMES_MAX:]))

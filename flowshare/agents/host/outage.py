@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flowshare.client.errors import ClientError, Closed, ServerError
-
-if TYPE_CHECKING:
-    from flowshare.clock import Clock
+from flowshare.clock import Clock
+from flowshare.tasks import cancelled
 
 ASK_S: Final = 2.0
 """Seconds between two questions, and how long an answer may take."""
@@ -50,9 +49,7 @@ class Outage:
     async def close(self) -> None:
         """Ask no more."""
         asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        await cancelled(asking)
 
     def problem(self) -> str | None:
         """That the broker is away and since when, or None. From any thread."""

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as ThreadFuture
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from flowshare.agents.texts import named, place_of
+from flowshare.agents.handler.texts import named, place_of
+from flowshare.clock import new_loop
 from flowshare.protocol.decoding import load_reader
 
 T = TypeVar("T")
@@ -21,15 +22,6 @@ T = TypeVar("T")
 logger = logging.getLogger("flowshare.host")
 
 _START_LIMIT_S: Final = 10.0
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where it exists, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:  # no uvloop on Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def run_through(
@@ -76,11 +68,12 @@ class ServiceLoop:
     threads=False: the service loop is the loop that `start` is called on, and nothing crosses a thread.
     """
 
-    def __init__(self, *, threads: bool = True) -> None:
+    def __init__(self, *, threads: bool = True, name: str = "flowshare-service") -> None:
+        """name: the thread's."""
         self._threads = threads
+        self._name = name
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -104,7 +97,7 @@ class ServiceLoop:
         load_reader()  # two threads that import aiokafka at once, for reading and for sending, get a half of it
         up = threading.Event()
         loop = new_loop()
-        self._thread = threading.Thread(target=_run, args=(loop, up), name="flowshare-service", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(loop, up), name=self._name, daemon=True)
         self._thread.start()
         if not up.wait(_START_LIMIT_S):
             raise RuntimeError("the service thread did not start")
@@ -123,13 +116,6 @@ class ServiceLoop:
             return await function()
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that is kept until it ends. On the service loop only."""
-        task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def stop(self, *, limit_s: float = 2.0) -> None:
         """End the thread; tasks that still run are cancelled. From another thread. Safe to call twice."""

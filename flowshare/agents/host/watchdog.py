@@ -5,7 +5,7 @@ Two kinds of bad handler, two ways of seeing it:
 - it blocks its loop but lets the GIL go (a forgotten `time.sleep`, blocking I/O): the service thread goes on, misses
   the handler loop's heartbeat and logs the stack of the thread that blocks, with what to do about it;
 - it holds the GIL (a catastrophic regex, a huge `json.loads`): no Python code runs in any thread. A timer of the
-  kernel's has the handler loop's stack written to stderr then (`stack_timer`). It is re-armed by both loops, so that
+  kernel's has the handler loop's stack written to stderr then (`StackTimer`). It is re-armed by both loops, so that
   it fires only when both stand still.
 """
 
@@ -13,49 +13,124 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
+import io
 import logging
+import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
 
-from flowshare.agents.stack_timer import StackTimer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from flowshare.clock import Clock, TimerHandle
+from flowshare.clock import Clock, TimerHandle
 
 logger = logging.getLogger("flowshare.watchdog")
 
+
+NUMBER: Final = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0
+"""Of the signal; left alone when the application has a handler for it."""
+_MONOTONIC: Final = 1
+_THREAD_ID: Final = 4
+"""CLOCK_MONOTONIC and SIGEV_THREAD_ID."""
 _INTERVAL_S: Final = 0.25
+STALL_S: Final = 1.0
+"""Without a heartbeat of the handler loop for so long, the blocking stack is logged; again when that has doubled."""
+READY_S: Final = 5.0
+"""From then on `/ready` answers 503."""
+LIVE_S: Final = 300.0
+"""From then on `/live` answers 503, so that an orchestrator restarts the process."""
 _MACHINERY: Final = (
     "/asyncio/",
     "/click/",
+    "/flowshare/agents/",
     "/flowshare/cli/",
     "/flowshare/spark/",
     "/pyspark",
     "<frozen ",
     "/bin/flowshare",
 )
-"""Files with what lies between a process's start and its loop."""
+"""Files with what lies between a process's start and its handlers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchdogSettings:
-    """Seconds without a heartbeat of the handler loop after which something is said or done.
+class _Event(ctypes.Structure):
+    """struct sigevent of Linux with 64 bits."""
 
-    stall_s: the blocking stack is logged (again each time the stall has doubled).
-    ready_s: `/ready` answers 503.
-    live_s: `/live` answers 503, so that an orchestrator restarts the process.
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("thread_id", ctypes.c_int),
+        ("rest", ctypes.c_char * 44),
+    )
+
+
+class _Time(ctypes.Structure):
+    """struct itimerspec."""
+
+    _fields_ = tuple((name, ctypes.c_long) for name in ("interval_s", "interval_ns", "s", "ns"))
+
+
+class StackTimer:
+    """Writes a thread's stack to stderr when nobody re-armed it in time, even while no Python code can run.
+
+    The kernel's timer sends the thread that made it a signal, and `faulthandler`'s C handler for it writes that
+    thread's own stack from within it. `faulthandler.dump_traceback_later` writes from a thread of its own instead and
+    reads the frames of threads that may run meanwhile: a process that had been paused (SIGSTOP, a machine that was
+    moved) died of that by SIGSEGV. Linux with 64 bits only; elsewhere `arm` does nothing. Any thread.
     """
 
-    stall_s: float = 1.0
-    ready_s: float = 5.0
-    live_s: float = 300.0
+    def __init__(self) -> None:
+        self._timer = ctypes.c_void_p()
+        self._lock = threading.Lock()
+        self._libc = _libc()
+        self.works = self._libc is not None and _registered() and self._made()
+        """Whether this platform and this process allow it."""
+
+    def arm(self, limit_s: float) -> None:
+        """Write the stack in so many seconds, unless this or `close` is called before."""
+        with self._lock:
+            if self.works:
+                whole, part = divmod(round(limit_s * 1e9), 1_000_000_000)
+                self._libc.timer_settime(self._timer, 0, ctypes.byref(_Time(s=whole, ns=part)), None)
+
+    def close(self) -> None:
+        """Give the timer back; harmless when that was done."""
+        with self._lock:
+            if self.works:
+                self.works = False
+                self._libc.timer_delete(self._timer)
+
+    def _made(self) -> bool:
+        event = _Event(number=NUMBER, notify=_THREAD_ID, thread_id=threading.get_native_id())
+        return bool(self._libc.timer_create(_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)) == 0)
+
+
+def _libc() -> Any:
+    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    for name in (None, "librt.so.1"):  # an older glibc has timers there
+        with contextlib.suppress(OSError, AttributeError):
+            found = ctypes.CDLL(name)
+            found.timer_create.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+            found.timer_settime.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+            found.timer_delete.argtypes = (ctypes.c_void_p,)
+            return found
+    return None
+
+
+def _registered() -> bool:
+    """Whether the signal leads to the stack. It stays so: without a handler a late one would end the process."""
+    if signal.getsignal(NUMBER) is not signal.SIG_DFL:
+        return False
+    file = sys.__stderr__ or sys.stderr
+    try:
+        faulthandler.register(NUMBER, file=file, all_threads=False)
+    except (AttributeError, ValueError, OSError, RuntimeError, io.UnsupportedOperation):
+        return False  # stderr is closed or has no descriptor
+    return True
 
 
 class Watchdog:
@@ -64,15 +139,14 @@ class Watchdog:
     `beat_from_here` is called on the handler loop, `watch_from_here` on the service loop, `stop` on any thread.
     """
 
-    def __init__(self, clock: Clock, settings: WatchdogSettings | None = None, *, dump_to_stderr: bool = True) -> None:
-        self.settings = settings or WatchdogSettings()
+    def __init__(self, clock: Clock, *, dump_to_stderr: bool = True) -> None:
         self._clock = clock
         self._dump = dump_to_stderr
         self._stack: StackTimer | None = None
         self._thread_id = 0
         self._beat = clock.monotonic()
         self._look = clock.monotonic()
-        self._next_report_s = self.settings.stall_s
+        self._next_report_s = STALL_S
         self._timers: dict[str, tuple[asyncio.AbstractEventLoop, TimerHandle]] = {}
         self._stopped = False
         self.stalls = 0
@@ -98,11 +172,11 @@ class Watchdog:
 
     def ready(self) -> bool:
         """Whether the handler loop answers."""
-        return self.stalled_s() < self.settings.ready_s
+        return self.stalled_s() < READY_S
 
     def live(self) -> bool:
         """Whether there is hope that it answers again."""
-        return self.stalled_s() < self.settings.live_s
+        return self.stalled_s() < LIVE_S
 
     def blocking_stack(self) -> str:
         """Where the handler loop's thread is right now, innermost call last; empty when it is not known."""
@@ -128,13 +202,13 @@ class Watchdog:
 
     def _arm(self) -> None:
         if self._stack is not None and not self._stopped:
-            self._stack.arm(self.settings.stall_s)
+            self._stack.arm(STALL_S)
 
     def _heartbeat(self) -> None:
         if self._stopped:
             return
         self._beat = self._clock.monotonic()
-        self._next_report_s = self.settings.stall_s
+        self._next_report_s = STALL_S
         self._arm()
         self._later("beat", self._heartbeat)
 
@@ -145,7 +219,7 @@ class Watchdog:
         stood_still_s = now - self._look - _INTERVAL_S
         self._look = now
         self._arm()
-        if stood_still_s >= self.settings.stall_s:
+        if stood_still_s >= STALL_S:
             self.stalls += 1
             logger.warning(
                 "every thread of this process stood still for %.1f s: code in a handler held the interpreter lock, "
@@ -162,7 +236,7 @@ class Watchdog:
         self._timers[name] = (asyncio.get_running_loop(), self._clock.call_later(_INTERVAL_S, callback))
 
     def _report(self, stalled: float) -> None:
-        if self._next_report_s == self.settings.stall_s:
+        if self._next_report_s == STALL_S:
             self.stalls += 1
         self._next_report_s = stalled * 2
         logger.warning(
@@ -178,10 +252,6 @@ def _relevant(frame: FrameType) -> list[traceback.FrameSummary]:
     """The stack without the frames of the loop and of this package that every handler has below it."""
     stack = list(traceback.extract_stack(frame))
     for index, entry in enumerate(stack):
-        if "/flowshare/agents/" not in entry.filename and not _machinery(entry.filename):
+        if not any(part in entry.filename for part in _MACHINERY):
             return stack[index:]
     return stack[-8:]
-
-
-def _machinery(filename: str) -> bool:
-    return any(part in filename for part in _MACHINERY)

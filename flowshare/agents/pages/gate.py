@@ -24,6 +24,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from flowshare.errors import FlowshareError
+
 logger = logging.getLogger("flowshare.pages")
 
 HOSTS_ENV: Final = "FLOWSHARE_WEB_HOSTS"
@@ -40,7 +42,7 @@ _NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9_-])?")
 _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 
 
-class BadPages(ValueError):
+class BadPages(FlowshareError, ValueError):
     """Options of pages that cannot be used; the text says what to write instead."""
 
 
@@ -147,7 +149,7 @@ class Need(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestHead:
     """A request as far as it matters here: each header as often as it came."""
 
     method: str
@@ -162,7 +164,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PageAdmission:
     """status 200: answer it. operator: names, stacks and orders are for it. known: it came by one of our hosts."""
 
     status: int
@@ -221,29 +223,29 @@ class Gate:
         self._scheme = scheme
         self._strict = strict
 
-    def judge(self, asked: Asked, need: Need) -> Verdict:
+    def judge(self, asked: RequestHead, need: Need) -> PageAdmission:
         """Whether to answer, and as what to take who asks."""
         if len(asked.hosts) > 1 or len(asked.origins) > 1:
-            return Verdict(400, "the request has several Host or Origin headers; send one")
+            return PageAdmission(400, "the request has several Host or Origin headers; send one")
         host = read_host(asked.hosts[0]) if asked.hosts else None
         known = host is not None and self._is_ours(host, asked.peer)
         if (why := self._why_browser(asked, host if known else None)) is not None:
-            return Verdict(403, why)
+            return PageAdmission(403, why)
         operator = asked.own_user
         if not operator and (shown := _bearer(asked.credentials)) is not None:
             operator = self._token is not None and hmac.compare_digest(shown, self._token)
             if not operator and self._strict:
-                return Verdict(401, _NO_TOKEN if self._token is None else _ANOTHER)
+                return PageAdmission(401, _NO_TOKEN if self._token is None else _ANOTHER)
         if need is Need.OPERATOR and not operator:
-            return Verdict(403, _FOR_OPERATORS)
+            return PageAdmission(403, _FOR_OPERATORS)
         if need is not Need.NOTHING and not (known or operator):
             shown_host = repr((asked.hosts or ("",))[0][:SHOWN_MAX])
-            return Verdict(
+            return PageAdmission(
                 421,
                 f"this server does not go by the host {shown_host}: list it with --web-host (web_hosts of the App, "
                 f"{HOSTS_ENV}), or show the operator's token",
             )
-        return Verdict(200, operator=operator, known=known)
+        return PageAdmission(200, operator=operator, known=known)
 
     def _is_ours(self, host: Named, peer: str) -> bool:
         if host in self._ours or Named(host.name) in self._ours:
@@ -251,7 +253,7 @@ class Gate:
         # From elsewhere these names would be a lie.
         return (is_loopback(host.name) or _is_any(host.name)) and is_loopback(peer)
 
-    def _why_browser(self, asked: Asked, host: Named | None) -> str | None:
+    def _why_browser(self, asked: RequestHead, host: Named | None) -> str | None:
         """Why a browser is not to be answered for the page that it shows; None: it is, or this is none."""
         for origin in asked.origins:
             if not self._is_own_origin(origin, host):

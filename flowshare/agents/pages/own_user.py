@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user, group (`struct ucred`)."""
@@ -29,15 +29,6 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 class OtherUser(Exception):
     """Somebody else listens where this user's process is looked for."""
-
-
-class _Socket(Protocol):
-    def getsockopt(self, level: int, name: int, buflen: int, /) -> bytes: ...
-
-
-def supported() -> bool:
-    """Whether this system has such sockets."""
-    return sys.platform == "linux"
 
 
 def names(address: str) -> tuple[str, ...]:
@@ -54,7 +45,7 @@ def listen(address: str) -> socket.socket | None:
 
     Raises: OSError when the name is taken.
     """
-    if not supported():
+    if sys.platform != "linux":
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -71,7 +62,7 @@ def connect(address: str, timeout_s: float) -> socket.socket | None:
 
     timeout_s: how long it blocks while the process accepts nothing; 0: not at all. Raises: OtherUser.
     """
-    if not supported():
+    if sys.platform != "linux":
         return None
     for name in names(address):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,7 +72,7 @@ def connect(address: str, timeout_s: float) -> socket.socket | None:
         except OSError:
             sock.close()
             continue
-        user = _user(sock)
+        _, user = _peer(sock)
         if user != os.geteuid() and os.geteuid() != 0:
             sock.close()
             raise OtherUser(f"the process at {address} is another user's (number {user}): run this as that user")
@@ -98,41 +89,34 @@ class Answer:
     body: bytes
 
 
-class _Connection(http.client.HTTPConnection):
-    """Over a socket that is connected already, if there is one."""
-
-    def __init__(self, address: str, timeout_s: float, connected: socket.socket | None) -> None:
-        super().__init__(address, timeout=timeout_s)
-        self.sock: Any = connected
-
-
 def ask(address: str, page: str, *, method: str = "GET", timeout_s: float, token: bytes | None = None) -> Answer:
     """What a page of the process at `host:port` answers: by this way, else over TCP with the token. Blocks.
 
     Raises: OSError, http.client.HTTPException, OtherUser.
     """
     connected = connect(address, timeout_s)
-    connection = _Connection(address, timeout_s, connected)
+    connection: Any = http.client.HTTPConnection(address, timeout=timeout_s)
+    connection.sock = connected  # None: it connects by itself
     try:
         show = connected is None and token is not None
         connection.request(method, page, headers={"Authorization": f"Bearer {(token or b'').decode()}"} if show else {})
         answer = connection.getresponse()
-        return Answer(answer.status, answer.headers.get_content_type(), answer.read(ANSWER_MAX))
+        body = answer.read(ANSWER_MAX + 1)
+        if len(body) > ANSWER_MAX:
+            raise OSError("the page is too long")
+        return Answer(answer.status, answer.headers.get_content_type(), body)
     finally:
         connection.close()
 
 
-def is_own(sock: _Socket) -> bool:
+def is_own(sock: socket.socket) -> bool:
     """Whether this user, or root, is at the other end of a socket of `listen`."""
-    process, user, _ = _CREDENTIALS.unpack(_credentials(sock))
+    process, user = _peer(sock)
     return process > 0 and user in (0, os.geteuid())
 
 
-def _user(sock: _Socket) -> int:
-    _, user, _ = _CREDENTIALS.unpack(_credentials(sock))
-    return int(user)
-
-
-def _credentials(sock: _Socket) -> bytes:
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
     option: Any = getattr(socket, "SO_PEERCRED", 0)
-    return sock.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
+    return process, user

@@ -12,23 +12,20 @@ import contextlib
 import ipaddress
 import logging
 import socket
+import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.web_server import Server
 
-from flowshare.agents import own_user
-from flowshare.agents.gate import Asked, Gate, Need, PageSettings, Verdict
-from flowshare.clock import LoopClock
+from flowshare.agents.pages import own_user
+from flowshare.agents.pages.gate import Gate, Need, PageAdmission, PageSettings, RequestHead
+from flowshare.clock import Clock, LoopClock, TimerHandle
+from flowshare.errors import FlowshareError
 from flowshare.forks import hold_alone
-
-if TYPE_CHECKING:
-    import ssl
-
-    from aiohttp.web_server import Server
-
-    from flowshare.clock import Clock, TimerHandle
 
 logger = logging.getLogger("flowshare.pages")
 
@@ -54,7 +51,7 @@ HEADERS: Final[Mapping[str, str]] = {
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class PagesError(Exception):
+class PagesError(FlowshareError):
     """The pages cannot be served; the text says what to do."""
 
 
@@ -82,7 +79,7 @@ BOUNDS_OF_APPS: Final = Bounds(
 )
 
 
-class Door:
+class ConnectionLimiter:
     """Counts connections, and has those that send no request leave when there is no room."""
 
     def __init__(self, bounds: Bounds, clock: Clock) -> None:
@@ -90,18 +87,18 @@ class Door:
         self.clock = clock
         self.refused = 0
         """Connections that found no room."""
-        self._by_address: dict[str, int] = {}
-        self._open: dict[Connection, str] = {}
-        self._waiting: dict[Connection, None] = {}
+        self._by_address: Counter[str] = Counter()
+        self._open: dict[PageConnection, str] = {}
+        self._waiting: dict[PageConnection, None] = {}
 
     @property
     def open(self) -> int:
         """Connections there are."""
         return len(self._open)
 
-    def enter(self, connection: Connection, address: str) -> bool:
+    def enter(self, connection: PageConnection, address: str) -> bool:
         """Whether there is room for it; the one that has waited longest without a request makes some."""
-        if self._by_address.get(address, 0) >= self.bounds.by_address:
+        if self._by_address[address] >= self.bounds.by_address:
             return self._refuse()
         if len(self._open) >= self.bounds.connections:
             longest = next(iter(self._waiting), None)
@@ -110,23 +107,21 @@ class Door:
             longest.drop()
         self._open[connection] = address
         self._waiting[connection] = None
-        self._by_address[address] = self._by_address.get(address, 0) + 1
+        self._by_address[address] += 1
         return True
 
-    def begun(self, connection: Connection) -> None:
+    def begun(self, connection: PageConnection) -> None:
         """Its request has come."""
         self._waiting.pop(connection, None)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: PageConnection) -> None:
         """It is gone; harmless twice."""
         self._waiting.pop(connection, None)
         address = self._open.pop(connection, None)
         if address is None:
             return
-        left = self._by_address[address] - 1
-        if left:
-            self._by_address[address] = left
-        else:
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
             del self._by_address[address]
 
     def _refuse(self) -> bool:
@@ -136,12 +131,12 @@ class Door:
         return False
 
 
-class Connection(web.RequestHandler):
-    """One connection, within the bounds of its door."""
+class PageConnection(web.RequestHandler):
+    """One connection, within the bounds of its limiter."""
 
-    def __init__(self, door: Door, manager: Server, **kwargs: Any) -> None:
+    def __init__(self, limiter: ConnectionLimiter, manager: Server, **kwargs: Any) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **kwargs)
-        self._door = door
+        self._limiter = limiter
         self._timer: TimerHandle | None = None
         self._sending: TimerHandle | None = None
         self._link: asyncio.Transport | None = None
@@ -151,7 +146,7 @@ class Connection(web.RequestHandler):
         """Whether this user's own process is at the other end, by the way that only it has."""
         self.peer = ""
         """The address at the other end."""
-        self.verdict = Verdict(403)
+        self.admission = PageAdmission(403)
         """As what the last request's sender was let in."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -162,18 +157,18 @@ class Connection(web.RequestHandler):
         self.own_user = local and own_user.is_own(sock)
         peername = transport.get_extra_info("peername")
         self.peer = peername[0] if isinstance(peername, tuple) else ""
-        if (local and not self.own_user) or not self._door.enter(self, _network(self.peer)):
+        if (local and not self.own_user) or not self._limiter.enter(self, _network(self.peer)):
             self._force_close = True
             link.abort()
             return
         link.set_write_buffer_limits(0)  # so that it is told of every byte that nobody has read
-        self._timer = self._door.clock.call_later(self._door.bounds.head_s, self._late)
+        self._timer = self._limiter.clock.call_later(self._limiter.bounds.head_s, self._late)
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: bytes have come."""
         self._bytes += len(data)
-        if 0 < self._door.bounds.request_bytes < self._bytes:
+        if 0 < self._limiter.bounds.request_bytes < self._bytes:
             if not self._begun and self._link is not None and not self._force_close:
                 self._link.write(_TOO_LARGE)
             self.force_close()
@@ -184,12 +179,12 @@ class Connection(web.RequestHandler):
         """The head of a request is there."""
         if not self._begun:
             self._begun = True
-            self._door.begun(self)
+            self._limiter.begun(self)
             _cancel(self._timer)
 
     def drop(self) -> None:
         """End it at once."""
-        self._door.leave(self)
+        self._limiter.leave(self)
         if self._link is not None:
             self._link.abort()
 
@@ -201,12 +196,12 @@ class Connection(web.RequestHandler):
     def _watch_reader(self) -> None:
         _cancel(self._sending)
         left = 0 if self._link is None else self._link.get_write_buffer_size()
-        self._sending = self._door.clock.call_later(self._door.bounds.send_s, lambda: self._unread(left))
+        self._sending = self._limiter.clock.call_later(self._limiter.bounds.send_s, lambda: self._unread(left))
 
     def _unread(self, before: int) -> None:
         """So long it was not all read: the end, unless it is an application's long answer, of which some was."""
         moved = self._link is not None and self._link.get_write_buffer_size() < before
-        if moved and not self._door.bounds.one_request:
+        if moved and not self._limiter.bounds.one_request:
             self._watch_reader()
         else:
             self.drop()
@@ -218,7 +213,7 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """asyncio's: it is closed."""
-        self._door.leave(self)
+        self._limiter.leave(self)
         _cancel(self._timer)
         _cancel(self._sending)
         super().connection_lost(exc)
@@ -232,10 +227,7 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer was begun")
         text = "the page failed; the log says why" if status >= 500 else "this is no HTTP request that can be read"
-        answer = web.Response(status=status, text=text)
-        answer.headers.update(HEADERS)
-        answer.force_close()
-        return answer
+        return _dressed(web.Response(status=status, text=text))
 
     def _late(self) -> None:
         if not self._begun:
@@ -243,13 +235,17 @@ class Connection(web.RequestHandler):
 
 
 class Listening(web.BaseSite):
-    """aiohttp's site on one socket, whose connections go through a door."""
+    """aiohttp's site on one socket, whose connections go through a limiter."""
 
     def __init__(
-        self, runner: web.AppRunner, door: Door, sock: socket.socket, ssl_context: ssl.SSLContext | None = None
+        self,
+        runner: web.AppRunner,
+        limiter: ConnectionLimiter,
+        sock: socket.socket,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(runner, ssl_context=ssl_context, backlog=BACKLOG)
-        self._door = door
+        self._limiter = limiter
         self._sock = sock
 
     @property
@@ -263,11 +259,11 @@ class Listening(web.BaseSite):
         server = self._runner.server
         assert server is not None
         options = dict(server._kwargs)  # noqa: SLF001 - what aiohttp makes its own connections of
-        if not self._door.bounds.one_request:
+        if not self._limiter.bounds.one_request:
             options["keepalive_timeout"] = KEEP_ALIVE_S
 
-        def connection() -> Connection:
-            return Connection(self._door, server, **options)
+        def connection() -> PageConnection:
+            return PageConnection(self._limiter, server, **options)
 
         loop = asyncio.get_running_loop()
         if self._sock.family == socket.AF_UNIX:
@@ -293,14 +289,14 @@ class Site:
         self._settings = settings
         self._needs = needs
         self._gate = Gate(settings.hosts, bind=settings.bind, machine=socket.gethostname(), token=settings.token)
-        self._door = Door(bounds, LoopClock() if clock is None else clock)
-        self._own = Door(bounds, self._door.clock)
+        self._limiter = ConnectionLimiter(bounds, LoopClock() if clock is None else clock)
+        self._own = ConnectionLimiter(bounds, self._limiter.clock)
         self._turn = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
     async def open(self, routes: Iterable[web.RouteDef]) -> str:
         """Listen; returns the address. Raises: PagesError when the port is taken."""
-        app = web.Application(middlewares=[self._guard], client_max_size=self._door.bounds.request_bytes)
+        app = web.Application(middlewares=[self._guard], client_max_size=self._limiter.bounds.request_bytes)
         app.add_routes(list(routes))
         settings = self._settings
         self._runner = web.AppRunner(
@@ -316,7 +312,7 @@ class Site:
                 "choose another --web-port, or leave it out for a free one"
             ) from error
         address = shown(sock)
-        await Listening(self._runner, self._door, sock).start()
+        await Listening(self._runner, self._limiter, sock).start()
         try:
             own = own_user.listen(address)
         except OSError as error:
@@ -334,32 +330,31 @@ class Site:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, Connection)
-        connection.begin()
+        _connection(request).begin()
         async with self._turn:
-            await self._door.clock.sleep(0)  # one page a turn of the loop, whoever asks for how many
+            await self._limiter.clock.sleep(0)  # one page a turn of the loop, whoever asks for how many
         resource = request.match_info.route.resource
         need = Need.HOST if resource is None else self._needs.get(resource.canonical, Need.HOST)
-        verdict = judged(self._gate, request, need)
-        if verdict.status != 200:
-            return _dressed(refusal(verdict))
-        if request.body_exists and (request.content_length is None or request.content_length > 0):
-            return _dressed(web.Response(status=413, text="a page takes no body"))
-        connection.verdict = verdict
-        try:
-            return _dressed(await handler(request))
-        except web.HTTPException as error:
-            _dressed(error)
-            raise
+
+        async def page(request: web.Request) -> web.StreamResponse:
+            if request.body_exists and (request.content_length is None or request.content_length > 0):
+                return web.Response(status=413, text="a page takes no body")
+            return await handler(request)
+
+        return await guarded(self._gate, request, need, page, _dressed)
 
 
-def judged(gate: Gate, request: web.Request, need: Need) -> Verdict:
-    """What the gate says of a request."""
-    connection = request.protocol
-    assert isinstance(connection, Connection)
-    headers = request.headers
-    asked = Asked(
+async def guarded(
+    gate: Gate,
+    request: web.Request,
+    need: Need,
+    handler: Handler,
+    dress: Callable[[web.StreamResponse], web.StreamResponse],
+) -> web.StreamResponse:
+    """What the handler answers whom the gate lets in, and a refusal for the others; dressed."""
+    connection, headers = _connection(request), request.headers
+    connection.begin()
+    asked = RequestHead(
         method=request.method,
         hosts=tuple(headers.getall("Host", ())),
         origins=tuple(headers.getall("Origin", ())),
@@ -369,16 +364,24 @@ def judged(gate: Gate, request: web.Request, need: Need) -> Verdict:
         peer=connection.peer,
         own_user=connection.own_user,
     )
-    return gate.judge(asked, need)
+    admission = connection.admission = gate.judge(asked, need)
+    if admission.status != 200:
+        answer = web.Response(status=admission.status, text=admission.why)
+        if admission.status == 401:
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        answer.force_close()
+        return dress(answer)
+    try:
+        return dress(await handler(request))
+    except web.HTTPException as error:
+        dress(error)
+        raise
 
 
-def refusal(verdict: Verdict) -> web.Response:
-    """The answer to who is not let in."""
-    answer = web.Response(status=verdict.status, text=verdict.why)
-    if verdict.status == 401:
-        answer.headers["WWW-Authenticate"] = "Bearer"
-    answer.force_close()
-    return answer
+def _connection(request: web.Request) -> PageConnection:
+    connection = request.protocol
+    assert isinstance(connection, PageConnection)
+    return connection
 
 
 def _dressed(answer: web.StreamResponse) -> web.StreamResponse:

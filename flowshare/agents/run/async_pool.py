@@ -7,22 +7,110 @@ behind (then the task is replaced), one append. Everything else happens on the p
 
 from __future__ import annotations
 
+import abc
 import asyncio
-from collections.abc import Awaitable, Callable
+import types
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.delivery import Delivery, current
-from flowshare.agents.middleware import call_async, call_inline
-from flowshare.agents.outcomes import of_result
-from flowshare.agents.slots import Held, Slot
-from flowshare.agents.tasks import SLICE_S, TaskBasedPool, give_turn, is_closing
-from flowshare.agents.tracing import current_headers
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.delivery import Delivery, current
+from flowshare.agents.handler.middleware import call_async, call_inline
+from flowshare.agents.handler.outcomes import of_result
+from flowshare.agents.handler.tracing import current_headers
+from flowshare.agents.run.pool import Held, Pool, Runner
 from flowshare.protocol.decoding import RawRecord
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
+    from flowshare.agents.handler.agent import ShareAgent
+
+SLICE_S: Final = 0.002
+"""How long handlers that never wait may keep the loop before others get a turn."""
+
+
+def is_closing(runner: Runner, error: BaseException) -> bool:
+    """Whether the runner's task is being destroyed: then nothing may be awaited any more.
+
+    A GeneratorExit that is raised while the task runs is the handler's own.
+    """
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        return asyncio.current_task() is not runner.task
+    except RuntimeError:  # no loop runs
+        return True
+
+
+@types.coroutine
+def yield_to_loop() -> Generator[None, None, None]:
+    """Let the loop run everybody else once."""
+    yield
+
+
+class TaskBasedPool(Pool):
+    """Runners that are long-lived tasks on the handler loop."""
+
+    _waiting: deque[asyncio.Future[None]]
+
+    async def start(self) -> None:
+        """Make the tasks."""
+        await super().start()
+        self._waiting = deque()
+        for runner in self.runners:
+            self.spawn(runner)
+
+    def spawn(self, runner: Runner) -> None:
+        """A new task for the runner, with context variables as they were at the start."""
+        runner.held = None
+        runner.timed_out = False
+        if not self.stopping:
+            runner.task = self._handler_loop.create_task(
+                self.work(runner), name=f"{self.agent.name}-{runner.index}", context=self.context.copy()
+            )
+
+    @abc.abstractmethod
+    async def work(self, runner: Runner) -> None:
+        """Take and handle records until the pool stops or the task is to be replaced."""
+
+    def wake(self) -> None:
+        """Wake as many idle tasks as there are records for."""
+        wanted = sum(len(chunk.records) for chunk in self.queue) if len(self.queue) < 8 else len(self.runners)
+        while self._waiting and wanted > 0:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                wanted -= 1
+
+    async def idle(self) -> None:
+        """Wait until there may be something to do."""
+        future: asyncio.Future[None] = self._handler_loop.create_future()
+        self._waiting.append(future)
+        await future
+
+    async def cancel(self) -> None:
+        """Cancel what runs, and wait until it has ended, as long as the caller does."""
+        self.stopping = True
+        await self._end(self.running())
+
+    async def stop(self) -> None:
+        """Cancel all tasks."""
+        await super().stop()
+        await self._end(self.runners)
+
+    def of_timeout(self, runner: Runner, error: BaseException) -> BaseException:
+        """What the handler raised, or the timeout that cancelled it."""
+        if not (runner.timed_out and isinstance(error, asyncio.CancelledError)):
+            return error
+        late = TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
+        late.__cause__ = error
+        return late
+
+    async def _end(self, runners: Iterable[Runner]) -> None:
+        await cancelled(*(runner.task for runner in runners))
+        self.flush()
 
 
 class TaskPool(TaskBasedPool):
@@ -31,26 +119,26 @@ class TaskPool(TaskBasedPool):
     async def start(self) -> None:
         """Make the tasks."""
         self._call = make_call(self.agent, self)
-        self._last: list[Slot | None] = [None]
-        """The slot that ran last, as far as slots said."""
+        self._last: list[Runner | None] = [None]
+        """The runner that was last at work, as far as runners said."""
         await super().start()
 
-    async def work(self, slot: Slot) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
+    async def work(self, runner: Runner) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""
-        queue, call, mark, times, last, gate = self.queue, self._call, self.mark, self.times, self._last, self.gate
+        queue, call, mark, times, last, permit = self.queue, self._call, self.mark, self.times, self._last, self.permit
         monotonic, set_current = self.clock.monotonic, current.set
         timed = self.agent.options.timeout is not None
         began = started = monotonic()
         count = 0
         while not self.stopping:
-            if not queue or started > gate.until_s:
-                gate.wanted |= bool(queue)
+            if not queue or started > permit.until_s:
+                permit.wanted |= bool(queue)
                 if count:
                     times.add(started - began, count)
                     count = 0
                 await self.idle()
                 began = started = monotonic()
-                last[0] = slot
+                last[0] = runner
                 continue
             chunk = queue[0]
             try:
@@ -59,8 +147,8 @@ class TaskPool(TaskBasedPool):
                 if not chunk.open():
                     queue.popleft()
                 continue
-            slot.started = started
-            slot.held = held = (chunk, record)
+            runner.started = started
+            runner.held = held = (chunk, record)
             if timed and self._timer is None:
                 self.arm()
             set_current(held)
@@ -68,9 +156,9 @@ class TaskPool(TaskBasedPool):
             try:
                 result = await call(held)
             except BaseException as error:
-                if is_closing(slot, error):
+                if is_closing(runner, error):
                     raise
-                if self._failed(slot, held, error):
+                if self._failed(runner, held, error):
                     break
             else:
                 if result is None:
@@ -80,39 +168,34 @@ class TaskPool(TaskBasedPool):
                 else:
                     self._returned(chunk, record, result)
             count += 1
-            if copy_context() != before or slot.timed_out:
+            if copy_context() != before or runner.timed_out:
                 break
-            slot.held = None
+            runner.held = None
             started = monotonic()
             if started - began >= SLICE_S:
                 times.add(started - began, count)
                 count = 0
-                if last[0] is slot:  # else another slot ran meanwhile: the handler waited, everybody had a turn
-                    await give_turn()
+                if last[0] is runner:  # else another was at work meanwhile: the handler waited, all had a turn
+                    await yield_to_loop()
                     started = monotonic()
-                last[0] = slot
+                last[0] = runner
                 began = started
         times.add(monotonic() - began, count)
-        self.spawn(slot)
+        self.spawn(runner)
 
     def _returned(self, chunk: Chunk, record: RawRecord, result: Any) -> None:
         attempt = chunk.attempt(record.offset)
         self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
 
-    def _failed(self, slot: Slot, held: Held, error: BaseException) -> bool:
+    def _failed(self, runner: Runner, held: Held, error: BaseException) -> bool:
         """Turn what the handler raised into an outcome; returns whether the task is to be replaced."""
         chunk, record = held
         if isinstance(error, _Undecodable):
             assert error.__cause__ is not None
             self.undecodable(chunk, record, error.__cause__)
             return False
-        cancelled = isinstance(error, asyncio.CancelledError)
-        if cancelled and slot.timed_out:
-            late = TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
-            late.__cause__ = error
-            error = late
-        self.finish(chunk, record, self.failed(chunk, record, error))
-        return cancelled
+        self.finish(chunk, record, self.failed(chunk, record, self.of_timeout(runner, error)))
+        return isinstance(error, asyncio.CancelledError)
 
 
 class _Undecodable(Exception):
@@ -155,13 +238,8 @@ def _bare(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Any]:
 def _decoded(held: Held) -> Any:
     chunk, record = held
     decode = chunk.decode
-    raw = record.value
-    if decode is None:
-        if raw is None:
-            raise _Undecodable from ValueError("null")
-        return raw
     try:
-        return decode(raw)
+        return chunk.value(record) if decode is None else decode(record.value)
     except Exception as error:
         raise _Undecodable from error
 

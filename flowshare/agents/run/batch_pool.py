@@ -1,4 +1,4 @@
-"""The pool for batch handlers: a slot takes up to `size` records at once, or what is there after `within` seconds."""
+"""The pool for batch handlers: a runner takes up to `size` records at once, or what is there after `within` seconds."""
 
 from __future__ import annotations
 
@@ -9,69 +9,58 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowshare.agents.batching import BatchRecord, Records
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.delivery import Delivery, current
-from flowshare.agents.middleware import call_async, call_inline, call_sync
-from flowshare.agents.outcomes import Kind, Outcome, Reject, Release, given_up, of_exception
-from flowshare.agents.send import SendGroup
-from flowshare.agents.slots import Held, Slot
-from flowshare.agents.tasks import TaskBasedPool, is_closing
-from flowshare.agents.texts import named
-from flowshare.agents.tracing import current_headers
+from flowshare.agents.handler.batch import BatchRecord, Records
+from flowshare.agents.handler.delivery import Delivery, current
+from flowshare.agents.handler.middleware import call_async, call_inline, call_sync
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, given_up, of_exception
+from flowshare.agents.handler.send import SendGroup
+from flowshare.agents.handler.texts import named
+from flowshare.agents.handler.tracing import current_headers
+from flowshare.agents.run.async_pool import TaskBasedPool, is_closing
+from flowshare.agents.run.pool import Environment, Held, Runner
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.stats import AgentStats
-    from flowshare.clock import Clock, TimerHandle
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.clock import TimerHandle
 
-_ACCEPT = Outcome(Kind.ACCEPT)
+_ACCEPT = Outcome(OutcomeKind.ACCEPT)
 
 
 class BatchPool(TaskBasedPool):
     """Runs batch handlers: `async def` in tasks, `def` in an executor's threads, one hop a batch."""
 
-    def __init__(
-        self,
-        agent: ShareAgent,
-        *,
-        clock: Clock,
-        service_loop: asyncio.AbstractEventLoop,
-        handler_loop: asyncio.AbstractEventLoop,
-        stats: AgentStats,
-        inline: bool,
-    ) -> None:
-        super().__init__(agent, clock=clock, service_loop=service_loop, handler_loop=handler_loop, stats=stats)
+    def __init__(self, agent: ShareAgent, environment: Environment) -> None:
+        super().__init__(agent, environment)
         assert agent.options.batch is not None
         self._batch = agent.options.batch
-        self._inline = inline
-        self.cancels = agent.is_async or inline
+        self._inline = environment.inline_threads
+        self.cancels = agent.is_async or self._inline
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        self._ripe: TimerHandle | None = None
+        self._due_timer: TimerHandle | None = None
 
     async def start(self) -> None:
         """Make the tasks, and threads for a `def` handler."""
         if not self.agent.is_async and not self._inline:
-            self._executor = concurrent.futures.ThreadPoolExecutor(len(self.slots), f"{self.agent.name}")
+            self._executor = concurrent.futures.ThreadPoolExecutor(len(self.runners), f"{self.agent.name}")
         self._middleware = self.agent.middleware
         await super().start()
 
     async def stop(self) -> None:
         """Cancel all tasks; threads end with their handlers."""
         await super().stop()
-        if self._ripe is not None:
-            self._ripe.cancel()
+        if self._due_timer is not None:
+            self._due_timer.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def wake(self) -> None:
-        """Wake one idle slot when a batch is due, else see to it that one is woken when it will be."""
+        """Wake one idle runner when a batch is due, else see to it that one is woken when it will be."""
         due_s = self._due_s()
         if due_s is None:
             return
         if due_s > 0:
-            if self._ripe is None:
-                self._ripe = self.clock.call_later(due_s, self._ripened)
+            if self._due_timer is None:
+                self._due_timer = self.clock.call_later(due_s, self._became_due)
             return
         while self._waiting:
             future = self._waiting.popleft()
@@ -79,12 +68,12 @@ class BatchPool(TaskBasedPool):
                 future.set_result(None)
                 return
 
-    def _ripened(self) -> None:
-        self._ripe = None
+    def _became_due(self) -> None:
+        self._due_timer = None
         self.wake()
 
     def _due_s(self) -> float | None:
-        """Seconds until a batch is to be handled: 0 or less when full or ripe, None when there is nothing."""
+        """Seconds until a batch is to be handled: 0 or less when full or old enough, None when there is nothing."""
         while self.queue and not self.queue[0].open():
             self.queue.popleft()
         if not self.queue:
@@ -107,21 +96,21 @@ class BatchPool(TaskBasedPool):
                     self.queue.popleft()
         return taken
 
-    async def work(self, slot: Slot) -> None:
+    async def work(self, runner: Runner) -> None:
         """Take and handle batches until the pool stops or the task is to be replaced."""
         while not self.stopping:
             due_s = self._due_s()
-            closed = self.clock.monotonic() > self.gate.until_s
+            closed = self.clock.monotonic() > self.permit.until_s
             taken = self._take() if due_s is not None and due_s <= 1e-6 and not closed else []
             if not taken:
                 if closed:
-                    self.gate.wanted = True
+                    self.permit.wanted = True
                 else:
                     self.wake()
                 await self.idle()
                 continue
-            slot.held = taken
-            slot.started = self.clock.monotonic()
+            runner.held = taken
+            runner.started = self.clock.monotonic()
             self.wake()
             self.arm()
             current.set(taken[0])
@@ -132,45 +121,28 @@ class BatchPool(TaskBasedPool):
                 try:  # here, not further in: awaiting what ended by a GeneratorExit closes all coroutines on the way
                     result = await self._call(records)
                 except BaseException as raised:
-                    if is_closing(slot, raised):
+                    if is_closing(runner, raised):
                         raise
                     error = raised
-                self._settle(held, records, result, self._of_timeout(slot, error))
+                late = None if error is None else self.of_timeout(runner, error)
+                self._finish_all(held, records, result, late)
             cancelled = isinstance(error, asyncio.CancelledError)
-            self.times.add(self.clock.monotonic() - slot.started)
-            if cancelled or slot.timed_out or copy_context() != before:
+            self.times.add(self.clock.monotonic() - runner.started)
+            if cancelled or runner.timed_out or copy_context() != before:
                 break
-            slot.held = None
+            runner.held = None
         else:
             return
-        self.spawn(slot)
-
-    def _of_timeout(self, slot: Slot, error: BaseException | None) -> BaseException | None:
-        """The error, or the timeout that cancelled the handler."""
-        if isinstance(error, asyncio.CancelledError) and slot.timed_out:
-            return TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
-        return error
+        self.spawn(runner)
 
     def _decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
         held: list[Held] = []
         records: list[BatchRecord[Any]] = []
         for chunk, record in taken:
-            raw = record.value
-            try:
-                if chunk.decode is not None:
-                    value = chunk.decode(raw)
-                elif raw is None:
-                    raise ValueError("null")
-                else:
-                    value = raw
-            except Exception as error:  # noqa: BLE001 - whatever the decoder raised
-                self.undecodable(chunk, record, error)
-                continue
-            except BaseException as error:  # noqa: BLE001 - sys.exit() says nothing of the value: as in a handler
-                self.finish(chunk, record, self.failed(chunk, record, error))
+            if (value := self.value(chunk, record)) is None:
                 continue
             held.append((chunk, record))
-            records.append(BatchRecord(value, Delivery(chunk, record, self.renew)))  # type: ignore[arg-type]
+            records.append(BatchRecord(value[0], Delivery(chunk, record, self.renew)))  # type: ignore[arg-type]
         return held, Records(records)
 
     async def _call(self, records: Records[Any]) -> Any:
@@ -183,7 +155,7 @@ class BatchPool(TaskBasedPool):
         call = partial(call_sync, middleware, records, lambda: fun(records), self._handler_loop)
         return await self._handler_loop.run_in_executor(self._executor, context.run, _carried, call)
 
-    def _settle(self, held: list[Held], records: Records[Any], result: Any, error: BaseException | None) -> None:
+    def _finish_all(self, held: list[Held], records: Records[Any], result: Any, error: BaseException | None) -> None:
         """Decided outcomes stand; the others go the way of the error, or of the batch's result."""
         accepted = _ACCEPT
         if error is None:
@@ -194,7 +166,7 @@ class BatchPool(TaskBasedPool):
         logged: Outcome | None = None
         for (chunk, record), decided in zip(held, records.outcomes, strict=True):
             if decided is not None:
-                outcome = self._decided(chunk, record, decided)
+                outcome = self.failed(chunk, record, decided)
             elif error is None:
                 outcome = accepted
             elif logged is None:
@@ -204,17 +176,12 @@ class BatchPool(TaskBasedPool):
                 outcome = outcome._replace(told=True)
             self.finish(chunk, record, outcome)
 
-    def _decided(self, chunk: Chunk, record: Any, decided: BaseException) -> Outcome:
-        if isinstance(decided, (Release, Reject)):
-            return of_exception(self.agent, decided, chunk.attempt(record.offset))
-        return self.failed(chunk, record, decided)
-
     def _accepted(self, result: Any) -> tuple[Outcome, BaseException | None]:
         instead = given_up(result)
         if instead is not None:
             return _ACCEPT, instead
         sends = self.agent.outputs(result, current_headers())
-        return (Outcome(Kind.ACCEPT, sends=SendGroup(sends)) if sends else _ACCEPT), None
+        return (Outcome(OutcomeKind.ACCEPT, sends=SendGroup(sends)) if sends else _ACCEPT), None
 
 
 def _carried(call: Callable[[], Any]) -> Any:

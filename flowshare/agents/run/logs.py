@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flowshare.agents.delivery import current
+from flowshare.agents.handler.delivery import current
 
 
 class _Factory:
@@ -27,7 +27,7 @@ class _Factory:
             made.flowshare_attempt = 0
         else:
             chunk, record = held
-            at = f"{chunk.topic}-{chunk.partition}@{record.offset}"
+            at = chunk.at(record.offset)
             made.flowshare_agent = chunk.agent
             made.flowshare_record = at
             made.flowshare_attempt = attempt = chunk.attempt(record.offset)
@@ -42,8 +42,3 @@ def install() -> None:
     factory = logging.getLogRecordFactory()
     if not isinstance(factory, _Factory):
         logging.setLogRecordFactory(_Factory(factory))
-
-
-def where(agent: str, topic: str, partition: int, offset: int, attempt: int) -> str:
-    """How flowshare's own lines name a delivery."""
-    return f"agent={agent} record={topic}-{partition}@{offset} attempt={attempt}"

@@ -1,7 +1,7 @@
-"""The pool: `concurrency` slots that run one agent's handler, fed with chunks, handing back outcomes in bulk.
+"""The pool: `concurrency` runners that run one agent's handler, fed with chunks, handing back outcomes in bulk.
 
-Three kinds share this base: `async def` handlers in long-lived tasks (`runner.py`), `def` handlers in threads
-(`threads.py`), batch handlers (`batches.py`). Whichever finishes records appends to the chunk's lists and calls
+Three kinds share this base: `async def` handlers in long-lived tasks (`async_pool`), `def` handlers in threads
+(`thread_pool`), batch handlers (`batch_pool`). Whichever finishes records appends to the chunk's lists and calls
 `mark`; once per loop iteration everything finished goes to the service loop in one call.
 """
 
@@ -13,34 +13,105 @@ import contextvars
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.errors import UndecodableValue
-from flowshare.agents.logs import where
-from flowshare.agents.outcomes import Kind, Outcome, of_exception
-from flowshare.agents.slots import GRACE_S, Held, Slot
-from flowshare.agents.standstill import Gate
-from flowshare.agents.texts import REASON_MAX, clip, of_user, place_of
-from flowshare.agents.times import HandlerTimes
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.errors import UndecodableValue
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception
+from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of
+from flowshare.agents.run.stats import AgentStats, HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
 if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.stats import AgentStats
+    import random as random_module
+
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.backend.base import Capabilities
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock, TimerHandle
+    from flowshare.protocol.messages import Connection
 
 logger = logging.getLogger("flowshare.agents")
 
+
+GRACE_S: Final = 5.0
+"""How long a cancelled `async def` handler may take to end before the agent is called unhealthy."""
+
+Held = tuple[Chunk, RawRecord]
+"""A record that is handled, as it was read: `chunk.whole` has its other fields."""
 HAND_OVER_S: Final = 0.005
 """Time between two hand-overs of few records from the handler loop to the service loop."""
 HAND_OVER_RECORDS: Final = 1_000
 """So many finished records are handed over at once: the next fetch may wait for the room."""
 _LOOK_S: Final = 0.001
-
-Handed = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
+FinishedWork = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
+
+
+class Runner:
+    """One of the `concurrency` places where a handler runs, and what it works on now.
+
+    Written by whoever runs the handler, read from any thread.
+    """
+
+    __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.held: Held | list[Held] | None = None
+        """What is handled: one record, a batch's records, or nothing."""
+        self.started = 0.0
+        self.timed_out = False
+        self.cancelled_at = 0.0
+        self.task: asyncio.Task[None] | None = None
+        self.thread_id: int | None = None
+
+    def records(self) -> list[tuple[Chunk, DecodedRecord]]:
+        """What is handled now, as a list."""
+        held = self.held
+        if held is None:
+            return []
+        return [(chunk, chunk.whole(record)) for chunk, record in (held if isinstance(held, list) else [held])]
+
+    def over_s(self, timeout_s: float | None, now: float) -> float:
+        """Seconds that the handler is past its timeout; 0 or less when it is not."""
+        return 0.0 if timeout_s is None or self.held is None else now - self.started - timeout_s
+
+
+class StartPermit:
+    """Whether handlers may begin: asked by a pool before each record, from any thread."""
+
+    __slots__ = ("until_s", "wanted")
+
+    def __init__(self) -> None:
+        self.until_s = float("inf")
+        """Until then, in the clock's monotonic seconds."""
+        self.wanted = False
+        """Whether somebody waits for a later one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What all agents of one process work with; made by its host.
+
+    clock: rules all of flowshare's own waiting. service_loop: where agents fetch, renew, produce and acknowledge;
+    handler_loop: where handlers run; both may be the same loop (test kit). connect: opens a connection to the backend;
+    capabilities: what that can do. producer, admin: shared by all agents, on the service loop. random: source of the
+    jitter of retry delays. inline_threads: run `def` handlers on the handler loop instead of in threads (test kit).
+    """
+
+    clock: Clock
+    service_loop: asyncio.AbstractEventLoop
+    handler_loop: asyncio.AbstractEventLoop
+    connect: Callable[[], Awaitable[Connection]]
+    capabilities: Capabilities
+    producer: Producer
+    admin: ShareAdmin
+    random: random_module.Random
+    inline_threads: bool = False
 
 
 class Pool(abc.ABC):
@@ -51,31 +122,23 @@ class Pool(abc.ABC):
     fed_anywhere = False
     """Whether `feed` may be called on any thread, so that a blocked handler loop does not hold it up."""
 
-    def __init__(
-        self,
-        agent: ShareAgent,
-        *,
-        clock: Clock,
-        service_loop: asyncio.AbstractEventLoop,
-        handler_loop: asyncio.AbstractEventLoop,
-        stats: AgentStats,
-    ) -> None:
+    def __init__(self, agent: ShareAgent, environment: Environment) -> None:
         self.agent = agent
-        self.clock = clock
-        self.stats = stats
+        self.clock = environment.clock
+        self.stats = AgentStats()
         self.times = HandlerTimes()
         self.queue: deque[Chunk] = deque()
-        self.slots = [Slot(index) for index in range(agent.options.concurrency)]
-        self.finished: Callable[[Handed], None] = _nobody
+        self.runners = [Runner(index) for index in range(agent.options.concurrency)]
+        self.finished: Callable[[FinishedWork], None]
         """Set by the feeder; called on the service loop."""
-        self.gate = Gate()
-        """Handlers begin only while it is open; the feeder closes it."""
+        self.permit = StartPermit()
+        """Handlers begin only while it lasts; the feeder says how long."""
         self.renew: Callable[[Chunk, int], object] | None = None
         """Set by the feeder; callable from any thread."""
         self.context = contextvars.Context()
         self.stopping = False
-        self._service_loop = service_loop
-        self._handler_loop = handler_loop
+        self._service_loop = environment.service_loop
+        self._handler_loop = environment.handler_loop
         self._dirty: list[Chunk] = []
         self._flush_due = False
         self._handed_at = -1.0
@@ -99,65 +162,56 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def wake(self) -> None:
-        """Let idle slots look at the queue."""
+        """Let idle runners look at the queue."""
 
     @abc.abstractmethod
     async def cancel(self) -> None:
         """The drain deadline has come: cancel what still runs, release it."""
 
     async def stop(self) -> None:
-        """End all slots; nothing is handed over after that."""
+        """End all runners; nothing is handed over after that."""
         self.stopping = True
         self._disarm()
 
     # --- what is seen from outside ------------------------------------------------------------------------------
 
+    def running(self) -> list[Runner]:
+        """Runners at work, as a snapshot."""
+        return [runner for runner in self.runners if runner.held is not None]
+
     @property
     def busy(self) -> int:
-        """Slots at work."""
-        return sum(slot.held is not None for slot in self.slots)
+        """Runners at work."""
+        return len(self.running())
 
     def working_s(self) -> float:
         """How long the handlers that are at work have worked, together."""
         now = self.clock.monotonic()
-        return sum(max(0.0, now - slot.started) for slot in self.slots if slot.held is not None)
+        return sum(max(0.0, now - runner.started) for runner in self.running())
 
     @property
     def overdue(self) -> int:
         """Handlers that run past their timeout and did not end when cancelled, or cannot be cancelled."""
-        now, grace_s = self.clock.monotonic(), GRACE_S if self.cancels else 0.0
-        timeout_s = self.agent.options.timeout
-        return sum(slot.over_s(timeout_s, now) > grace_s for slot in self.slots)
+        return len(self._late(GRACE_S if self.cancels else 0.0))
 
     def problems(self) -> list[str]:
         """Why the agent is not healthy, one sentence each."""
-        now, timeout_s = self.clock.monotonic(), self.agent.options.timeout
-        grace_s = GRACE_S if self.cancels else 0.0
-        found = []
-        for slot in self.slots:
-            if slot.over_s(timeout_s, now) > grace_s:
-                records = slot.records()
-                if records:
-                    chunk, record = records[0]
-                    at = where(chunk.agent, chunk.topic, chunk.partition, record.offset, record.delivery_count)
-                    found.append(f"a handler runs past its timeout of {timeout_s} s and cannot be stopped: {at}")
-        return found
-
-    def running(self) -> list[Slot]:
-        """Slots at work, as a snapshot."""
-        return [slot for slot in self.slots if slot.held is not None]
+        return [
+            f"a handler runs past its timeout of {self.agent.options.timeout} s and cannot be stopped: "
+            + chunk.where(record.offset)
+            for runner in self._late(GRACE_S if self.cancels else 0.0)
+            for chunk, record in runner.records()[:1]
+        ]
 
     def abandoned(self, limit_s: float) -> set[tuple[int, int]]:
         """(id of chunk, offset) of cancellable handlers that are `limit_s` past their timeout: not to be renewed."""
+        late = self._late(limit_s) if self.cancels else []
+        return {(id(chunk), record.offset) for runner in late for chunk, record in runner.records()}
+
+    def _late(self, limit_s: float) -> list[Runner]:
+        """Runners whose handlers are more than that past their timeout."""
         now, timeout_s = self.clock.monotonic(), self.agent.options.timeout
-        if timeout_s is None or not self.cancels:
-            return set()
-        return {
-            (id(chunk), record.offset)
-            for slot in self.slots
-            if slot.over_s(timeout_s, now) > limit_s
-            for chunk, record in slot.records()
-        }
+        return [runner for runner in self.runners if runner.over_s(timeout_s, now) > limit_s]
 
     # --- finishing records --------------------------------------------------------------------------------------
 
@@ -178,21 +232,30 @@ class Pool(abc.ABC):
                 self.clock.call_later(min(early_s, _LOOK_S), self.flush)
                 return
             self._handed_at = now
+        self.hand_over(self._take_finished())
+
+    def _take_finished(self) -> FinishedWork:
+        """What is finished, out of its chunks."""
         self._flush_due = False
         dirty, self._dirty = self._dirty, []
-        handed: Handed = []
+        taken: FinishedWork = []
         for chunk in dirty:
             accepted, chunk.accepted = chunk.accepted, []
             others, chunk.others = chunk.others, []
             if accepted or others:
-                handed.append((chunk, accepted, others))
-        self.hand_over(handed)
+                taken.append((chunk, accepted, others))
+        return taken
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether what is finished reaches the service loop in the handler loop's next turn."""
+        return self._flush_due and not self.queue
 
     @property
     def _finished_now(self) -> int:
         return sum(len(chunk.accepted) for chunk in self._dirty)
 
-    def hand_over(self, handed: Handed) -> None:
+    def hand_over(self, handed: FinishedWork) -> None:
         """Call `finished` on the service loop."""
         if not handed:
             return
@@ -204,16 +267,26 @@ class Pool(abc.ABC):
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
         """Record an outcome other than the plain accept, which the workers do themselves."""
         self.mark(chunk)
-        if outcome.kind is Kind.ACCEPT and not outcome.sends:
+        if outcome.kind is OutcomeKind.ACCEPT and not outcome.sends:
             chunk.accepted.append(record.offset)
         else:
             chunk.others.append((chunk.whole(record), outcome))
+
+    def value(self, chunk: Chunk, record: RawRecord) -> tuple[Any] | None:
+        """The record's value as its handler gets it; None: there is none, and what becomes of the record is decided."""
+        try:
+            return (chunk.value(record),)
+        except Exception as error:  # noqa: BLE001 - whatever the decoder raised
+            self.undecodable(chunk, record, error)
+        except BaseException as error:  # noqa: BLE001 - sys.exit() says nothing of the value: as in a handler
+            self.finish(chunk, record, self.failed(chunk, record, error))
+        return None
 
     def undecodable(self, chunk: Chunk, record: RawRecord, error: BaseException) -> None:
         """The value does not fit the annotation: to the dead letter."""
         self.stats.undecodable += 1
         explained = error if isinstance(error, UndecodableValue) else self.agent.explain(record.value, error)
-        logger.error("%s: undecodable: %s", self._where(chunk, record), explained)
+        logger.error("%s: undecodable: %s", chunk.where(record.offset), explained)
         self.finish(chunk, record, of_exception(self.agent, explained, chunk.attempt(record.offset)))
 
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
@@ -221,27 +294,27 @@ class Pool(abc.ABC):
         outcome = of_exception(self.agent, error, chunk.attempt(record.offset), ending=self.stopping)
         if outcome.error is None:
             return outcome
-        if outcome.kind is Kind.RELEASE:
+        if outcome.kind is OutcomeKind.RELEASE:
             self.stats.cancelled += 1
         else:
             self.stats.handler_errors += 1
-        if outcome.kind is Kind.DEAD:
+        if outcome.kind is OutcomeKind.DEAD:
             said = clip(outcome.reason, REASON_MAX)
             if isinstance(error, self.agent.options.reject):  # what the app expects, and says with `reject=`
-                logger.info("%s: %s (%s)", self._where(chunk, record), said, place_of(error))
+                logger.info("%s: %s (%s)", chunk.where(record.offset), said, place_of(error))
             else:
                 exc_info = (type(error), error, of_user(error))
-                logger.error("%s: %s", self._where(chunk, record), said, exc_info=exc_info)
+                logger.error("%s: %s", chunk.where(record.offset), said, exc_info=exc_info)
         return outcome
 
-    def timed_out(self, slot: Slot) -> None:
+    def timed_out(self, runner: Runner) -> None:
         """Count and log that a handler is past its timeout."""
-        slot.timed_out = True
-        self.stats.timed_out += len(slot.records())
-        for chunk, record in slot.records()[:1]:
+        runner.timed_out = True
+        self.stats.timed_out += len(runner.records())
+        for chunk, record in runner.records()[:1]:
             logger.warning(
                 "%s: the handler is past its timeout of %s s%s",
-                self._where(chunk, record),
+                chunk.where(record.offset),
                 self.agent.options.timeout,
                 "" if self.cancels else "; a thread cannot be stopped, its lock is renewed until it ends",
             )
@@ -265,55 +338,34 @@ class Pool(abc.ABC):
         assert timeout_s is not None
         now = self.clock.monotonic()
         wait_s: float | None = None
-        for slot in self.slots:
-            if slot.held is None:
+        for runner in self.runners:
+            if runner.held is None:
                 continue
-            left_s = slot.started + timeout_s - now
+            left_s = runner.started + timeout_s - now
             if left_s <= 1e-6:
-                self._expire(slot, now)
+                self._expire(runner, now)
                 left_s = min(GRACE_S, timeout_s)  # a record that begins now may be due that soon
             wait_s = left_s if wait_s is None else min(wait_s, left_s)
         if wait_s is not None and not self.stopping:
             self._timer = self.clock.call_later(wait_s, self._look_at_timeouts)
 
-    def _expire(self, slot: Slot, now: float) -> None:
-        if not slot.timed_out:
-            self.timed_out(slot)
-        elif now - slot.cancelled_at < GRACE_S:
+    def _expire(self, runner: Runner, now: float) -> None:
+        if not runner.timed_out:
+            self.timed_out(runner)
+        elif now - runner.cancelled_at < GRACE_S:
             return
-        slot.cancelled_at = now
-        if self.cancels and slot.task is not None:
-            slot.task.cancel()
-
-    def _where(self, chunk: Chunk, record: RawRecord | DecodedRecord) -> str:
-        offset = record.offset
-        return where(chunk.agent, chunk.topic, chunk.partition, chunk.place(offset), chunk.attempt(offset))
+        runner.cancelled_at = now
+        if self.cancels and runner.task is not None:
+            runner.task.cancel()
 
 
-def _nobody(handed: Handed) -> None:
-    raise AssertionError("a pool without feeder finished something")
-
-
-def make_pool(
-    agent: ShareAgent,
-    *,
-    clock: Clock,
-    service_loop: asyncio.AbstractEventLoop,
-    handler_loop: asyncio.AbstractEventLoop,
-    inline_threads: bool,
-    stats: AgentStats,
-) -> Pool:
+def make_pool(agent: ShareAgent, environment: Environment) -> Pool:
     """The pool for this agent's kind of handler."""
-    from flowshare.agents.batches import BatchPool
-    from flowshare.agents.runner import TaskPool
-    from flowshare.agents.threads import ThreadPool
+    from flowshare.agents.run.async_pool import TaskPool
+    from flowshare.agents.run.batch_pool import BatchPool
+    from flowshare.agents.run.thread_pool import ThreadPool
 
     if agent.options.batch is not None:
-        return BatchPool(
-            agent, clock=clock, service_loop=service_loop, handler_loop=handler_loop, stats=stats, inline=inline_threads
-        )
-    kind = TaskPool if agent.is_async or inline_threads else ThreadPool
-    return kind(agent, clock=clock, service_loop=service_loop, handler_loop=handler_loop, stats=stats)
-
-
-__all__ = ["Handed", "Held", "Pool", "make_pool"]
+        return BatchPool(agent, environment)
+    kind = TaskPool if agent.is_async or environment.inline_threads else ThreadPool
+    return kind(agent, environment)

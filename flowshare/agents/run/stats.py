@@ -1,8 +1,16 @@
-"""What an agent counts. Plain integers; each is changed on one thread only, and read from anywhere."""
+"""What an agent counts, and how long its handlers take.
+
+Plain numbers; each is changed on one thread only, and read from anywhere.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, fields
+from typing import Final
+
+BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the buckets, inclusive; the last bucket has none."""
 
 
 @dataclass(slots=True)
@@ -57,3 +65,36 @@ class AgentStats:
     def counters(self) -> dict[str, float]:
         """All counters by name."""
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
+
+
+class HandlerTimes:
+    """How long handlers took, as a histogram: filled once a call, or once a run of short ones.
+
+    Written by one thread, read from anywhere.
+    """
+
+    __slots__ = ("_counts", "sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+        """Seconds in all."""
+
+    def add(self, seconds: float, records: int = 1) -> None:
+        """`records` handler calls, one after another, took `seconds` together."""
+        if records == 1:  # every call of a handler that waits
+            self._counts[bisect_left(BOUNDS_S, seconds)] += 1
+        elif records > 0:
+            self._counts[bisect_left(BOUNDS_S, seconds / records)] += records
+        else:
+            return
+        self.sum_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Prometheus buckets: upper bound as text, calls up to it."""
+        total = 0
+        found: list[tuple[str, float]] = []
+        for bound, count in zip((*BOUNDS_S, float("inf")), list(self._counts), strict=True):
+            total += count
+            found.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return found

@@ -1,8 +1,8 @@
-"""The pool for `def` handlers of single records: one thread a slot, each taking the next record by itself.
+"""The pool for `def` handlers of single records: a runner is a thread, each taking the next record by itself.
 
 No record hops through an executor: threads pull from the same chunks as tasks do, and what they finish goes straight
 to the service loop, so that a blocked handler loop holds nobody up. A thread cannot be stopped: a handler past its
-timeout keeps its slot and its lock until it ends.
+timeout keeps its runner and its lock until it ends.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flowshare.agents.chunk import Chunk
-from flowshare.agents.delivery import Delivery, current
-from flowshare.agents.middleware import call_sync
-from flowshare.agents.outcomes import Kind, Outcome, of_result
-from flowshare.agents.pool import Handed, Pool
-from flowshare.agents.slots import Held, Slot
-from flowshare.agents.tracing import current_headers
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.delivery import Delivery, current
+from flowshare.agents.handler.middleware import call_sync
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_result
+from flowshare.agents.handler.tracing import current_headers
+from flowshare.agents.run.pool import Held, Pool, Runner
 
-_ACCEPT = Outcome(Kind.ACCEPT)
+_ACCEPT = Outcome(OutcomeKind.ACCEPT)
 
 
 class ThreadPool(Pool):
@@ -34,9 +33,9 @@ class ThreadPool(Pool):
         self._ready = threading.Condition(threading.Lock())
         self._done = threading.Lock()
         self._handle = self._make_handle()
-        for slot in self.slots:
+        for runner in self.runners:
             threading.Thread(
-                target=self._work, args=(slot,), name=f"{self.agent.name}-{slot.index}", daemon=True
+                target=self._work, args=(runner,), name=f"{self.agent.name}-{runner.index}", daemon=True
             ).start()
 
     def feed(self, chunks: Iterable[Chunk]) -> None:
@@ -68,13 +67,7 @@ class ThreadPool(Pool):
     def flush(self) -> None:
         """Hand what is finished to the feeder; on the service loop."""
         with self._done:
-            self._flush_due = False
-            dirty, self._dirty = self._dirty, []
-            handed: Handed = []
-            for chunk in dirty:
-                if chunk.accepted or chunk.others:
-                    handed.append((chunk, chunk.accepted, chunk.others))
-                    chunk.accepted, chunk.others = [], []
+            handed = self._take_finished()
         if handed:
             self.finished(handed)
 
@@ -88,18 +81,18 @@ class ThreadPool(Pool):
         with self._ready:
             self._ready.notify_all()
 
-    def _take(self, slot: Slot) -> Held | None:
+    def _take(self, runner: Runner) -> Held | None:
         with self._ready:
             while True:
                 if self.stopping:
                     return None
                 while self.queue:
-                    if self.clock.monotonic() > self.gate.until_s:
-                        self.gate.wanted = True
+                    if self.clock.monotonic() > self.permit.until_s:
+                        self.permit.wanted = True
                         break
                     chunk = self.queue[0]
                     try:
-                        slot.held = held = (chunk, chunk.records.pop())
+                        runner.held = held = (chunk, chunk.records.pop())
                     except IndexError:
                         if not chunk.open():
                             self.queue.popleft()
@@ -107,32 +100,26 @@ class ThreadPool(Pool):
                     return held
                 self._ready.wait()
 
-    def _work(self, slot: Slot) -> None:
-        slot.thread_id = threading.get_ident()
+    def _work(self, runner: Runner) -> None:
+        runner.thread_id = threading.get_ident()
         monotonic = self.clock.monotonic
-        while (held := self._take(slot)) is not None:
-            slot.started = monotonic()
+        while (held := self._take(runner)) is not None:
+            runner.started = monotonic()
             if self.agent.options.timeout is not None and not self._handler_loop.is_closed():
                 self._service_loop.call_soon_threadsafe(self.arm)
             self.context.copy().run(self._run, held)
             with self._done:
-                self.times.add(monotonic() - slot.started)
-            slot.held = None
-            slot.timed_out = False
+                self.times.add(monotonic() - runner.started)
+            runner.held = None
+            runner.timed_out = False
 
     def _run(self, held: Held) -> None:
         chunk, record = held
         current.set(held)
-        try:
-            value = self._decode(held)
-        except Exception as error:  # noqa: BLE001 - whatever the decoder raised
-            self.undecodable(chunk, record, error)
-            return
-        except BaseException as error:  # noqa: BLE001 - sys.exit() says nothing of the value: as in a handler
-            self.finish(chunk, record, self.failed(chunk, record, error))
+        if (value := self.value(chunk, record)) is None:
             return
         try:
-            result = self._handle(value, held)
+            result = self._handle(value[0], held)
         except BaseException as error:  # noqa: BLE001 - every outcome of user code is one of the table's rows
             self.finish(chunk, record, self.failed(chunk, record, error))
             return
@@ -141,15 +128,6 @@ class ThreadPool(Pool):
         else:
             attempt = chunk.attempt(record.offset)
             self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
-
-    def _decode(self, held: Held) -> Any:
-        chunk, record = held
-        raw = record.value
-        if chunk.decode is not None:
-            return chunk.decode(raw)
-        if raw is None:
-            raise ValueError("null")
-        return raw
 
     def _make_handle(self) -> Callable[[Any, Held], Any]:
         fun, signature, middleware = self.agent.fun, self.agent.signature, self.agent.middleware

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.retention import FINISHED, FOREVER, left
+from flowshare.agents.scale.retention import FINISHED, FOREVER, left
 from flowshare.client.errors import ServerError
 
 if TYPE_CHECKING:
-    from flowshare.agents.rates import Rates
-    from flowshare.agents.retention import Facts, Keeping
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.agents.scale.rates import Rates
+    from flowshare.agents.scale.retention import Facts, Keeping
+    from flowshare.client.admin.admin import ShareAdmin
     from flowshare.protocol.messages import SharePartitionOffsets
 
 logger = logging.getLogger("flowshare.host")
@@ -27,8 +27,8 @@ AT_ONCE: Final = 64
 _SUMS: Final = ("backlog", "in_flight", "delayed", "redeliveries", "finished")
 
 
-async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int, facts: Facts | None = None) -> Rows:
-    """One JSON-ready row a share-partition of the groups.
+async def rows(admin: ShareAdmin, groups: Iterable[str] | None, now_ms: int, facts: Facts | None = None) -> Rows:
+    """One JSON-ready row a share-partition of the groups; None: of every share group that the backend knows.
 
     in_flight, delayed, redeliveries: None when unknown (Kafka's brokers do not tell).
     backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
@@ -38,7 +38,9 @@ async def rows(admin: ShareAdmin, groups: Iterable[str], now_ms: int, facts: Fac
     that has just been finished.
     """
     found: Rows = []
-    for group in groups:
+    if groups is None:
+        groups = [group.group_id for group in await admin.list_groups()]
+    for group in dict.fromkeys(groups):
         try:
             parts = await admin.group_offsets(group)
         except ServerError as error:  # not there yet, or its topic is being deleted

@@ -9,25 +9,21 @@ at the next one; what was found last stands for `STALE_S` (or three looks, if th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
-from flowshare.agents import lag
-from flowshare.agents.rates import HandlerCost, Rates
-from flowshare.agents.retention import Facts
-from flowshare.agents.retry_topic import retry_topic
-from flowshare.agents.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
-from flowshare.client.admin import MAX_IN_FLIGHT, PAUSED
+from flowshare.agents.handler.agent import ShareAgent
+from flowshare.agents.handler.retry_headers import retry_topic
+from flowshare.agents.scale import lag
+from flowshare.agents.scale.rates import HandlerCost, HandlerLook, Rates
+from flowshare.agents.scale.retention import Facts
+from flowshare.agents.scale.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
+from flowshare.backend.base import Capabilities
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED, ShareAdmin
 from flowshare.client.errors import ClientError, ServerError
-
-if TYPE_CHECKING:
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.rates import HandlerLook
-    from flowshare.backend.base import Backend
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.clock import Clock
+from flowshare.clock import Clock
+from flowshare.tasks import cancelled
 
 logger = logging.getLogger("flowshare.host")
 
@@ -45,44 +41,23 @@ class Runtime(Protocol):
     @property
     def agent(self) -> ShareAgent:
         """The agent."""
-        ...
 
     def handler_look(self) -> HandlerLook:
         """Its handlers' counters."""
-        ...
-
-
-class Source(Protocol):
-    """Where the figures come from: `host.Host`."""
-
-    @property
-    def clock(self) -> Clock:
-        """Rules the waiting."""
-        ...
-
-    @property
-    def runtimes(self) -> Mapping[str, Runtime]:
-        """Runtime of each agent by its name."""
-        ...
-
-    @property
-    def admin(self) -> ShareAdmin:
-        """The process's admin client."""
-        ...
-
-    @property
-    def backend(self) -> Backend:
-        """Where the groups live."""
-        ...
 
 
 class LoadWatch:
     """Figures of one app, as this process sees them. Everything on the service loop."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._clock = source.clock
-        self._facts = Facts(source.admin)
+    def __init__(
+        self, runtimes: Mapping[str, Runtime], admin: ShareAdmin, capabilities: Capabilities, *, clock: Clock
+    ) -> None:
+        """runtimes: of each agent by its name, as they come. capabilities: of the backend where the groups live."""
+        self._runtimes = runtimes
+        self._admin = admin
+        self._capabilities = capabilities
+        self._clock = clock
+        self._facts = Facts(admin)
         self._rates = Rates()
         self._costs: dict[str, HandlerCost] = {}
         self._members: dict[str, int | None] = {}
@@ -99,26 +74,23 @@ class LoadWatch:
     async def close(self) -> None:
         """End."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancelled(task)
 
     async def look(self) -> None:
         """Take one look. Raises: ClientError, OSError."""
-        source, facts, now_s = self._source, self._facts, self._clock.monotonic()
-        for name, runtime in list(source.runtimes.items()):
+        facts, now_s = self._facts, self._clock.monotonic()
+        for name, runtime in list(self._runtimes.items()):
             cost = self._costs.get(name)
             if cost is None:
                 cost = self._costs[name] = HandlerCost(runtime.agent.options.retry.max_attempts)
             cost.look(runtime.handler_look())
-        groups = list(dict.fromkeys(runtime.agent.group for runtime in source.runtimes.values()))
+        groups = list(dict.fromkeys(runtime.agent.group for runtime in self._runtimes.values()))
         facts.begin()
-        found = await lag.rows(source.admin, groups, self._clock.now_ms(), facts)
+        found = await lag.rows(self._admin, groups, self._clock.now_ms(), facts)
         self._rates.look(found, now_s)
         await lag.add_retention(found, facts, self._rates, now_s)
         for group in groups:
-            self._members[group] = await lag.members(source.admin, group)
+            self._members[group] = await lag.members(self._admin, group)
             self._in_flight_max[group] = await self._find_in_flight_max(group)
         self._rows, self._at_s = found, now_s
 
@@ -138,9 +110,10 @@ class LoadWatch:
         """One row a group and topic (`lag.by_topic`), with `needed_workers`, None when unknown."""
         made: list[Row] = []
         found = lag.by_topic(self.rows, self._rates)
-        for name, runtime in list(self._source.runtimes.items()):
+        for name, runtime in list(self._runtimes.items()):
             agent = runtime.agent
-            mine = [row for row in found if row["group"] == agent.group and _reads(agent, row["topic"])]
+            topics = (*agent.topics, retry_topic(agent.group))
+            mine = [row for row in found if row["group"] == agent.group and row["topic"] in topics]
             busy = self._busy_share(agent, mine)
             made += [{**row, "agent": name, **self._needs(name, agent, row, busy, target_age_s)} for row in mine]
         return made
@@ -151,7 +124,7 @@ class LoadWatch:
         While it is not known (`known` false) that is the number of members there are, so that nothing changes.
         """
         by_topic = self.topics(target_age_s)
-        agents = [self._agent(name, by_topic) for name in list(self._source.runtimes)]
+        agents = [self._agent(name, by_topic) for name in list(self._runtimes)]
         figures = [agent["needed"] for agent in agents]
         known = self._fresh and None not in figures
         figure = max((one for one in figures if one is not None), default=0.0)
@@ -172,7 +145,7 @@ class LoadWatch:
         return self._at_s is not None and self._clock.monotonic() - self._at_s <= max(STALE_S, 3 * self._every_s)
 
     def _agent(self, name: str, by_topic: Sequence[Row]) -> Row:
-        agent = self._source.runtimes[name].agent
+        agent = self._runtimes[name].agent
         mine = [row for row in by_topic if row["agent"] == name]
         figures = [row["needed_workers"] for row in mine]
         cost = self._costs.get(name)
@@ -214,11 +187,10 @@ class LoadWatch:
 
     async def _find_in_flight_max(self, group: str) -> int | None:
         """Records that a group may have in flight, 0 while it is paused; None: as many as there are, or unknown."""
-        can = self._source.backend.capabilities
-        if not (can.pausing or can.group_limit):
+        if not (self._capabilities.pausing or self._capabilities.group_limit):
             return None  # brokers may want a right of its own for the question
         try:
-            configs = {entry.name: entry.value for entry in await self._source.admin.group_configs(group)}
+            configs = {entry.name: entry.value for entry in await self._admin.group_configs(group)}
         except ServerError as error:
             logger.debug("the settings of group %s were refused: %s", group, error)
             return None
@@ -236,10 +208,6 @@ class LoadWatch:
                 logger.debug("the load could not be looked at: %s", error)
             self._every_s = max(LOOK_S, SHARE * (self._clock.monotonic() - begun_s))
             await self._clock.sleep(self._every_s)
-
-
-def _reads(agent: ShareAgent, topic: str) -> bool:
-    return topic in agent.topics or topic == retry_topic(agent.group)
 
 
 def _in_flight(row: Row) -> int:

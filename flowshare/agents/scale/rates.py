@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-Topic = tuple[str, str]
+GroupTopic = tuple[str, str]
 """Group and topic."""
 
 WINDOW_S: Final = 15.0
@@ -41,11 +41,11 @@ class Rates:
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
-        self._looks: deque[tuple[float, Mapping[Topic, Mapping[int, _Counts]]]] = deque(maxlen=LOOKS_MAX)
+        self._looks: deque[tuple[float, Mapping[GroupTopic, Mapping[int, _Counts]]]] = deque(maxlen=LOOKS_MAX)
 
     def look(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
         """Take in what was found at `now_s` (seconds of a monotonic clock)."""
-        seen: dict[Topic, dict[int, _Counts]] = {}
+        seen: dict[GroupTopic, dict[int, _Counts]] = {}
         for row in rows:
             counts = tuple(row[name] for name in _COUNTERS)
             seen.setdefault((row["group"], row["topic"]), {})[row["partition"]] = counts
@@ -106,7 +106,10 @@ class HandlerCost:
         """Take in the counters of now."""
         ended = bool(self._looks) and look.settled > self._looks[-1].settled
         self._looks.append(look)
-        while len(self._looks) > 2 and self._beyond(self._looks[1], look):
+        while len(self._looks) > 2:  # the first one is not needed any more, given the one after it
+            second = self._looks[1]
+            if look.settled - second.settled < COST_SETTLED and look.at_s - second.at_s < COST_WINDOW_S:
+                break
             self._looks.popleft()
         first = self._looks[0]
         settled = look.settled - first.settled
@@ -130,7 +133,3 @@ class HandlerCost:
         if self._known is None:
             return in_vain_s / last.running
         return max(self._known, in_vain_s / max(_IN_VAIN, last.running))
-
-    def _beyond(self, second: HandlerLook, last: HandlerLook) -> bool:
-        """Whether the first look is not needed any more, given the one after it."""
-        return last.settled - second.settled >= COST_SETTLED or last.at_s - second.at_s >= COST_WINDOW_S

@@ -15,13 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from flowshare.client.admin.admin import BatchFacts, ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.protocol.headers import DecodeError
-
-if TYPE_CHECKING:
-    from flowshare.client.admin import BatchFacts, ShareAdmin
 
 FRESH_S: Final = 60.0
 """How long a topic's settings are believed."""

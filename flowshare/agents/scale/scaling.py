@@ -1,4 +1,4 @@
-"""How many workers a share group needs, and when a fleet is made larger or smaller. Pure: times come in as arguments.
+"""How many workers a share group needs, and when to have more or fewer.
 
 The figure. By Little's law λ records a second that take S seconds each keep λ·S handlers busy. A worker has
 `concurrency` of them, and a rate limit may allow it fewer records. What waits already is to be worked off within the
@@ -21,15 +21,27 @@ The decision (`Scaler`). Invariant: `min` ≤ workers ≤ `max` after each decis
 | not known | nothing, and it counts as the workers there are: what cannot be measured is not made smaller |
 
 Two steps in the same direction are `pause_s` apart.
+
+Both are pure: times come in as arguments. `Autoscaler` (`flowshare scale`) asks the workers how many are needed, and
+resizes their supervisor by it. Each worker's health pages say it at `/scale` (`load.py`): they see the same groups and
+differ in what their own handlers took, so the figure is the median. Workers that do not answer or do not know yet are
+left out; when nobody knows, nothing changes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import re
 from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
+
+from flowshare.clock import Clock
+
+logger = logging.getLogger("flowshare.supervisor")
 
 TARGET_AGE_S: Final = 10.0
 """Within how many seconds what waits is to be worked off, unless somebody says otherwise."""
@@ -61,20 +73,15 @@ def needed(demand: Demand, target_age_s: float = TARGET_AGE_S) -> float | None:
     """Workers that the demand keeps busy, not rounded; None when it cannot be known yet."""
     if demand.workers_max == 0:
         return 0.0
-    work = work_per_s(demand, target_age_s)
-    if work is None or work == 0:
-        return work
+    if demand.arrival_per_s is None:
+        return None
+    work = demand.arrival_per_s + demand.waiting / target_age_s  # records a second that have to be finished
+    if work == 0:
+        return 0.0
     per_worker = capacity_per_s(demand)
     if per_worker is None:
         return None
     return min(work / per_worker, math.inf if demand.workers_max is None else demand.workers_max)
-
-
-def work_per_s(demand: Demand, target_age_s: float) -> float | None:
-    """Records a second that have to be finished; None when it is not known how many arrive."""
-    if demand.arrival_per_s is None:
-        return None
-    return demand.arrival_per_s + demand.waiting / target_age_s
 
 
 def capacity_per_s(demand: Demand) -> float | None:
@@ -101,7 +108,7 @@ def read_seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePolicy:
-    """Bounds of a fleet and how fast it moves between them. See the module's text.
+    """Bounds of the number of workers and how fast it moves between them. See the module's text.
 
     min, max: workers. down_after_s: how long fewer must have been enough. up_step, down_step: workers a step, at least.
     pause_s: seconds from one step to the next one in the same direction.
@@ -171,3 +178,82 @@ class Scaler:
 
     def _bounded(self, workers: int) -> int:
         return min(self.policy.max, max(self.policy.min, workers))
+
+
+Report = Mapping[str, Any]
+"""What `/scale` answers."""
+Ask = Callable[[str, str], Awaitable[Report | None]]
+"""Takes a worker's `host:port` and a page; gives what it answers, None when it does not. Bounded in time."""
+LOOK_S: Final = 1.0
+
+
+class Resizable(Protocol):
+    """What is resized: a `Supervisor`, or what keeps workers elsewhere."""
+
+    @property
+    def size(self) -> int:
+        """How many workers are kept."""
+
+    @property
+    def ready(self) -> Mapping[int, str]:
+        """Where the workers that run can be asked, by number."""
+
+    def resize(self, count: int) -> None:
+        """Keep so many."""
+
+
+class Autoscaler:
+    """Resizes a supervisor until it is cancelled."""
+
+    def __init__(self, policy: ScalePolicy, *, target_age_s: float, ask: Ask, clock: Clock) -> None:
+        """target_age_s: within how many seconds what waits is to be worked off."""
+        self._page = f"/scale?target_age={target_age_s:g}"
+        self._ask = ask
+        self._clock = clock
+        self._scaler = Scaler(policy, clock.monotonic())
+        self._troubled = False
+
+    async def run(self, supervisor: Resizable) -> None:
+        """Look every second."""
+        while True:
+            try:
+                await self.look(supervisor)
+            except Exception:
+                if not self._troubled:  # once, not each second
+                    logger.exception("the workers' number stays as it is: how many are needed could not be found out")
+                self._troubled = True
+            else:
+                self._troubled = False
+            await self._clock.sleep(LOOK_S)
+
+    async def look(self, supervisor: Resizable) -> None:
+        """Ask once and do what follows."""
+        addresses = [address for address in supervisor.ready.values() if address]
+        answers = await asyncio.gather(*(self._ask(address, self._page) for address in addresses))
+        report = median_report([answer for answer in answers if answer is not None])
+        size = supervisor.size
+        wanted = self._scaler.decide(size, None if report is None else report["needed"], self._clock.monotonic())
+        if wanted != size:
+            logger.info(
+                "from %d to %d workers: %s", size, wanted, "within the bounds" if report is None else why(report)
+            )
+            supervisor.resize(wanted)
+
+
+def median_report(answers: Sequence[Report]) -> Report | None:
+    """The one in the middle of those that know how many workers are needed (the higher of two); None: nobody knows."""
+    known = sorted((one for one in answers if one.get("needed") is not None), key=lambda one: float(one["needed"]))
+    return known[len(known) // 2] if known else None
+
+
+def why(report: Report) -> str:
+    """The figure and what it is made of, in one line."""
+    agents = sorted(report["agents"], key=lambda agent: -(agent["needed"] or 0.0))
+    text = f"{report['needed']:.1f} are needed"
+    if not agents or not report["needed"]:
+        return text
+    first = agents[0]
+    waiting = sum(topic["waiting"] for topic in first["topics"])
+    arrival = sum(topic["arrival_rate"] or 0.0 for topic in first["topics"])
+    took = "" if first["handler_s"] is None else f", a record takes {first['handler_s']:.3g} s"
+    return f"{text} ({first['agent']}: {arrival:.1f} records/s arrive, {waiting} wait{took})"

@@ -18,12 +18,10 @@ import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from flowshare.clock import Clock
 from flowshare.forks import hold_alone
-
-if TYPE_CHECKING:
-    from flowshare.clock import Clock
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHOW_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
@@ -63,7 +61,7 @@ class Signals:
         self._interrupts = 0
         self._previous: dict[int, object] = {}
         self._forward = -1
-        self._lapsed = False
+        self._outlived = False
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         hold_alone(self._reader.fileno())
@@ -75,29 +73,29 @@ class Signals:
         """Take the signals. Raises: ValueError when not on the main thread."""
         for number in (*stop_signals(), *((SHOW_SIGNAL,) if SHOW_SIGNAL else ())):
             self._previous[number] = signal.signal(number, self._in_main)
-        self.claim()
+        self.take()
         self._thread.start()
 
-    def claim(self) -> None:
+    def take(self) -> None:
         """Take the wakeup descriptor (again): a loop that starts on the main thread puts its own there."""
         previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if previous != self._writer.fileno():
             self._forward = previous
-        self._lapsed = False
+        self._outlived = False
 
-    def lapse(self) -> None:
-        """The loop on the main thread has ended, and goes on: until `claim`, which it is to call, signals come by their
+    def outlive_loop(self) -> None:
+        """The loop on the main thread has ended, and goes on: until `take`, which it is to call, signals come by their
         Python handler."""
-        self.disclaim()
-        self._lapsed = True
+        self.let_go()
+        self._outlived = True
 
-    def disclaim(self) -> None:
+    def let_go(self) -> None:
         """Stop passing signals on: the loop whose descriptor that is is about to end, and its number to be reused."""
         self._forward = -1
 
     def restore(self) -> None:
         """Give the signals back and end the thread."""
-        self.disclaim()
+        self.let_go()
         current = signal.set_wakeup_fd(-1)
         if current not in (self._writer.fileno(), -1):
             signal.set_wakeup_fd(current)  # somebody else's by now
@@ -116,7 +114,7 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self._lapsed:
+        if self._outlived:
             with contextlib.suppress(OSError):
                 self._writer.send(bytes((number,)))
         if self._on_main is not None and number in STOP_SIGNALS:
@@ -125,7 +123,10 @@ class Signals:
     def _watch(self) -> None:
         while data := self._receive():
             for number in data:
-                self._dispatch(number)
+                if number == SHOW_SIGNAL:
+                    self._on_show()
+                elif number in STOP_SIGNALS:
+                    self._stop(signal.Signals(number))
             self._pass_on(data)
 
     def _receive(self) -> bytes:
@@ -141,12 +142,6 @@ class Signals:
             os.write(self._forward, data)
         except OSError:
             self._forward = -1  # that loop is gone
-
-    def _dispatch(self, number: int) -> None:
-        if number == SHOW_SIGNAL:
-            self._on_show()
-        elif number in STOP_SIGNALS:
-            self._stop(signal.Signals(number))
 
     def _stop(self, number: signal.Signals) -> None:
         now = self._clock.monotonic()

@@ -14,20 +14,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from flowshare.agents import inflight
-from flowshare.agents.host import Host, HostSettings, PartFactory
-from flowshare.agents.service import new_loop, run_through
-from flowshare.agents.signals import EXIT_INTERRUPTED, Signals
-from flowshare.agents.supervised import PATIENCE_S, orphaned, report_ready, supervised, worker_number
-from flowshare.agents.texts import named
-from flowshare.clock import LoopClock
-
-if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.clock import Clock
+from flowshare.agents.app.app import App
+from flowshare.agents.handler.texts import named
+from flowshare.agents.host import inflight
+from flowshare.agents.host.host import Host, HostSettings, PartFactory
+from flowshare.agents.host.service import run_through
+from flowshare.agents.worker.keeper import either
+from flowshare.agents.worker.signals import EXIT_INTERRUPTED, Signals
+from flowshare.agents.worker.supervisor import PATIENCE_S, orphaned, report_ready, supervised, worker_number
+from flowshare.clock import Clock, LoopClock, new_loop
 
 logger = logging.getLogger("flowshare.worker")
 
@@ -54,38 +51,102 @@ _LAST_CALL_S: Final = 4.0
 """How long after the drain deadline the process ends when no Python code can run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """How to run a worker.
+class AppRun:
+    """An app in this process, on the loop of its handlers: started, drained, stopped. Who runs it says when."""
 
-    concurrency: overrides the agents' own; None leaves them. drain_timeout_s: likewise.
-    parts: started on the service loop (the health pages).
-    hard_exit: ends the process when it does not end by itself; a test passes its own.
-    """
+    def __init__(self, app: App, settings: HostSettings, clock: Clock, parts: Sequence[PartFactory] = ()) -> None:
+        self.host = Host(app, clock=clock, settings=settings, parts=parts)
+        self.loop: asyncio.AbstractEventLoop
+        """The handlers'; its owner sets it."""
+        self.ended = threading.Event()
+        """Set by its owner when that loop has ended."""
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._clean = True
 
-    concurrency: int | None = None
-    drain_timeout_s: float | None = None
-    parts: Sequence[PartFactory] = ()
-    hard_exit: Callable[[int], object] = os._exit
+    # --- handler loop ------------------------------------------------------------------------------------------------
+
+    async def until_stopped(self, on_ready: Callable[[float], object]) -> BaseException | None:
+        """Start the app, and wait for the order to stop or for its crash; the crash, if any.
+
+        on_ready: told the seconds that the start took. Raises: what refused to start.
+        """
+        begun_s = self._clock.monotonic()
+        starting = asyncio.ensure_future(self.host.start())
+        await either(starting, self._stop)
+        if not starting.done():  # asked to stop while starting
+            starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        if self.host.was_running:
+            on_ready(self._clock.monotonic() - begun_s)
+        app = asyncio.ensure_future(self.host.app.wait_until_stopped())
+        await either(app, self._stop)
+        reason = self.host.app.crash_reason if app.done() else None
+        app.cancel()
+        return reason
+
+    async def finish(self, timeout_s: float | None) -> None:
+        """Drain if nobody has, and stop the app."""
+        if self.host.service.running:
+            self._clean = await self.host.drain(timeout_s)
+        await self.host.stop()
+
+    def verdict(self, crash: BaseException | None) -> int:
+        """The exit code, which is logged with its reason."""
+        if crash is not None:
+            logger.error("the app crashed: %s", named(crash), exc_info=crash)
+            return EXIT_FAILED
+        if self.host.state == "stopped" and not (self.host.runtimes or self.host.was_running):
+            logger.info("stopped before it had started")
+            return EXIT_CLEAN
+        if not self._clean:
+            logger.warning("stopped; handlers were cut off at the drain deadline and their records run again")
+            return EXIT_UNFINISHED
+        logger.info("stopped: everything that was begun is finished")
+        return EXIT_CLEAN
+
+    def stop(self) -> None:
+        """Have `until_stopped` return; from any thread."""
+        self.loop.call_soon_threadsafe(self._stop.set)
+
+    # --- service loop ------------------------------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float | None) -> None:
+        """Drain, then have the handler loop stop the app."""
+        self._clean = await self.host.drain(timeout_s)
+        self.stop()
+
+    async def ends(self, otherwise: str) -> bool:
+        """Whether the handler loop ends in time; if not, its stack is logged with what happens `otherwise`."""
+        watchdog = self.host.watchdog
+        late_s = 0.0 if watchdog is None else watchdog.stalled_s()
+        if await ends(self.ended, _BLOCKED_GRACE_S if late_s > _BLOCKED_S else _STOP_GRACE_S, self._clock):
+            return True
+        stack = "" if watchdog is None else watchdog.blocking_stack().rstrip()
+        logger.error("the handler loop does not end; %s. It is here:\n%s", otherwise, stack)
+        await self.host.close_service()
+        return False
 
 
-def run_worker(app: App, options: WorkerOptions | None = None) -> int:
+def run_worker(app: App, *, drain_timeout_s: float | None = None, parts: Sequence[PartFactory] = ()) -> int:
     """Run the app on the calling (main) thread until SIGTERM, SIGINT or a crash; returns the exit code.
 
+    drain_timeout_s: overrides the agents' own. parts: started on the service loop (the health pages).
     0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed.
     Raises: what refused to start (see `Host.start`).
     """
-    worker = _Worker(app, options or WorkerOptions(), LoopClock())
-    return worker.run()
+    return _Worker(app, drain_timeout_s, parts, LoopClock()).run()
 
 
 class _Worker:
-    def __init__(self, app: App, options: WorkerOptions, clock: Clock) -> None:
-        self._options = options
+    def __init__(self, app: App, drain_timeout_s: float | None, parts: Sequence[PartFactory], clock: Clock) -> None:
+        self._drain_timeout_s = drain_timeout_s
         self._clock = clock
         supervisor = supervised()
         settings = HostSettings(watchdog=True, patience_s=PATIENCE_S if supervisor else 0.0, lead=not supervisor)
-        self._host = Host(app, clock=clock, settings=settings, parts=options.parts)
+        self._run = AppRun(app, settings, clock, parts)
+        self._host = self._run.host
         self._signals = Signals(
             on_stop=self._on_stop,
             on_second=self._on_second,
@@ -93,11 +154,6 @@ class _Worker:
             on_main=self._last_call,
             clock=clock,
         )
-        self._stop = asyncio.Event()
-        self._ended = threading.Event()
-        self._clean = True
-        self._stopping = False
-        self._runner: asyncio.Runner | None = None
 
     def run(self) -> int:
         """Run to the end."""
@@ -109,81 +165,43 @@ class _Worker:
                 self._guard_exit(code)
             return code
         finally:
-            self._ended.set()
+            self._run.ended.set()
             self._signals.restore()
 
     def _on_again(self) -> None:
         """The loop goes on after something that had ended it; it puts its own wakeup descriptor again as it begins."""
-        self._signals.lapse()
-        self._loop.call_soon(self._signals.claim)
+        self._signals.outlive_loop()
+        self._run.loop.call_soon(self._signals.take)
 
     # --- handler loop ------------------------------------------------------------------------------------------------
 
     async def _main(self) -> int:
-        self._loop = asyncio.get_running_loop()
-        self._signals.claim()
+        self._run.loop = asyncio.get_running_loop()
+        self._signals.take()
         try:
-            starting = asyncio.ensure_future(self._start())
-            stopped = asyncio.ensure_future(self._stop.wait())
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():  # asked to stop while starting
-                starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await starting
-            crash = await self._until_stopped(stopped)
+            crash = await self._run.until_stopped(self._on_ready)
         finally:
-            self._signals.disclaim()
-        if self._host.service.running:
-            self._clean = await self._host.drain(self._options.drain_timeout_s)
-        await self._host.stop()
-        return self._verdict(crash)
+            self._signals.let_go()
+        await self._run.finish(self._drain_timeout_s)
+        return self._run.verdict(crash)
 
-    async def _start(self) -> None:
-        begun = self._clock.monotonic()
-        await self._host.start()
+    def _on_ready(self, took_s: float) -> None:
         at = f", health and metrics at http://{self._host.address}" if self._host.address else ""
-        logger.info(
-            "ready after %.2f s: %d agent%s%s (process %d)",
-            self._clock.monotonic() - begun,
-            len(self._host.runtimes),
-            "" if len(self._host.runtimes) == 1 else "s",
-            at,
-            os.getpid(),
-        )
+        count = len(self._host.runtimes)
+        plural = "" if count == 1 else "s"
+        logger.info("ready after %.2f s: %d agent%s%s (process %d)", took_s, count, plural, at, os.getpid())
         report_ready(self._host.address)
         if supervised():
             self._host.service.submit(self._end_when_orphaned)
 
     async def _end_when_orphaned(self) -> None:
         """Drain when the supervisor is gone: whoever starts it again would have this worker twice."""
-        while not self._ended.is_set():
+        while not self._run.ended.is_set():
             if orphaned():
                 logger.warning("the supervisor is gone")
                 self._on_stop(signal.SIGTERM)
                 return
             await self._clock.sleep(_ORPHAN_LOOK_S)
-
-    async def _until_stopped(self, stopped: asyncio.Task[bool]) -> BaseException | None:
-        """Wait for the order to stop, or for the app to crash; the crash, if any."""
-        app = asyncio.ensure_future(self._host.app.wait_until_stopped())
-        await asyncio.wait([app, stopped], return_when=asyncio.FIRST_COMPLETED)
-        reason = self._host.app.crash_reason if app.done() else None
-        for task in (app, stopped):
-            task.cancel()
-        return reason
-
-    def _verdict(self, crash: BaseException | None) -> int:
-        if crash is not None:
-            logger.error("the app crashed: %s", named(crash), exc_info=crash)
-            return EXIT_FAILED
-        if self._host.state == "stopped" and not (self._host.runtimes or self._host.was_running):
-            logger.info("stopped before it had started")
-            return EXIT_CLEAN
-        if not self._clean:
-            logger.warning("stopped; handlers were cut off at the drain deadline and their records run again")
-            return EXIT_UNFINISHED
-        logger.info("stopped: everything that was begun is finished")
-        return EXIT_CLEAN
 
     # --- signals thread ----------------------------------------------------------------------------------------------
 
@@ -197,11 +215,8 @@ class _Worker:
 
     def _last_call(self, _number: signal.Signals) -> None:
         if self._host.watchdog is not None:
-            self._host.watchdog.end_after(self._drain_timeout_s() + _LAST_CALL_S)
-
-    def _drain_timeout_s(self) -> float:
-        given = self._options.drain_timeout_s
-        return self._host.drain_timeout_s() if given is None else given
+            given = self._drain_timeout_s
+            self._host.watchdog.end_after((self._host.app.drain_timeout_s if given is None else given) + _LAST_CALL_S)
 
     def _on_second(self, number: signal.Signals) -> None:
         self._exit(EXIT_INTERRUPTED, f"{number.name} again: ending at once; what was running runs again")
@@ -214,18 +229,11 @@ class _Worker:
 
     async def _drain_and_end(self) -> None:
         """Drain, then have the handler loop stop the app; end the process when it does not."""
-        self._clean = await self._host.drain(self._options.drain_timeout_s)
-        self._loop.call_soon_threadsafe(self._stop.set)
-        watchdog = self._host.watchdog
-        if watchdog is not None:
-            watchdog.end_after(_STOP_GRACE_S + _OVER_S)  # Python runs, so the rest has its time
-        late_s = 0.0 if watchdog is None else watchdog.stalled_s()
-        if await ends(self._ended, _BLOCKED_GRACE_S if late_s > _BLOCKED_S else _STOP_GRACE_S, self._clock):
-            return
-        stack = watchdog.blocking_stack().rstrip() if watchdog is not None else ""
-        logger.error("the handler loop does not end; ending without it. It is here:\n%s", stack)
-        await self._host.close_service()
-        self._exit(EXIT_UNFINISHED)
+        await self._run.drain(self._drain_timeout_s)
+        if self._host.watchdog is not None:
+            self._host.watchdog.end_after(_STOP_GRACE_S + _OVER_S)  # Python runs, so the rest has its time
+        if not await self._run.ends("ending without it"):
+            self._exit(EXIT_UNFINISHED)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -233,14 +241,14 @@ class _Worker:
         """End the process by force when something keeps the interpreter (a thread that never returns)."""
 
         def guard() -> None:
-            if not self._ended.wait(_EXIT_GRACE_S):
+            if not self._run.ended.wait(_EXIT_GRACE_S):
                 self._exit(code)
 
         threading.Thread(target=guard, name="flowshare-exit", daemon=True).start()
 
     def _exit(self, code: int, last_words: str = "") -> None:
         flush_output(last_words)
-        self._options.hard_exit(code)
+        os._exit(code)
 
 
 async def ends(ended: threading.Event, limit_s: float, clock: Clock) -> bool:

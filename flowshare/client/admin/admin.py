@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from flowshare.client.arguments import checked, settings_of
-from flowshare.client.errors import ConnectionLost, check
-from flowshare.client.link import Connect, Link
+from flowshare.client.errors import ConnectionLost, ServerError, check
+from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import MIB, LinkSettings
 from flowshare.protocol import messages
 from flowshare.protocol.batches import DecodedRecord, batch_headers, decode_all
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 R = TypeVar("R")
-LATEST: Final = -1
-EARLIEST: Final = -2
 TRIES_MAX: Final = 5
 PAUSED: Final = "share.paused"
 MAX_IN_FLIGHT: Final = "share.max.in.flight"
@@ -104,8 +102,7 @@ class ShareAdmin:
             if topic.name == name:
                 check(topic.error, None, f"topic {name}")
                 return topic
-        check(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None, f"topic {name}")
-        raise AssertionError("check raises")
+        raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {name}")
 
     async def create_topic(
         self,
@@ -117,7 +114,7 @@ class ShareAdmin:
         dry_run: bool = False,
     ) -> None:
         """Make a topic; with `exist_ok` one that is there already is no error; with `dry_run` see if it could be."""
-        answer = await self._change(
+        answer = await self._link.send(
             messages.CreateTopicRequest(
                 name=name, partitions=partitions, configs=dict(configs or {}), validate_only=dry_run
             )
@@ -127,12 +124,12 @@ class ShareAdmin:
 
     async def delete_topic(self, name: str) -> None:
         """Remove a topic with its records."""
-        answer = await self._change(messages.DeleteTopicRequest(name=name))
+        answer = await self._link.send(messages.DeleteTopicRequest(name=name))
         check(answer.error, answer.message, f"deleting topic {name}")
 
     async def create_partitions(self, name: str, total: int) -> None:
         """Raise a topic's number of partitions to `total`."""
-        answer = await self._change(messages.CreatePartitionsRequest(name=name, total=total))
+        answer = await self._link.send(messages.CreatePartitionsRequest(name=name, total=total))
         check(answer.error, answer.message, f"adding partitions to topic {name}")
 
     async def topic_configs(self, name: str) -> list[messages.ConfigEntry]:
@@ -162,12 +159,12 @@ class ShareAdmin:
 
     async def offsets(self, topic: str, partition: int, *, committed: bool = False) -> PartitionBounds:
         """First and next offset of a partition's log, which with `committed` ends at the first open transaction."""
-        start = await self._offset(topic, partition, EARLIEST)
-        return PartitionBounds(start, await self._offset(topic, partition, LATEST, committed=committed))
+        start = await self._offset(topic, partition, messages.EARLIEST)
+        return PartitionBounds(start, await self._offset(topic, partition, messages.LATEST, committed=committed))
 
     async def log_end(self, topic: str, partition: int) -> int:
         """Next offset of a partition's log."""
-        return await self._offset(topic, partition, LATEST)
+        return await self._offset(topic, partition, messages.LATEST)
 
     async def peek(self, topic: str, partition: int, offset: int) -> BatchFacts | None:
         """Facts on the first record from `offset` on, out of one batch; None when that holds none any more."""
@@ -185,11 +182,11 @@ class ShareAdmin:
     async def offset_at(self, topic: str, partition: int, moment: datetime) -> int:
         """First offset at or after `moment` (with a zone); the next one to be written when there is none."""
         found = await self._offset(topic, partition, _timestamp_ms(moment))
-        return found if found >= 0 else await self._offset(topic, partition, LATEST)
+        return found if found >= 0 else await self._offset(topic, partition, messages.LATEST)
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Drop records below offset `before` (−1: all); returns the new log start."""
-        answer = await self._change(messages.DeleteRecordsRequest(topic=topic, partition=partition, before=before))
+        answer = await self._link.send(messages.DeleteRecordsRequest(topic=topic, partition=partition, before=before))
         check(answer.error, answer.message, f"deleting records of {topic}-{partition}")
         return answer.log_start
 
@@ -199,7 +196,7 @@ class ShareAdmin:
         while len(found) < limit:
             answer = await self._fetch(topic, partition, offset)
             if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-                log_start = await self._offset(topic, partition, EARLIEST)
+                log_start = await self._offset(topic, partition, messages.EARLIEST)
                 if offset >= log_start:
                     break
                 offset = log_start
@@ -222,13 +219,9 @@ class ShareAdmin:
 
     async def describe_group(self, group_id: str) -> messages.GroupDescription:
         """State, epochs and members (with what they are assigned). Raises: ServerError (GROUP_ID_NOT_FOUND)."""
-        answer = await self._ask(messages.ShareGroupDescribeRequest(group_ids=(group_id,)))
-        for group in answer.groups:
-            if group.group_id == group_id:
-                check(group.error, group.message, f"group {group_id}")
-                return group
-        check(ErrorCode.GROUP_ID_NOT_FOUND, None, f"group {group_id}")
-        raise AssertionError("check raises")
+        group = await self._ask(messages.ShareGroupDescribeRequest(group_id=group_id))
+        check(group.error, group.message, f"group {group_id}")
+        return group
 
     async def group_offsets(
         self, group_id: str, topics: Sequence[str] | None = None
@@ -275,7 +268,7 @@ class ShareAdmin:
         """
         ranges = {at: tuple(sorted(known)) for at, known in (finished or {}).items() if known}
         request = messages.AlterShareGroupOffsetsRequest(group_id=group_id, offsets=offsets, finished=ranges)
-        answer = await self._change(request)
+        answer = await self._link.send(request)
         check(answer.error, answer.message, f"moving group {group_id}")
         for part in answer.partitions:
             check(part.error, part.message, f"moving group {group_id} in {part.topic}-{part.partition}")
@@ -316,20 +309,20 @@ class ShareAdmin:
 
         Brokers forget it some time after the last commit (offsets.retention.minutes, a week by default).
         """
-        answer = await self._change(messages.OffsetCommitRequest(group_id=group_id, offsets=tuple(offsets)))
+        answer = await self._link.send(messages.OffsetCommitRequest(group_id=group_id, offsets=tuple(offsets)))
         for part in answer.partitions:
             check(part.error, answer.message, f"offset of consumer group {group_id} in {part.topic}-{part.partition}")
 
     async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
         """Forget a group's positions in topics; the group must have no members."""
-        answer = await self._change(messages.DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))
+        answer = await self._link.send(messages.DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))
         check(answer.error, answer.message, f"deleting offsets of group {group_id}")
         for topic in answer.topics:
             check(topic.error, topic.message, f"deleting offsets of group {group_id} for {topic.topic}")
 
     async def delete_group(self, group_id: str) -> None:
         """Remove a group that has no members, with its positions."""
-        answer = await self._change(messages.DeleteGroupsRequest(group_ids=(group_id,)))
+        answer = await self._link.send(messages.DeleteGroupsRequest(group_ids=(group_id,)))
         for group in answer.groups:
             check(group.error, group.message, f"deleting group {group.group_id}")
 
@@ -365,10 +358,6 @@ class ShareAdmin:
                 await self._clock.sleep(self._link.pause_s(tries))
         return await self._link.send(request)
 
-    async def _change(self, request: messages.Request[R]) -> R:
-        """Send what changes something: once."""
-        return await self._link.send(request)
-
     async def _configs(self, resource_type: str, resource: str) -> list[messages.ConfigEntry]:
         answer = await self._ask(messages.DescribeConfigsRequest(resource_type=resource_type, resource=resource))
         check(answer.error, answer.message, f"settings of {resource_type} {resource}")
@@ -377,7 +366,7 @@ class ShareAdmin:
     async def _alter_configs(
         self, resource_type: str, resource: str, configs: Mapping[str, str | None], dry_run: bool
     ) -> None:
-        answer = await self._change(
+        answer = await self._link.send(
             messages.IncrementalAlterConfigsRequest(
                 resource_type=resource_type, resource=resource, configs=dict(configs), validate_only=dry_run
             )

@@ -19,7 +19,7 @@ from flowshare.client.errors import ClientError, ServerError, Unsupported
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.admin.admin import ShareAdmin
     from flowshare.protocol.messages import SharePartitionOffsets
 
 Ranges = tuple[tuple[int, int], ...]

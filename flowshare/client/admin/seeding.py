@@ -14,11 +14,12 @@ from flowshare.client.errors import ClientError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.admin.admin import ShareAdmin
 
 
 class Seed(NamedTuple):
-    """One partition. committed: −1: nothing. note: what is to be said of it, else empty."""
+    """Where a share group is to begin in one partition. committed: by a consumer group; −1: nothing. note: what
+    is to be said of it, else empty."""
 
     topic: str
     partition: int

@@ -1,22 +1,27 @@
-"""From what a member fetched to what a consumer hands out: decoded records, errors in their place, and what is
-acknowledged without the application: gaps (KIP-932), damaged batches, offsets that were acquired but not sent."""
+"""`Backlog`: what a consumer fetched and did not hand out yet, records and the errors between them, in order; and what
+is acknowledged without the application (SG-17.5): gaps, damaged batches, offsets that were acquired but not sent."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from flowshare.client.consumer.inflight import Headers, ShareRecord
 from flowshare.client.errors import CorruptRecords, RecordError
-from flowshare.client.inflight import Headers, ShareRecord
-from flowshare.client.ranges import TopicIdPartition
+from flowshare.client.session.ranges import TopicIdPartition
 from flowshare.protocol.batches import DecodedRecord, DecodeError, decode
+from flowshare.protocol.compact import grouped
 from flowshare.protocol.messages import AckBatch
+from flowshare.share.ranges import merged
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowshare.client.ranges import Fetched
+    from flowshare.client.consumer.commits import Commits
+    from flowshare.client.session.ranges import Fetched
+    from flowshare.protocol.messages import TopicPartition
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,6 +39,69 @@ class Unpacked(Generic[K, V]):
         self.generation = generation
         self.items: list[Item[K, V]] = []
         self.acks: tuple[AckBatch, ...] = ()
+
+
+class Backlog(Generic[K, V]):
+    """Records of one consumer that wait to be handed out; what is handed out is in hand, as its `Commits` know."""
+
+    def __init__(
+        self, commits: Commits[K, V], key_decoder: Decoder[K] | None, value_decoder: Decoder[V] | None
+    ) -> None:
+        self._commits = commits
+        self._key_decoder = key_decoder
+        self._value_decoder = value_decoder
+        self._items: deque[tuple[Unpacked[K, V], Item[K, V]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def receive(self, fetched: Fetched) -> None:
+        """Take in what a fetch brought."""
+        unpacked: Unpacked[K, V] = unpack(fetched, self._key_decoder, self._value_decoder)
+        self._items.extend((unpacked, item) for item in unpacked.items)
+        if unpacked.acks:
+            self._commits.send_own(unpacked.source, unpacked.generation, unpacked.acks)
+
+    def hand_out(self) -> list[ShareRecord[K, V]]:
+        """What is there up to the first error; an error that comes first is raised."""
+        items = self._items
+        if not items:
+            return []
+        records = [self.hand_out_first()]
+        source: Unpacked[K, V] | None = None
+        held: dict[int, ShareRecord[K, V] | None] = {}
+        while items:
+            unpacked, item = items[0]
+            if not isinstance(item, ShareRecord):
+                break
+            if unpacked is not source:
+                source, held = unpacked, self._commits.hold(unpacked.source, unpacked.generation).held
+            held[item.offset] = item
+            records.append(item)
+            items.popleft()
+        return records
+
+    def hand_out_first(self) -> ShareRecord[K, V]:
+        """The first item: a record, or an error that is raised. Raises: CorruptRecords, RecordError."""
+        unpacked, item = self._items.popleft()
+        if isinstance(item, CorruptRecords):
+            raise item
+        held = self._commits.hold(unpacked.source, unpacked.generation)
+        if isinstance(item, RecordError):
+            held.held[item.offset] = None
+            held.types[item.offset] = AcknowledgeType.RELEASE
+            raise item
+        held.held[item.offset] = item
+        return item
+
+    def unrun(self, holds: Callable[[TopicPartition, int], bool]) -> dict[TopicPartition, list[tuple[int, int]]]:
+        """Ranges that were never handed out, of partitions and generations that `holds` still has."""
+        offsets = grouped(
+            (unpacked.source.tp, (item.offset, item.offset))
+            for unpacked, item in self._items
+            if holds(unpacked.source.tp, unpacked.generation) and not isinstance(item, CorruptRecords)
+        )
+        return {tp: merged(found) for tp, found in offsets.items()}
 
 
 def unpack(fetched: Fetched, key_decoder: Decoder[K] | None, value_decoder: Decoder[V] | None) -> Unpacked[K, V]:

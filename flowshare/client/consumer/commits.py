@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from flowshare.client.errors import ClientError, IllegalState, ServerError
-from flowshare.client.inflight import Held, ShareRecord, ack_batches
-from flowshare.client.member import ShareMember
-from flowshare.client.ranges import AckResult, TopicIdPartition
+from flowshare.client.consumer.inflight import Held, ShareRecord, ack_batches
+from flowshare.client.errors import NO_COORDINATOR, ClientError, IllegalState, ServerError
+from flowshare.client.session.member import ShareMember
+from flowshare.client.session.ranges import AckResult, TopicIdPartition
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcknowledgeType
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,14 +32,7 @@ Outcomes = dict[TopicIdPartition, ClientError | None]
 CommitCallback = Callable[[Mapping[TopicIdPartition, frozenset[int]], ClientError | None], Awaitable[None] | None]
 """Called with one partition, the offsets that were acknowledged together, and the error or None."""
 
-ASK_AGAIN: Final = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-    }
-)
+ASK_AGAIN: Final = NO_COORDINATOR | {ErrorCode.LEADER_NOT_AVAILABLE}
 """Answers that say: nothing was done and nothing was lost, ask again."""
 PAUSE_S: Final = 0.1
 COUNT_MAX: Final = 1 << 31
@@ -141,9 +135,7 @@ class Commits(Generic[K, V]):
             await self._clock.wait_for(asyncio.wait(pending), timeout_s)
         except TimeoutError:
             logger.warning("closing without the answers to %d acknowledgement requests", len(pending))
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            await cancelled(*pending)
 
     def _start(self, work: Awaitable[Outcomes], among: set[asyncio.Task[Outcomes]]) -> asyncio.Task[Outcomes]:
         task = asyncio.ensure_future(work)

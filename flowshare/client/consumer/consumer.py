@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, overload
 
 from flowshare.client.arguments import check_argument, settings_of
-from flowshare.client.backlog import Backlog
-from flowshare.client.commits import CommitCallback, Commits, Outcomes
-from flowshare.client.errors import Closed, IllegalState
-from flowshare.client.inflight import ShareRecord
-from flowshare.client.member import ShareMember
+from flowshare.client.consumer.backlog import Backlog, Decoder
+from flowshare.client.consumer.commits import CommitCallback, Commits, Outcomes
+from flowshare.client.consumer.inflight import ShareRecord
+from flowshare.client.errors import Closed, IllegalState, Wakeup
+from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import ConsumerSettings
-from flowshare.client.unpacking import Decoder
-from flowshare.client.waking import Busy, Waker
 from flowshare.share.types import AcknowledgeType
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Any
 
-    from flowshare.client.link import Connect
+    from flowshare.client.net.link import Connect
     from flowshare.clock import Clock, TimerHandle
 
 K = TypeVar("K")
@@ -88,7 +89,7 @@ class ShareConsumer(Generic[K, V]):
         self._member = ShareMember(
             connect, group_id=group_id, topics=(), clock=clock, member_id=member_id, settings=self._settings.member
         )
-        self._commits: Commits[K, V] = Commits(self._member, clock=clock, timeout_s=self._settings.api_timeout_s)
+        self._commits: Commits[K, V] = Commits(self._member, clock=clock, timeout_s=self._settings.default_api_timeout)
         self._topics: frozenset[str] = frozenset()
         self._backlog: Backlog[K, V] = Backlog(self._commits, key_decoder, value_decoder)
         self._joined = False
@@ -96,7 +97,7 @@ class ShareConsumer(Generic[K, V]):
         self._leaving: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker = Waker(clock)
-        self._busy = Busy()
+        self._busy = False
         self._closed = False
         self._overdue: TimerHandle | None = None
 
@@ -136,24 +137,24 @@ class ShareConsumer(Generic[K, V]):
 
     # --- polling ------------------------------------------------------------------------------------------------
 
-    async def poll(self, timeout_s: float) -> list[ShareRecord[K, V]]:
-        """Records, or an empty list when none came within `timeout_s`.
+    async def poll(self, timeout: float) -> list[ShareRecord[K, V]]:
+        """Records, or an empty list when none came within `timeout`.
 
         Implicit mode: accepts what earlier polls returned. Explicit mode: everything must have been acknowledged.
         After renewals only the renewed records are returned, so that they can be acknowledged again.
         Raises: IllegalState, Wakeup, RecordError and CorruptRecords (the records around them come with the next
         polls), ServerError, Closed.
         """
-        check_argument("poll: timeout_s", timeout_s, float)
+        check_argument("poll: timeout", timeout, float)
         with self._turn():
             await self._begin_poll()
-            await self._renewals_answered(timeout_s)
+            await self._renewals_answered(timeout)
             renewed = self._commits.hand_out_renewed()
             if renewed:
                 self._arm()
                 return renewed
             if not self._backlog:
-                await self._fill(timeout_s)
+                await self._fill(timeout)
             self._arm()
             return self._backlog.hand_out()
 
@@ -218,17 +219,17 @@ class ShareConsumer(Generic[K, V]):
         else:
             self._commits.acknowledge(record, int(type_or_partition), offset, type_)
 
-    async def commit_sync(self, timeout_s: float | None = None) -> Outcomes:
+    async def commit_sync(self, timeout: float | None = None) -> Outcomes:
         """Send what was acknowledged (implicit mode: accept what is in hand) and wait for the outcome.
 
         One entry a partition: None, or why its acknowledgements do not hold (the records may run again). Within
-        `timeout_s` (default: api_timeout_s); after it the outcome of what has no answer is an error too.
+        `timeout` (default: default_api_timeout); after it the outcome of what has no answer is an error too.
         """
         with self._turn():
             await self._commits.call_back()
             return await self._commits.send_and_wait(
                 accept_rest=not self._explicit,
-                timeout_s=self._settings.api_timeout_s if timeout_s is None else timeout_s,
+                timeout_s=self._settings.default_api_timeout if timeout is None else timeout,
             )
 
     def commit_async(self) -> None:
@@ -248,8 +249,8 @@ class ShareConsumer(Generic[K, V]):
 
     # --- closing ------------------------------------------------------------------------------------------------
 
-    async def close(self, timeout_s: float = 30.0) -> None:
-        """Send what was acknowledged, give the rest back, leave the group, disconnect: within `timeout_s`.
+    async def close(self, timeout: float = 30.0) -> None:
+        """Send what was acknowledged, give the rest back, leave the group, disconnect: within `timeout`.
 
         Records in hand that were not acknowledged are released (implicit mode: those since the last poll or commit);
         records never handed out go back without costing an attempt. Calling it again does nothing.
@@ -263,9 +264,9 @@ class ShareConsumer(Generic[K, V]):
         if self._overdue is not None:
             self._overdue.cancel()
         started_s = self._clock.monotonic()
-        await self._commits.finish(timeout_s)
-        await self._end_tasks()
-        left_s = max(CLOSE_LEFT_MIN_S, timeout_s - (self._clock.monotonic() - started_s))
+        await self._commits.finish(timeout)
+        await cancelled(self._joining, self._leaving)
+        left_s = max(CLOSE_LEFT_MIN_S, timeout - (self._clock.monotonic() - started_s))
         await self._member.close(unrun=self._backlog.unrun(self._member.holds), timeout_s=left_s)
         await self._commits.call_back()
 
@@ -294,22 +295,22 @@ class ShareConsumer(Generic[K, V]):
                 f"{left} records of the last poll are not acknowledged; in explicit mode acknowledge all before polling"
             )
 
-    async def _renewals_answered(self, timeout_s: float) -> None:
+    async def _renewals_answered(self, timeout: float) -> None:
         renewals = self._commits.renewals
         if renewals:
-            await self._waker.wait(asyncio.gather(*renewals, return_exceptions=True), timeout_s)
+            await self._waker.wait(asyncio.gather(*renewals, return_exceptions=True), timeout)
 
-    async def _fill(self, timeout_s: float) -> None:
+    async def _fill(self, timeout: float) -> None:
         """Fetch until there is something to hand out or the time is over. Raises: Wakeup, ServerError."""
-        deadline_s = self._clock.monotonic() + timeout_s
-        if not self._joined and not await self._join(timeout_s):
+        deadline_s = self._clock.monotonic() + timeout
+        if not self._joined and not await self._join(timeout):
             return
         while not self._backlog:
             left_s = deadline_s - self._clock.monotonic()
             fetched = await self._member.fetch(
-                records_max=self._settings.poll_records_max,
-                max_wait_s=max(0.0, min(self._settings.fetch_wait_s, left_s)),
-                bytes_max=self._settings.fetch_bytes_max,
+                records_max=self._settings.max_poll_records,
+                max_wait_s=max(0.0, min(self._settings.fetch_max_wait, left_s)),
+                bytes_max=self._settings.fetch_max_bytes,
                 mode=self._settings.acquire_mode,
             )
             for part in fetched:
@@ -321,7 +322,7 @@ class ShareConsumer(Generic[K, V]):
 
     # --- joining, leaving, being late ---------------------------------------------------------------------------
 
-    async def _join(self, timeout_s: float) -> bool:
+    async def _join(self, timeout: float) -> bool:
         """Join the group; False when that takes longer than this call may. Raises: ServerError, NotConnected."""
         if self._leaving is not None:
             await asyncio.gather(self._leaving, return_exceptions=True)
@@ -329,7 +330,7 @@ class ShareConsumer(Generic[K, V]):
         if self._joining is None:
             self._joining = asyncio.create_task(self._member.start(), name="join")
         joining = self._joining
-        if not await self._waker.wait(joining, timeout_s):
+        if not await self._waker.wait(joining, timeout):
             return False
         self._joining = None
         joining.result()
@@ -339,30 +340,22 @@ class ShareConsumer(Generic[K, V]):
     async def _leave(self) -> None:
         self._joined = False
         joining, self._joining = self._joining, None
-        if joining is not None:
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
+        await cancelled(joining)
         await self._member.leave()
 
-    async def _end_tasks(self) -> None:
-        for task in (self._joining, self._leaving):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
     def _arm(self) -> None:
-        """From now on the application has poll_interval_max_s seconds until the next poll."""
+        """From now on the application has max_poll_interval seconds until the next poll."""
         if self._overdue is not None:
             self._overdue.cancel()
-        self._overdue = self._clock.call_later(self._settings.poll_interval_max_s, self._late)
+        self._overdue = self._clock.call_later(self._settings.max_poll_interval, self._late)
 
     def _late(self) -> None:
-        if self._busy.now or self._closed or not self._joined:
+        if self._busy or self._closed or not self._joined:
             return
         logger.warning(
             "no poll for %g s: leaving group %s, the next poll joins again; poll more often, or raise "
-            "poll_interval_max_s",
-            self._settings.poll_interval_max_s,
+            "max_poll_interval",
+            self._settings.max_poll_interval,
             self._member.group_id,
         )
         self._joined = False
@@ -370,12 +363,17 @@ class ShareConsumer(Generic[K, V]):
 
     # --- one at a time, and waking ------------------------------------------------------------------------------
 
-    def _turn(self) -> Busy:
+    @contextmanager
+    def _turn(self) -> Generator[None]:
         self._check_usable()
-        if self._busy.now:
+        if self._busy:
             raise IllegalState("a consumer is used by one task at a time; only wakeup() may come from elsewhere")
         self._loop = asyncio.get_running_loop()
-        return self._busy
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -385,8 +383,50 @@ class ShareConsumer(Generic[K, V]):
 
     def _wake(self) -> None:
         self._waker.wake()
-        if self._busy.now:
+        if self._busy:
             self._member.wakeup()
+
+
+class Waker:
+    """Waits for a future, for a time, or for `wake`; one that comes while nothing waits counts for the next call."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: asyncio.Future[None] | None = None
+        self._woken = False
+        self._closed = False
+
+    def wake(self) -> None:
+        """End the wait under way, or the next one."""
+        self._woken = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def close(self) -> None:
+        """From now on `raise_if_woken` raises Closed."""
+        self._closed = True
+
+    def raise_if_woken(self) -> None:
+        """Raises: Closed, Wakeup (once for all wake-ups so far)."""
+        if self._closed:
+            raise Closed("the consumer was closed")
+        if self._woken:
+            self._woken = False
+            raise Wakeup("wakeup() was called")
+
+    async def wait(self, awaited: asyncio.Future[Any], timeout_s: float) -> bool:
+        """Wait for it, for the time, or for a wake-up; whether it is done. Raises: Wakeup, Closed."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        both: set[asyncio.Future[Any]] = {awaited, self._waiting}
+        try:
+            await self._clock.wait_for(asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED), timeout_s)
+        except TimeoutError:
+            return awaited.done()
+        finally:
+            self._waiting = None
+        if not awaited.done():
+            self.raise_if_woken()
+        return awaited.done()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

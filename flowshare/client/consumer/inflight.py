@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from flowshare.client.errors import IllegalState
 from flowshare.protocol.messages import AckBatch
+from flowshare.share.ranges import merged
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from flowshare.client.ranges import TopicIdPartition
+    from flowshare.client.session.ranges import TopicIdPartition
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,15 +24,18 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class ShareRecord(Generic[K, V]):
-    """One record as a consumer hands it out; `delivery_count` is 1 the first time."""
+    """One record as a consumer hands it out.
+
+    timestamp: seconds since 1970. attempt: how often it was delivered, 1 the first time (KIP-932: delivery count).
+    """
 
     __slots__ = (
-        "delivery_count",
+        "attempt",
         "headers",
         "key",
         "offset",
         "partition",
-        "timestamp_ms",
+        "timestamp",
         "topic",
         "topic_id_partition",
         "value",
@@ -45,20 +49,20 @@ class ShareRecord(Generic[K, V]):
         key: K,
         value: V,
         headers: Headers,
-        delivery_count: int,
+        attempt: int,
     ) -> None:
         self.topic_id_partition = source
         self.topic = source.topic
         self.partition = source.partition
         self.offset = offset
-        self.timestamp_ms = timestamp_ms
+        self.timestamp = timestamp_ms / 1000
         self.key = key
         self.value = value
         self.headers = headers
-        self.delivery_count = delivery_count
+        self.attempt = attempt
 
     def __repr__(self) -> str:
-        return f"<{self.topic}-{self.partition}@{self.offset} delivery {self.delivery_count}>"
+        return f"<{self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"
 
 
 class Held(Generic[K, V]):
@@ -78,7 +82,8 @@ class Held(Generic[K, V]):
         return len(self.held) - len(self.types)
 
     def acknowledge(self, offset: int, type_: AcknowledgeType) -> None:
-        """Say it; until it is sent the last word counts, except after a renewal. Raises: IllegalState."""
+        """Note the acknowledge type of a record that was handed out, for the next commit; until then the last one
+        counts, except after a renewal. Raises: IllegalState."""
         if offset not in self.held or self.types.get(offset) is AcknowledgeType.RENEW:
             where = f"{self.source.topic}-{self.source.partition}@{offset}"
             raise IllegalState(
@@ -88,7 +93,7 @@ class Held(Generic[K, V]):
         self.types[offset] = type_
 
     def acknowledge_rest(self, type_: AcknowledgeType) -> None:
-        """Say it of every record that nothing was said of."""
+        """The same of every record that nothing was said of."""
         self.types = {**dict.fromkeys(self.held, type_), **self.types}
 
     def take(self) -> dict[int, AcknowledgeType]:
@@ -136,20 +141,7 @@ def ack_batches(types: Mapping[int, AcknowledgeType]) -> tuple[AckBatch, ...]:
         if high - low + 1 == len(types) and len(kinds) == 1:
             return (AckBatch(low, high, bytes(kinds)),)
     batches: list[AckBatch] = []
-    for first, run in _runs(types):
-        said = bytes(run)
-        batches.append(AckBatch(first, first + len(said) - 1, said[:1] if len(set(said)) == 1 else said))
+    for first, last in merged((offset, offset) for offset in types):
+        said = bytes(map(types.__getitem__, range(first, last + 1)))
+        batches.append(AckBatch(first, last, said[:1] if len(set(said)) == 1 else said))
     return tuple(batches)
-
-
-def _runs(types: Mapping[int, AcknowledgeType]) -> Iterator[tuple[int, list[int]]]:
-    first, run = 0, list[int]()
-    for offset in sorted(types):
-        if run and offset != first + len(run):
-            yield first, run
-            run = []
-        if not run:
-            first = offset
-        run.append(types[offset])
-    if run:
-        yield first, run

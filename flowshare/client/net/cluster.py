@@ -12,20 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from flowshare.client.connections import LocalConnection
 from flowshare.client.errors import ClientError, NotConnected, ServerError
-from flowshare.client.routing import ClusterConnection
+from flowshare.client.net.connections import LocalConnection
+from flowshare.client.net.routing import ClusterConnection
+from flowshare.client.net.topology import NOBODY, Address, Topology
 from flowshare.client.settings import LinkSettings
-from flowshare.client.topology import NOBODY, Address, Topology
+from flowshare.clock import backoff_s
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FindCoordinatorRequest, MetadataRequest
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.client.connections import FreshAddresses, Local, NodeConnection, OpenNode, Who
-    from flowshare.client.security import Security
+    from flowshare.client.net.connections import FreshAddresses, Local, NodeConnection, OpenNode, Who
+    from flowshare.client.net.security import Security
     from flowshare.clock import Clock
+    from flowshare.protocol.declaration import CoordinatorKind
     from flowshare.protocol.messages import Request, TopicPartition
-    from flowshare.protocol.messages.groups import CoordinatorKind
 
 R = TypeVar("R")
 
@@ -82,7 +84,7 @@ class Cluster:
         self._security = security
         self._worker = worker
         self._who = who
-        self._outdated = outdated or _never
+        self._outdated = outdated or (lambda: False)
         self._own_address = None if own_address is None else _address(own_address)
         self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
         self._looked: dict[tuple[str, ...] | None, float] = {}
@@ -102,33 +104,26 @@ class Cluster:
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the brokers, within connect_timeout_s. Raises: NotConnected, ClientError (trying again is no use)."""
-        deadline_s = self.clock.monotonic() + self.settings.connect_timeout_s
-        pause_s = self.settings.backoff_min_s
-        told = False
+        """Find the brokers, within connect_timeout. Raises: NotConnected, ClientError (trying again is no use)."""
+        deadline_s = self.clock.monotonic() + self.settings.connect_timeout
+        tries = 0
         while True:
+            tries += 1
             try:
-                await self.look(())
+                return await self.look(())
             except OSError as error:
-                if not told:
-                    told = True
-                    limit_s = self.settings.connect_timeout_s
-                    logger.warning("no broker answers, trying for %g s: %s", limit_s, error)
+                if tries == 1:
+                    logger.warning("no broker answers, trying for %g s: %s", self.settings.connect_timeout, error)
+                pause_s = backoff_s(tries, self.settings.retry_backoff, self.settings.retry_backoff_max)
                 if self.clock.monotonic() + pause_s >= deadline_s:
                     raise
                 await self.clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, self.settings.backoff_max_s)
-            else:
-                return
 
     async def close(self) -> None:
         """Close the cluster's own connections; those of others are theirs."""
         own = [one for one in (self._own, self._others) if one is not None]
         self._own = self._others = None
-        looking = list(self._looking.values())
-        for task in looking:
-            task.cancel()
-        await asyncio.gather(*looking, return_exceptions=True)
+        await cancelled(*self._looking.values())
         for one in own:
             await one.close()
 
@@ -273,7 +268,7 @@ class Cluster:
             self.is_flowshare = connection.is_flowshare
 
     async def _open_tcp(self, host: str, port: int, client_id: str) -> NodeConnection:
-        from flowshare.client.tcp import open_tcp
+        from flowshare.client.net.tcp import open_tcp
 
         return await open_tcp(
             host,
@@ -400,8 +395,3 @@ def _address(text: str) -> Address:
     if not host:
         return text.strip("[]"), 9092
     return host.strip("[]"), int(port)
-
-
-def _never() -> bool:
-    """Of who has nothing that could be out of date."""
-    return False

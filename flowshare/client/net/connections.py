@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Connection
 
 LOCAL_VERSIONS: Final[Mapping[int, tuple[int, int]]] = {int(key): (0, 0x7FFF) for key in ApiKey}
 
 
-class InProcessConnection(Protocol):
+class InProcessConnection(Connection, Protocol):
     """A connection within the process."""
-
-    async def send(self, request: Any) -> Any:
-        """As `Connection.send`."""
-        ...
 
     def on_closed(self, listener: Callable[[str], object]) -> None:
         """Call `listener` with the reason when the connection ends, from whichever end."""
-
-    async def close(self) -> None:
-        """As `Connection.close`."""
 
 
 class NodeConnection(InProcessConnection, Protocol):
     """A connection to one broker that says what it is."""
 
     api_versions: Mapping[int, tuple[int, int]]
-    is_flowshare: bool
 
 
 class LocalConnection:
@@ -36,8 +29,10 @@ class LocalConnection:
 
     def __init__(self, connection: InProcessConnection) -> None:
         self.api_versions: Mapping[int, tuple[int, int]] = LOCAL_VERSIONS
-        self.is_flowshare = True
+        self.is_flowshare = connection.is_flowshare
+        self.keeps_time = connection.keeps_time
         self.send = connection.send
+        self.begin = connection.begin
         self.close = connection.close
         self.on_closed = connection.on_closed
 

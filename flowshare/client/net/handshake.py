@@ -6,27 +6,29 @@ import asyncio
 import secrets
 import struct
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import flowshare
 from flowshare.client.errors import ClientError, ServerError
-from flowshare.client.wire.base import code
+from flowshare.client.wire import codec_of
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, read_response, write_request
+from flowshare.protocol.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from flowshare.protocol.software import OWN_SOFTWARE, version
+from flowshare.protocol.translation import known_error
 
 if TYPE_CHECKING:
-    from flowshare.client.pipeline import Pipeline
-    from flowshare.client.security import Security
+    from flowshare.client.net.requests import Pipeline
+    from flowshare.client.net.security import Security
     from flowshare.clock import Clock, TimerHandle
+    from flowshare.protocol.messages import Request
 
+R = TypeVar("R")
 Versions = Mapping[int, tuple[int, int]]
 """API key -> lowest and highest version."""
 API_VERSIONS_HIGHEST: Final = 4
 NAMED_FROM: Final = 3
 """The version from which ApiVersions says who asks."""
-LIFETIME_FROM: Final = 1
-"""The version from which SaslAuthenticate says how long a login holds."""
 AGAIN_FROM: Final = 0.85
 AGAIN_UNTIL: Final = 0.95
 """Parts of a login's time between which it is made again, as Java's clients do."""
@@ -57,9 +59,8 @@ class SaslExchange:
 
     async def handshake(self, mechanism: str) -> None:
         """Choose a mechanism. Raises: ClientError naming those that the broker has, ConnectionError."""
-        request = entity("sasl_handshake", 1, "request")(mechanism=mechanism)
-        answer = await self._call("sasl_handshake", ApiKey.SASL_HANDSHAKE, 1, request)
-        if code(answer.error_code) is not ErrorCode.NONE:
+        answer = await self._call(SaslHandshakeRequest(mechanism=mechanism))
+        if answer.error is not ErrorCode.NONE:
             offered = ", ".join(answer.mechanisms) or "none"
             raise ClientError(
                 f"{self._pipeline.about} does not take SASL {mechanism} (it takes: {offered}); choose one it has"
@@ -67,25 +68,25 @@ class SaslExchange:
 
     async def send(self, token: bytes) -> bytes:
         """One step of the mechanism: our bytes, the broker's bytes. Raises: ServerError, ConnectionError."""
-        highest = min(2, self._versions.get(ApiKey.SASL_AUTHENTICATE, (0, 0))[1])
-        request = entity("sasl_authenticate", highest, "request")(auth_bytes=token)
-        answer = await self._call("sasl_authenticate", ApiKey.SASL_AUTHENTICATE, highest, request)
-        if code(answer.error_code) is not ErrorCode.NONE:
+        answer = await self._call(SaslAuthenticateRequest(auth_bytes=token))
+        if answer.error is not ErrorCode.NONE:
             about = f"{self._pipeline.about}: authentication failed; check user name and password"
-            raise ServerError(code(answer.error_code), answer.error_message, about=about)
-        if highest >= LIFETIME_FROM:
-            self.lifetime_s = answer.session_lifetime.total_seconds()
-        return bytes(answer.auth_bytes)
+            raise ServerError(answer.error, answer.message, about=about)
+        self.lifetime_s = answer.session_lifetime_ms / 1000
+        return answer.auth_bytes
 
-    async def _call(self, name: str, key: ApiKey, version: int, request: Any) -> Any:
-        if key not in self._versions:
+    async def _call(self, request: Request[R]) -> R:
+        codec = codec_of(request)
+        lowest, highest = codec.versions
+        if codec.api.key not in self._versions:
             raise ClientError(
                 f"{self._pipeline.about} does not ask for authentication; connect to it without, or use its SASL port"
             )
+        version = max(lowest, min(highest, self._versions[codec.api.key][1]))
         return await self._pipeline.call(
-            lambda number: write_request(number, self._client_id, request),
-            lambda frame: read_response(name, version, frame)[1],
-            name=name,
+            lambda number: codec.write(number, self._client_id, request, version),
+            lambda frame: codec.read(frame, request, version),
+            name=codec.api.name,
             at_once=True,
         )
 
@@ -177,6 +178,6 @@ async def _ask_versions(pipeline: Pipeline, names: Names, asked: int) -> tuple[E
         unknown = error == ErrorCode.UNSUPPORTED_VERSION
         _, answer = read_response("api_versions", 0 if unknown else asked, frame)
         offered = {int(one.api_key): (int(one.min_version), int(one.max_version)) for one in answer.api_keys}
-        return code(error), offered
+        return known_error(error), offered
 
     return await pipeline.call(lambda number: write_request(number, names.client_id, request), read, name="ApiVersions")

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.client.errors import Closed, ConnectionLost, NotConnected
+from flowshare.clock import backoff_s
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.client.settings import LinkSettings
@@ -40,9 +42,9 @@ class Link:
         settings: LinkSettings,
         name: str,
         on_lost: Callable[[], object] | None = None,
-        on_open: Callable[[Connection], Awaitable[None]] | None = None,
+        on_open: Callable[[Connection], object] | None = None,
     ) -> None:
-        """on_open: awaited with each new connection before anybody else uses it; an OSError counts as not connected."""
+        """on_open: called with each new connection before anybody else uses it."""
         self._connect = connect
         self._clock = clock
         self._settings = settings
@@ -59,10 +61,8 @@ class Link:
 
     def pause_s(self, failures: int) -> float:
         """The pause after so many failures in a row: doubled each time, bounded, spread by ±20 % between clients."""
-        if failures <= 0:
-            return 0.0
-        doubled = self._settings.backoff_min_s * 2.0 ** min(failures - 1, 30)
-        return min(doubled, self._settings.backoff_max_s) * (0.8 + 0.4 * self._spread)
+        doubled_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
+        return doubled_s * (0.8 + 0.4 * self._spread)
 
     async def connection(self, timeout_s: float | None = None) -> Connection:
         """The connection, opened if need be, within `timeout_s` (default: the settings').
@@ -73,10 +73,8 @@ class Link:
             raise Closed(f"{self._name} is closed")
         if self.current is not None:
             return self.current
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open(), name=f"{self._name}: connect")
-        limit_s = self._settings.connect_timeout_s if timeout_s is None else timeout_s
-        opening = self._opening
+        limit_s = self._settings.connect_timeout if timeout_s is None else timeout_s
+        opening = self._open_soon()
         try:
             return await self._clock.wait_for(asyncio.shield(opening), limit_s)
         except TimeoutError:
@@ -88,20 +86,31 @@ class Link:
                 raise NotConnected(f"{self._name}: nobody needs it any longer") from None
             raise
 
-    async def send(self, request: Request[R], *, wait_s: float = 0.0, connect_timeout_s: float | None = None) -> R:
+    def open(self) -> asyncio.Task[Connection] | None:
+        """Have a connection opened, for who does not wait for it: its task; None when that is under way or done."""
+        if self._closed or self.current is not None or self._opening is not None:
+            return None
+        return self._open_soon()
+
+    def _open_soon(self) -> asyncio.Task[Connection]:
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name=f"{self._name}: connect")
+        return self._opening
+
+    async def send(self, request: Request[R], *, wait_s: float = 0.0, connect_timeout: float | None = None) -> R:
         """Answer of the server; `wait_s` is how long the request itself may wait there.
 
         Raises: NotConnected, ConnectionLost, Closed.
         """
-        connection = await self.connection(connect_timeout_s)
+        connection = await self.connection(connect_timeout)
         return await self.send_on(connection, request, wait_s=wait_s)
 
     async def send_on(self, connection: Connection, request: Request[R], *, wait_s: float = 0.0) -> R:
         """As `send`, over this very connection; handed to it before anything is awaited. Raises: ConnectionLost."""
-        limit_s = self._settings.request_timeout_s + wait_s
+        limit_s = self._settings.request_timeout + wait_s
         sending = connection.send(request)
         try:
-            answer = await (sending if _keeps_time(connection) else self._clock.wait_for(sending, limit_s))
+            answer = await (sending if connection.keeps_time else self._clock.wait_for(sending, limit_s))
         except TimeoutError:
             await self._drop(connection, f"no answer to {type(request).__name__} within {limit_s:g} s")
             raise ConnectionLost(f"{self._name}: {self.trouble}") from None
@@ -111,16 +120,16 @@ class Link:
         self._failures = 0
         return answer
 
+    def heard(self) -> None:
+        """An answer came over the connection: failures are counted anew."""
+        self._failures = 0
+
     def rest(self) -> None:
         """Nobody needs the connection for now: stop trying to open it, until somebody does."""
         opening, self._opening = self._opening, None
         self._failures = 0
         if opening is not None:
             opening.cancel()
-
-    async def give_up(self, connection: Connection, reason: str) -> None:
-        """End a connection that is of no use any more; who waits for an answer over it gets ConnectionLost."""
-        await self._drop(connection, reason)
 
     def lost(self, connection: Connection, reason: str) -> None:
         """A connection has ended by itself; harmless when it is not this link's any more."""
@@ -137,9 +146,7 @@ class Link:
     async def close(self) -> None:
         """Close the connection and stop opening a new one."""
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
+        await cancelled(self._opening)
         connection, self.current = self.current, None
         if connection is not None:
             await connection.close()
@@ -150,8 +157,6 @@ class Link:
                 await self._clock.sleep(self.pause_s(self._failures))
                 try:
                     connection = await self._connect()
-                    if self._on_open is not None:
-                        await self._prepare(connection, self._on_open)
                 except OSError as error:
                     self._failures += 1
                     self.trouble = str(error) or type(error).__name__
@@ -159,6 +164,8 @@ class Link:
                     continue
                 self.current = connection
                 self.trouble = None
+                if self._on_open is not None:
+                    self._on_open(connection)
                 return connection
         finally:
             if self._opening is asyncio.current_task():
@@ -170,16 +177,9 @@ class Link:
         again = failures >= REMINDER and failures.bit_count() == 1
         return logging.WARNING if failures == 1 or again else logging.DEBUG
 
-    async def _prepare(self, connection: Connection, on_open: Callable[[Connection], Awaitable[None]]) -> None:
-        """Let the owner of the link have the connection first. Raises: OSError."""
-        try:
-            await on_open(connection)
-        except BaseException:
-            await connection.close()
-            raise
-
     async def _drop(self, connection: Connection, reason: str) -> None:
-        """Forget a connection that failed, once, and make sure that it is closed."""
+        """Forget a connection that is of no use any more, once, and close it; who waits for an answer over it gets
+        ConnectionLost."""
         if self.current is not connection:
             return
         self.lost(connection, reason)
@@ -187,8 +187,3 @@ class Link:
             await connection.close()
         except OSError as error:
             logger.debug("%s: closing the lost connection: %s", self._name, error)
-
-
-def _keeps_time(connection: Connection) -> bool:
-    """Whether the connection itself ends when an answer is overdue: then no second timer is needed for each request."""
-    return bool(getattr(connection, "keeps_time", False))

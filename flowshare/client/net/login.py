@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from typing import Final, Protocol
+from typing import Final
 
 from flowshare.client.errors import ClientError
 from flowshare.protocol.scram import (
@@ -30,35 +30,23 @@ class LoginError(ClientError):
     """The other end's words are no login, or it could not prove that it knows the user."""
 
 
-class Login(Protocol):
-    """One login under way."""
-
-    def first(self) -> bytes:
-        """The first message."""
-        ...
-
-    def next(self, message: bytes) -> bytes | None:
-        """What answers the server's message; None: the login is complete. Raises: LoginError."""
-        ...
-
-
-class Plain:
+class PlainClient:
     """PLAIN (RFC 4616): the server's one answer is empty."""
 
     def __init__(self, username: str, password: str) -> None:
         self._message = f"\0{username}\0{password}".encode()
 
     def first(self) -> bytes:
-        """Name and password."""
+        """The first message: name and password."""
         return self._message
 
     def next(self, message: bytes) -> bytes | None:
-        """Complete."""
+        """What answers the server's message; None: the login is complete."""
         del message
         return None
 
 
-class Scram:
+class ScramClient:
     """SCRAM (RFC 5802, RFC 7677). `nonce`: fresh and random, printable ASCII without a comma.
 
     The password is hashed as it is written, not in its normal form: so do Kafka's own tools and clients.

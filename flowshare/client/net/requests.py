@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
-from flowshare.client.frames import FrameError, Frames
 from flowshare.forks import hold_alone
 
 if TYPE_CHECKING:
@@ -31,18 +31,112 @@ WAITING_MAX: Final = 10_000
 BUFFER_BYTES: Final = 1 << 20
 """Bytes that may wait in the socket's own buffer before the next request is held back."""
 ID_MAX: Final = 0x7FFFFFFF
+logger = logging.getLogger(__name__)
 _ID: Final = struct.Struct(">i")
+_LENGTH: Final = struct.Struct(">i")
+_SHORTEST: Final = 4
+"""Every answer begins with its correlation id."""
+
+
+class AnswerFrameError(ValueError):
+    """The bytes cannot be answers; the text says why."""
+
+
+class AnswerFrames:
+    """Cuts what a server sends into answers: an int32 length and that many bytes (Kafka protocol guide).
+
+    An answer that lies in one piece is sliced; one that comes in many pieces is joined once, when it is complete.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: the longest answer that is taken; a longer one is refused as soon as its length is known."""
+        self._bytes_max = bytes_max
+        self._pieces: list[bytes] = []
+        self._have = 0
+        self._need = _LENGTH.size
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The answers that are complete with `data`, without their lengths. Raises: AnswerFrameError."""
+        self._have += len(data)
+        self._pieces.append(data)
+        if self._have < self._need:
+            return
+        data = b"".join(self._pieces) if len(self._pieces) > 1 else data
+        position, end = 0, len(data)
+        self._pieces.clear()
+        self._need = _LENGTH.size
+        while end - position >= self._need:
+            (length,) = _LENGTH.unpack_from(data, position)
+            if not _SHORTEST <= length <= self._bytes_max:
+                raise AnswerFrameError(f"a frame of {length} bytes; {_SHORTEST} to {self._bytes_max} are allowed")
+            frame_end = position + _LENGTH.size + length
+            if frame_end > end:
+                self._need = _LENGTH.size + length
+                break
+            yield data[position + _LENGTH.size : frame_end]
+            position = frame_end
+        self._have = end - position
+        if self._have:
+            self._pieces.append(data[position:])
+
+
+class AwaitedAnswer:
+    """Waits for an answer and calls `told` with itself as soon as it is read: a future's waiter runs a turn of the loop
+    later."""
+
+    __slots__ = ("_done", "_error", "_result", "_told")
+
+    def __init__(self, told: Callable[[AwaitedAnswer], object]) -> None:
+        self._told = told
+        self._done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether it was told."""
+        return self._done
+
+    def result(self) -> Any:
+        """The answer. Raises: why there is none."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def exception(self) -> BaseException | None:
+        """Why there is no answer."""
+        return self._error
+
+    def set_result(self, result: Any) -> None:
+        """The answer came."""
+        self._result = result
+        self._tell()
+
+    def set_exception(self, error: BaseException) -> None:
+        """There is none."""
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        self._done = True
+        try:
+            self._told(self)
+        except Exception:
+            logger.exception("what waited for an answer failed")
+
+
+Waits = asyncio.Future[Any] | AwaitedAnswer
+"""Who waits for an answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Call(Generic[T]):
+class _Call:
     """One request: how to write it, how to read its answer, who waits for it."""
 
     write: Callable[[int], bytes]
-    read: Callable[[bytes], T]
+    read: Callable[[bytes], Any]
     name: str
     limit_s: float
-    future: asyncio.Future[T]
+    waits: Waits
     size: int = 0
     deadline_s: float = 0.0
 
@@ -54,10 +148,10 @@ class Pipeline(asyncio.Protocol):
         self.about = about
         self._clock = clock
         self._settings = settings
-        self._frames = Frames(settings.response_bytes_max)
-        self._under_way: dict[int, _Call[Any]] = {}
+        self._frames = AnswerFrames(settings.max_response_bytes)
+        self._under_way: dict[int, _Call] = {}
         self._bytes = 0
-        self._waiting: deque[_Call[Any]] = deque()
+        self._waiting: deque[_Call] = deque()
         self._next_id = 0
         self._paused = False
         self._held = False
@@ -81,24 +175,37 @@ class Pipeline(asyncio.Protocol):
         """The answer to come. `write` makes the frame for a correlation id, `read` takes the answer's frame.
 
         The request takes its place in the order of the requests before this returns; at_once: before all others, also
-        while they are held. The connection is given up when there is no answer within request_timeout_s + `wait_s`
+        while they are held. The connection is given up when there is no answer within request_timeout + `wait_s`
         after the request left.
         Raises (at once or through the future): NotConnected (never sent), ConnectionLost, ClientError (cannot be
         written; too many requests wait).
         """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.begin(future, write, read, name=name, wait_s=wait_s, at_once=at_once)
+        return future
+
+    def begin(
+        self,
+        waits: Waits,
+        write: Callable[[int], bytes],
+        read: Callable[[bytes], Any],
+        *,
+        name: str,
+        wait_s: float = 0.0,
+        at_once: bool = False,
+    ) -> None:
+        """As `call`, for who waits in another way than with a future."""
         if self.ended is not None:
             raise NotConnected(f"{self.about}: {self.ended}")
         if len(self._waiting) >= WAITING_MAX:
             raise ClientError(f"{self.about}: {WAITING_MAX} requests wait already; send fewer at a time")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        limit_s = self._settings.request_timeout_s + wait_s
-        made = _Call(write=write, read=read, name=name, limit_s=limit_s, future=future)
+        limit_s = self._settings.request_timeout + wait_s
+        made = _Call(write=write, read=read, name=name, limit_s=limit_s, waits=waits)
         if at_once:
             self._send(made)
         else:
             self._waiting.append(made)
             self._go_on()
-        return future
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
@@ -167,7 +274,7 @@ class Pipeline(asyncio.Protocol):
                 self._answered(frame)
                 if self.ended is not None:
                     return
-        except FrameError as error:
+        except AnswerFrameError as error:
             self.end(f"this is not Kafka's protocol: {error}; check the port, and whether it expects TLS")
         self._go_on()
 
@@ -188,20 +295,20 @@ class Pipeline(asyncio.Protocol):
             self._waiting
             and not self._paused
             and not self._held
-            and len(self._under_way) < self._settings.in_flight_max
-            and self._bytes < self._settings.in_flight_bytes_max
+            and len(self._under_way) < self._settings.max_in_flight_requests
+            and self._bytes < self._settings.max_in_flight_bytes
             and self.ended is None
         ):
             call = self._waiting.popleft()
-            if not call.future.done():
+            if not call.waits.done():
                 self._send(call)
 
-    def _send(self, call: _Call[Any]) -> None:
+    def _send(self, call: _Call) -> None:
         self._next_id = (self._next_id + 1) & ID_MAX
         try:
             frame = call.write(self._next_id)
         except Exception as error:  # noqa: BLE001 - of kio's many kinds none is the connection's fault
-            call.future.set_exception(ClientError(f"{call.name} cannot be written: {error or type(error).__name__}"))
+            call.waits.set_exception(ClientError(f"{call.name} cannot be written: {error or type(error).__name__}"))
             return
         assert self._transport is not None, "requests come after connection_made"
         call.size = len(frame)
@@ -219,7 +326,7 @@ class Pipeline(asyncio.Protocol):
             self.end(f"an answer came that nobody asked for (correlation id {number})")
             return
         self._bytes -= call.size
-        if call.future.done():
+        if call.waits.done():
             return  # whoever asked has gone
         try:
             answer = call.read(frame)
@@ -228,7 +335,7 @@ class Pipeline(asyncio.Protocol):
             _fail(call, ConnectionLost(f"{self.about}: {text}"))
             self.end(text)
         else:
-            call.future.set_result(answer)
+            call.waits.set_result(answer)
 
     def _watch_until(self, when_s: float) -> None:
         if self._watch is not None:
@@ -248,7 +355,7 @@ class Pipeline(asyncio.Protocol):
             self._watch_until(first.deadline_s)
 
 
-def _fail(call: _Call[Any], error: Exception) -> None:
-    if not call.future.done():
-        call.future.set_exception(error)
-        call.future.exception()  # a caller that has gone must not make the loop complain
+def _fail(call: _Call, error: Exception) -> None:
+    if not call.waits.done():
+        call.waits.set_exception(error)
+        call.waits.exception()  # a caller that has gone must not make the loop complain

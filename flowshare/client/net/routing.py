@@ -3,64 +3,39 @@
 To the coordinator of the group or of the transactional id, the partition's leader, the controller, a certain broker,
 all of them, or any. A broker that says it is the wrong one (NOT_COORDINATOR, NOT_LEADER_OR_FOLLOWER, …) did nothing,
 so the request goes to the right one; what may have been carried out is never sent twice. ShareFetch and
-ShareAcknowledge belong to a session with one broker and do not come this way (`client.nodes`).
+ShareAcknowledge belong to a session with one broker and do not come this way (`client.session`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowshare.client.errors import ConnectionLost, NotConnected
-from flowshare.client.topology import NOBODY
+from flowshare.client.errors import NO_COORDINATOR, ClientError, ConnectionLost, NotConnected
+from flowshare.client.net.topology import NOBODY
 from flowshare.protocol import messages
+from flowshare.protocol.declaration import ANY, To
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.client.cluster import Cluster
-    from flowshare.client.connections import NodeConnection
+    from flowshare.client.net.cluster import Cluster
+    from flowshare.client.net.connections import NodeConnection
+    from flowshare.protocol.declaration import CoordinatorKind
     from flowshare.protocol.messages import Request
-    from flowshare.protocol.messages.groups import CoordinatorKind
+    from flowshare.protocol.messages.base import FinishedRequest
 
 R = TypeVar("R")
 Find = Callable[[], Awaitable[int]]
 
-WRONG_COORDINATOR: Final = frozenset(
-    {
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    }
-)
-NOT_YET: Final = WRONG_COORDINATOR | {ErrorCode.CONCURRENT_TRANSACTIONS}
+NOT_YET: Final = NO_COORDINATOR | {ErrorCode.CONCURRENT_TRANSACTIONS}
 """A coordinator of transactions that did nothing: it is another one, or still writes what was asked before."""
 WRONG_LEADER: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.LEADER_NOT_AVAILABLE}
 )
 WRONG_CONTROLLER: Final = frozenset({ErrorCode.NOT_CONTROLLER})
-OF_GROUPS: Final = frozenset(
-    {
-        "AlterShareGroupOffsetsRequest",
-        "DeleteShareGroupOffsetsRequest",
-        "DescribeGroupRequest",
-        "DescribeShareGroupOffsetsRequest",
-        "HeartbeatRequest",
-        "JoinGroupRequest",
-        "LeaveGroupRequest",
-        "OffsetCommitRequest",
-        "OffsetFetchRequest",
-        "ShareGroupHeartbeatRequest",
-        "SyncGroupRequest",
-    }
-)
-"""Requests for the coordinator of their group, by name: a family of messages is loaded when it is first used."""
-OF_PARTITIONS: Final = frozenset(
-    {"DeleteRecordsRequest", "ListOffsetsRequest", "OffsetForLeaderEpochRequest", "ProduceRequest"}
-)
-"""Requests for the leader of their partition."""
 CREATED_S_MAX: Final = 5.0
 """How long a new topic is waited for."""
 JOIN_S: Final = 10.0
@@ -87,11 +62,18 @@ class ClusterConnection:
         """open_any: opens, for a client id, the connection for what any broker answers; None: the cluster's own way."""
         self.cluster = cluster
         self.client_id = client_id
+        self.keeps_time = False
         self._open_any = open_any or cluster.open_any
         self._nodes: dict[int, NodeConnection] = {}
         self._opening: dict[int, asyncio.Lock] = {}
         self._closed = False
+        self._closings: set[asyncio.Future[None]] = set()
         self._on_lost: Callable[[], object] | None = None
+
+    @property
+    def is_flowshare(self) -> bool:
+        """Whether the brokers are flowshare's own servers."""
+        return self.cluster.is_flowshare
 
     def on_lost(self, listener: Callable[[], object]) -> None:
         """Call `listener` when a broker ends a connection that was open to it; not when this end does."""
@@ -114,6 +96,41 @@ class ClusterConnection:
         """
         return cast("R", await self._send(request))
 
+    def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
+        """As `Connection.begin`; a record batch goes straight to its partition's leader where that is connected."""
+        if isinstance(request, messages.ProduceRequest):
+            node = self.cluster.topology.leader(request.topic, request.partition)
+            connection = self._nodes.get(node)
+            if connection is not None:
+                connection.begin(request, partial(self._straight, node, connection, request, told))
+                return
+        asyncio.ensure_future(self._send(request)).add_done_callback(told)
+
+    def _straight(
+        self,
+        node: int,
+        connection: NodeConnection,
+        request: Request[Any],
+        told: Callable[[FinishedRequest], object],
+        finished: FinishedRequest,
+    ) -> None:
+        """What a leader said that was not looked for; when it is another one by now, that is looked for."""
+        try:
+            moved = not WRONG_LEADER.isdisjoint(_errors(finished.result()))
+        except OSError:
+            moved = False
+            if self._nodes.get(node) is connection:
+                del self._nodes[node]
+            closing = asyncio.ensure_future(connection.close())
+            self._closings.add(closing)
+            closing.add_done_callback(self._closings.discard)
+        except ClientError:
+            moved = False
+        if moved:
+            asyncio.ensure_future(self._send(request)).add_done_callback(told)
+        else:
+            told(finished)
+
     async def reach(self) -> NodeConnection:
         """The connection to a broker that any will do for, opened if need be. Raises: NotConnected, ClientError."""
         return await self._node(next(iter(self._nodes), NOBODY))
@@ -127,53 +144,40 @@ class ClusterConnection:
 
     # --- where to -----------------------------------------------------------------------------------------------
 
-    async def _send(self, request: Any) -> Any:
-        kind = type(request).__name__
-        if kind in OF_GROUPS:
-            return await self._to_coordinator(request, request.group_id)
-        if kind in OF_PARTITIONS:
-            return await self._to_leader(request, request.topic, request.partition)
-        if kind == "InitProducerIdRequest" and request.transactional_id is not None:
-            return await self._to_coordinator(request, request.transactional_id, "transaction")
-        if kind == "ReadShareGroupStateRequest":
-            return await self._to_coordinator(request, _state_key(request), "share")
-        return await self._elsewhere(request)
-
-    async def _elsewhere(self, request: Any) -> Any:
-        """To what is not one group's, one transactional id's or one partition's."""
-        match request:
-            case messages.MetadataRequest():
-                answer = await self._to_any(request)
-                self.cluster.topology.apply(answer)
-                return answer
-            case messages.ShareGroupDescribeRequest() | messages.DeleteGroupsRequest():
+    async def _send(self, request: Any) -> Any:  # noqa: C901 - one case for each way
+        api = request.api
+        route = ANY if api is None else api.route
+        key = None if route.key is None else route.key(request)
+        match route.to:
+            case To.COORDINATOR if key is not None:
+                return await self._to_coordinator(request, key, route.kind)
+            case To.COORDINATORS:
                 return await self._to_each_group(request)
-            case messages.CreateTopicRequest():
-                return await self._create(request)
-            case messages.DeleteTopicRequest() | messages.CreatePartitionsRequest():
-                return await self._to_controller(request)
-            case messages.FetchRequest():
+            case To.LEADER:
+                return await self._to_leader(request, request.topic, request.partition)
+            case To.LEADERS:
                 return await self._to_leaders(request)
-            case messages.ListGroupsRequest():
+            case To.CONTROLLER if isinstance(request, messages.CreateTopicRequest):
+                return await self._create(request)
+            case To.CONTROLLER:
+                return await self._to_controller(request)
+            case To.ALL:
                 return await self._to_all(request)
-            case (
-                messages.DescribeConfigsRequest(resource_type="broker")
-                | messages.IncrementalAlterConfigsRequest(resource_type="broker")
-            ) if request.resource:
-                return await self._to_node(request, int(request.resource))
-            case messages.ShareFetchRequest() | messages.ShareAcknowledgeRequest():
-                raise AssertionError("share sessions are with one broker: client.nodes sends their requests")
+            case To.BROKER if key is not None:
+                return await self._to_node(request, key)
+            case To.SESSION:
+                raise AssertionError("share sessions are with one broker: client.session sends their requests")
             case _:
-                return await self._to_any(request)
+                answer = await self._to_any(request)
+                if isinstance(answer, messages.MetadataResponse):
+                    self.cluster.topology.apply(answer)
+                return answer
 
     async def _to_coordinator(self, request: Any, key: str, kind: CoordinatorKind = "group") -> Any:
-        async def find() -> int:
-            return await self.cluster.coordinator(key, kind)
-
         async def wrong() -> None:
             self.cluster.forget_coordinator(key, kind)
 
-        signs = WRONG_COORDINATOR if kind == "group" else NOT_YET
+        find, signs = partial(self.cluster.coordinator, key, kind), NO_COORDINATOR if kind == "group" else NOT_YET
         try:
             return await self._until_right(request, find, wrong, signs, f"coordinator of {kind} {key}")
         except OSError:
@@ -181,12 +185,7 @@ class ClusterConnection:
             raise
 
     async def _to_leader(self, request: Any, topic: str, partition: int) -> Any:
-        async def find() -> int:
-            return await self.cluster.leader(topic, partition)
-
-        async def wrong() -> None:
-            await self.cluster.look_for((topic,))
-
+        find, wrong = partial(self.cluster.leader, topic, partition), partial(self.cluster.look_for, (topic,))
         if await find() == NOBODY and not self.cluster.topology.knows(topic):
             return await self._to_any(request)  # there is no such topic: any broker says so
         return await self._until_right(request, find, wrong, WRONG_LEADER, f"leader of {topic}-{partition}")
@@ -198,12 +197,9 @@ class ClusterConnection:
         async def find() -> int:
             return cluster.topology.controller
 
-        async def wrong() -> None:
-            await cluster.look_for(())
-
         if await find() == NOBODY:
             return await self._to_any(request)
-        return await self._until_right(request, find, wrong, WRONG_CONTROLLER, "controller")
+        return await self._until_right(request, find, partial(cluster.look_for, ()), WRONG_CONTROLLER, "controller")
 
     async def _until_right(
         self,
@@ -215,9 +211,11 @@ class ClusterConnection:
     ) -> Any:
         """Send to the node that `find` names, until one of them does not say that it is the wrong one."""
         clock, settings = self.cluster.clock, self.cluster.settings
-        deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout_s / 2)
-        pause_s, answer, problem = settings.backoff_min_s, None, "nobody is"
-        pause_s_max = min(settings.backoff_max_s, FLEET_PAUSE_S) if self.cluster.in_fleet else settings.backoff_max_s
+        deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
+        pause_s, answer, problem = settings.retry_backoff, None, "nobody is"
+        pause_s_max = (
+            min(settings.retry_backoff_max, FLEET_PAUSE_S) if self.cluster.in_fleet else settings.retry_backoff_max
+        )
         while True:
             node = await find()
             if node != NOBODY:
@@ -249,17 +247,15 @@ class ClusterConnection:
             found = await self._send(messages.MetadataRequest(topics=(request.name,)))
             if all(topic.error is ErrorCode.NONE and NOBODY not in topic.leaders for topic in found.topics):
                 break
-            await clock.sleep(self.cluster.settings.backoff_min_s)
+            await clock.sleep(self.cluster.settings.retry_backoff)
         return answer
 
-    async def _to_each_group(self, request: messages.ShareGroupDescribeRequest | messages.DeleteGroupsRequest) -> Any:
-        found: list[Any] = []
+    async def _to_each_group(self, request: messages.DeleteGroupsRequest) -> messages.DeleteGroupsResponse:
+        found: list[messages.GroupResult] = []
         for group_id in request.group_ids:
             answer = await self._to_coordinator(replace(request, group_ids=(group_id,)), group_id)
             found += answer.groups
-        if isinstance(request, messages.DeleteGroupsRequest):
-            return messages.DeleteGroupsResponse(groups=tuple(found))
-        return messages.ShareGroupDescribeResponse(groups=tuple(found))
+        return messages.DeleteGroupsResponse(groups=tuple(found))
 
     async def _to_leaders(self, request: messages.FetchRequest) -> messages.FetchResponse:
         """One request a leader, at the same time; the answers in the order of the question.
@@ -268,8 +264,8 @@ class ClusterConnection:
         are those that a quota held back, when its time is over.
         """
         clock, settings = self.cluster.clock, self.cluster.settings
-        deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout_s / 2)
-        pause_s, asked, found = settings.backoff_min_s, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
+        deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
+        pause_s, asked, found = settings.retry_backoff, request.partitions, dict[tuple[str, int], messages.FetchedLog]()
         while True:
             throttle_ms = 0
             answers, problem = await self._ask_leaders(replace(request, partitions=asked))
@@ -278,14 +274,16 @@ class ClusterConnection:
                     return answer
                 throttle_ms = max(throttle_ms, answer.throttle_ms)
                 found.update({(log.topic, log.partition): log for log in answer.partitions})
-            wrong = {part for part in asked if _wrong_leader(found.get((part.topic, part.partition)))}
-            asked = tuple(one for one in asked if one in wrong or _held_back(found[one.topic, one.partition]))
+            errors = {part: _error_of(found.get((part.topic, part.partition))) for part in asked}
+            wrong = {part for part in asked if errors[part] in WRONG_LEADER}
+            held_back = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            asked = tuple(part for part in asked if part in wrong or errors[part] is held_back)
             wait_s = pause_s if wrong else throttle_ms / 1000
             if not asked or clock.monotonic() + wait_s >= deadline_s:
                 break
             await clock.sleep(wait_s)
             if wrong:
-                pause_s = min(2 * pause_s, settings.backoff_max_s)
+                pause_s = min(2 * pause_s, settings.retry_backoff_max)
                 await self.cluster.look_for(sorted({part.topic for part in wrong}))
         if problem is not None and len(found) < len(request.partitions):
             raise problem
@@ -367,7 +365,7 @@ class ClusterConnection:
 
     async def _over(self, node: int, connection: NodeConnection, request: Any) -> Any:
         try:
-            if type(request).__name__ == "ShareGroupHeartbeatRequest" and self.cluster.in_fleet:
+            if isinstance(request, messages.ShareGroupHeartbeatRequest) and self.cluster.in_fleet:
                 return await self._beat(connection, request)
             return await connection.send(request)
         except OSError:
@@ -393,17 +391,6 @@ def _errors(answer: Any) -> set[ErrorCode]:
     return found
 
 
-def _wrong_leader(log: messages.FetchedLog | None) -> bool:
-    """Whether nobody, or somebody else, answered for a partition."""
-    return log is None or log.error in WRONG_LEADER
-
-
-def _held_back(log: messages.FetchedLog) -> bool:
-    """Whether a quota held the answer back."""
-    return log.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
-
-
-def _state_key(request: messages.ReadShareGroupStateRequest) -> str:
-    """By which Kafka finds who keeps the state of a share-partition."""
-    topic_id = base64.urlsafe_b64encode(request.topic_id.bytes).decode().rstrip("=")
-    return f"{request.group_id}:{topic_id}:{request.partition}"
+def _error_of(log: messages.FetchedLog | None) -> ErrorCode:
+    """What is wrong with what was read of a partition; where nobody answered, it is led by somebody else."""
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER if log is None else log.error

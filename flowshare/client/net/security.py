@@ -7,14 +7,16 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from flowshare.client.errors import ClientError
-from flowshare.client.login import Login, LoginError, Plain, Scram
+from flowshare.client.net.login import LoginError, PlainClient, ScramClient
 from flowshare.protocol.scram import base64_of
 
 if TYPE_CHECKING:
     import ssl
+
+    from flowshare.client.net.handshake import SaslExchange
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -26,17 +28,6 @@ ROUNDS_MAX: Final = 4
 
 class BadSecurity(ClientError, ValueError):
     """Security settings that cannot be used; the text says what to change and shows no password."""
-
-
-class Exchange(Protocol):
-    """SASL's requests on one connection."""
-
-    async def handshake(self, mechanism: str) -> None:
-        """Choose the mechanism. Raises: ClientError."""
-
-    async def send(self, token: bytes) -> bytes:
-        """One SaslAuthenticate: our bytes, the broker's bytes. Raises: ClientError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +96,14 @@ class Security:
         context.check_hostname = self.check_hostname
         if self.certificate_file is not None:
             key = self.key_file or self.certificate_file
-            if "ENCRYPTED" in _load("key file", key, _nothing):
+            if "ENCRYPTED" in _load("key file", key):
                 raise BadSecurity(f"the key file {key} is locked by a pass phrase; write it without one (openssl pkey)")
             _load("certificate file", self.certificate_file, lambda path: context.load_cert_chain(path, key))
         return context
 
-    async def authenticate(self, exchange: Exchange, *, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    async def authenticate(
+        self, exchange: SaslExchange, *, random: Callable[[int], bytes] = secrets.token_bytes
+    ) -> None:
         """Log in on a connection; nothing without SASL. `random(n)`: n fresh bytes.
 
         Raises: ClientError (what the broker said; LoginError when it is not the broker that knows the user).
@@ -139,10 +132,10 @@ class Security:
             arguments["sasl_plain_password"] = self.password
         return arguments
 
-    def _login(self, random: Callable[[int], bytes]) -> Login:
+    def _login(self, random: Callable[[int], bytes]) -> PlainClient | ScramClient:
         if self.mechanism == "PLAIN":
-            return Plain(self.username, self.password)
-        return Scram(self.mechanism, self.username, self.password, nonce=base64_of(random(24)))
+            return PlainClient(self.username, self.password)
+        return ScramClient(self.mechanism, self.username, self.password, nonce=base64_of(random(24)))
 
 
 def find_password(given: str, file: Path | None, environment: Mapping[str, str]) -> str:
@@ -163,17 +156,14 @@ def find_password(given: str, file: Path | None, environment: Mapping[str, str])
     return lines[0]
 
 
-def _nothing(path: Path) -> None:
-    del path
-
-
-def _load(what: str, path: Path, load: Callable[[Path], None]) -> str:
+def _load(what: str, path: Path, load: Callable[[Path], None] | None = None) -> str:
     """Let `load` have the file; its text. Raises: BadSecurity."""
     import ssl
 
     try:
         text = path.read_text(encoding="latin-1")
-        load(path)
+        if load is not None:
+            load(path)
     except ssl.SSLError as error:
         raise BadSecurity(f"the {what} {path} cannot be used: {error.reason or 'it is no PEM'}") from None
     except OSError as error:

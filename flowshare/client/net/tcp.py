@@ -5,37 +5,41 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported
-from flowshare.client.handshake import Logins, Names, SaslExchange, Versions, api_versions
-from flowshare.client.pipeline import Pipeline
+from flowshare.client.net.handshake import Logins, Names, SaslExchange, Versions, api_versions
+from flowshare.client.net.requests import AwaitedAnswer, Pipeline, Waits
 from flowshare.client.wire import Codec, codec_of
-from flowshare.client.wire.base import code
-from flowshare.protocol.kafka import ApiKey, read_response
+from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,
     DescribeShareGroupOffsetsResponse,
     HeldRanges,
     PartitionResult,
+    ProduceRequest,
+    ShareAcknowledgeRequest,
+    ShareFetchRequest,
     ShareResumeRequest,
     ShareResumeResponse,
     TopicPartition,
 )
 from flowshare.protocol.private import SHARE_OFFSETS, SHARE_PLACE, SHARE_RESUME, decode_answer, encode_call
+from flowshare.protocol.translation import known_error
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowshare.client.security import Security
+    from flowshare.client.net.security import Security
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Request, SharePartitionOffsets
+    from flowshare.protocol.messages.base import FinishedRequest
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Waits)
 
 SHARE_KEYS: Final = frozenset({76, 77, 78, 79, 90, 91, 92})
 """APIs that a broker has only when its share groups are on."""
@@ -49,9 +53,6 @@ class TcpConnection:
     SASL (Kafka's brokers tell so of all their ports).
     """
 
-    keeps_time: Final = True
-    """It ends when an answer is overdue (`client.pipeline`)."""
-
     def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str, login: Logins | None = None) -> None:
         """login: kept up for as long as the connection lasts; None: there was none."""
         self._pipeline = pipeline
@@ -61,6 +62,7 @@ class TcpConnection:
         self._chosen: dict[type[Any], tuple[int, int]] = {}
         self.api_versions = versions
         self.is_flowshare = ApiKey.FLOWSHARE in versions
+        self.keeps_time = True  # it ends when an answer is overdue (`client.net.requests`)
         self.asks_for_login = ApiKey.SASL_HANDSHAKE in versions
 
     @property
@@ -78,17 +80,34 @@ class TcpConnection:
             return cast("R", await self._resume(request))
         if isinstance(request, AlterShareGroupOffsetsRequest) and request.finished:
             return cast("R", await self._place(request))
-        codec = codec_of(request)
-        version = self._version(codec, request)
-        answer: Any = await self._pipeline.call(
-            lambda number: codec.write(number, self._client_id, request, version),
-            partial(_read, codec, request, version),
-            name=api_name(codec),
-            wait_s=codec.wait_ms(request) / 1000,
-        )
+        answer: Any = await self._begin(request, asyncio.get_running_loop().create_future())
         if self.is_flowshare and isinstance(answer, DescribeShareGroupOffsetsResponse) and not answer.error:
             answer = await self._with_own_fields(request, answer)
         return cast("R", answer)
+
+    def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
+        """As `Connection.begin`: record batches and what belongs to a share session are written before this returns,
+        and the answer is told as soon as it is read."""
+        if isinstance(request, ShareFetchRequest | ShareAcknowledgeRequest | ProduceRequest):
+            waiting = AwaitedAnswer(told)
+            try:
+                self._begin(request, waiting)
+            except (OSError, ClientError) as error:
+                waiting.set_exception(error)
+        else:
+            asyncio.ensure_future(self.send(request)).add_done_callback(told)
+
+    def _begin(self, request: Any, waits: F) -> F:
+        codec = codec_of(request)
+        version = self._version(codec, request)
+        self._pipeline.begin(
+            waits,
+            lambda number: codec.write(number, self._client_id, request, version),
+            lambda frame: codec.read(frame, request, version),
+            name=codec.api.title,
+            wait_s=codec.api.wait_ms(request) / 1000,
+        )
+        return waits
 
     async def call(self, name: str, **fields: Any) -> dict[str, Any]:
         """One of flowshare's own calls (`protocol.private`).
@@ -102,7 +121,9 @@ class TcpConnection:
             lambda number: encode_call(number, self._client_id, body), decode_answer, name=name
         )
         if "error" in answer:
-            raise ServerError(code(answer["error"]), answer.get("message"), about=f"{self._pipeline.about}: {name}")
+            raise ServerError(
+                known_error(answer["error"]), answer.get("message"), about=f"{self._pipeline.about}: {name}"
+            )
         return answer
 
     async def close(self) -> None:
@@ -155,7 +176,7 @@ class TcpConnection:
             return AlterShareGroupOffsetsResponse(error=error.code, message=str(error))
         return AlterShareGroupOffsetsResponse(
             partitions=tuple(
-                PartitionResult(topic=topic, partition=partition, error=code(error), message=message)
+                PartitionResult(topic=topic, partition=partition, error=known_error(error), message=message)
                 for topic, partition, error, message in answer["partitions"]
             )
         )
@@ -165,28 +186,28 @@ class TcpConnection:
         kind: type[Any] = request.__class__
         common = self._chosen.get(kind)
         if common is None:
-            lowest, highest = self.api_versions.get(codec.key, (0, -1))
-            common = self._chosen[kind] = max(lowest, codec.lowest), min(highest, codec.highest)
-        needs = max(common[0], codec.needs(request))
+            has, ours = self.api_versions.get(codec.api.key, (0, -1)), codec.versions
+            common = self._chosen[kind] = max(has[0], ours[0]), min(has[1], ours[1])
+        needs = max(common[0], codec.api.needs(request))
         if needs > common[1]:
             raise Unsupported(self._refusal(codec, needs))
         return common[1]
 
     def _refusal(self, codec: Codec, needs: int) -> str:
-        has = self.api_versions.get(codec.key)
+        has = self.api_versions.get(codec.api.key)
         if has is not None:
             versions = f"{has[0]}" if has[0] == has[1] else f"{has[0]} to {has[1]}"
             return (
-                f"{self._pipeline.about} has {api_name(codec)} in version {versions}, this needs "
-                f"{max(needs, codec.lowest)}: upgrade the broker, or leave out what is new"
+                f"{self._pipeline.about} has {codec.api.title} in version {versions}, this needs "
+                f"{max(needs, codec.versions[0])}: upgrade the broker, or leave out what is new"
             )
         advice = "use a newer broker"
-        if codec.key in SHARE_KEYS:
+        if codec.api.key in SHARE_KEYS:
             advice = (
                 "share groups need Kafka 4.2 or newer and the feature share.version=1 "
                 "(kafka-features.sh upgrade --feature share.version=1)"
             )
-        return f"{self._pipeline.about} does not offer {api_name(codec)}: {advice}"
+        return f"{self._pipeline.about} does not offer {codec.api.title}: {advice}"
 
 
 async def open_tcp(
@@ -199,7 +220,7 @@ async def open_tcp(
     security: Security | None = None,
     worker: int | None = None,
 ) -> TcpConnection:
-    """Connect, agree on versions, authenticate; all within connect_timeout_s.
+    """Connect, agree on versions, authenticate; all within connect_timeout.
 
     worker: node id of the fleet's worker whose process this is, told to the other end.
     Raises: NotConnected (an OSError: trying again may help), ClientError (it will not: the wrong password, something
@@ -208,9 +229,9 @@ async def open_tcp(
     about = f"{host}:{port}"
     opening = _open(host, port, about, clock, settings, security, Names(client_id, worker))
     try:
-        return await clock.wait_for(opening, settings.connect_timeout_s)
+        return await clock.wait_for(opening, settings.connect_timeout)
     except TimeoutError:
-        raise NotConnected(f"{about}: no connection within {settings.connect_timeout_s:g} s") from None
+        raise NotConnected(f"{about}: no connection within {settings.connect_timeout:g} s") from None
 
 
 async def _open(
@@ -257,21 +278,9 @@ async def _connect(
     return pipeline
 
 
-def api_name(codec: Codec) -> str:
-    """The API's name as Kafka writes it."""
-    return "".join(word.capitalize() for word in codec.name.split("_"))
-
-
 def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequence[int]]) -> SharePartitionOffsets:
     fields = known.get((part.topic, part.partition))
     if fields is None:
         return part
     in_flight, delayed, redeliveries, oldest_ms = fields
     return replace(part, in_flight=in_flight, delayed=delayed, redeliveries=redeliveries, oldest_ms=oldest_ms)
-
-
-def _read(codec: Codec, request: Any, version: int, frame: bytes) -> Any:
-    if codec.read is not None:
-        return codec.read(frame, request)
-    assert codec.decode is not None, "a codec reads in one way or the other"
-    return codec.decode(read_response(codec.name, version, frame)[1], request)

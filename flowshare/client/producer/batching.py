@@ -1,8 +1,4 @@
-"""The producer's records on their way: receipts, batches, the bounded buffer, and one queue a partition.
-
-A queue sends one request at a time, so the order of a partition's records is kept through every retry; a request
-takes along all batches that are ready. Records per second are decided in `PartitionQueue.append` and `Batch.settle`.
-"""
+"""Records that wait for a producer to send them: batches, who is told what became of them, and the bounded buffer."""
 
 from __future__ import annotations
 
@@ -12,14 +8,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.errors import ClientError, Closed
-from flowshare.protocol.batches import BatchBuilder, decode_all
+from flowshare.protocol.batches import BatchBuilder, decode_all, renumber
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from flowshare.client.settings import ProducerSettings
-    from flowshare.clock import Clock
-
 
 RECORD_OVERHEAD: Final = 24
 """Bytes that a record takes beside its key, value and headers, about, and from above."""
@@ -56,9 +48,9 @@ class Bulk:
             self.results[run.position] = RecordMetadata(topic, partition, offset)
             self.finish()
             return
+        offsets = range(offset, offset + run.length) if offset >= 0 else itertools.repeat(offset, run.length)
         self.results[run.position : run.position + run.length] = map(
-            RecordMetadata._make,
-            zip(itertools.repeat(topic), itertools.repeat(partition), range(offset, offset + run.length), strict=False),
+            RecordMetadata._make, zip(itertools.repeat(topic), itertools.repeat(partition), offsets, strict=False)
         )
         self.finish(run.length)
 
@@ -72,6 +64,35 @@ class Bulk:
         self._open -= count
         if not self._open and not self.done.done():
             self.done.set_result(None)
+
+
+class Whole(Bulk):
+    """The outcome of many records as one: `done` when all are confirmed, with the first error otherwise."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._open = count
+        self._error: ClientError | None = None
+
+    def confirm(self, run: BulkRun, topic: str, partition: int, offset: int) -> None:
+        """The records of a run are in the log."""
+        self.finish(run.length)
+
+    def fail(self, position: int, count: int, error: ClientError) -> None:
+        """Records that failed."""
+        self._error = self._error or error
+        self.finish(count)
+
+    def finish(self, count: int = 1) -> None:
+        """So many records less to wait for."""
+        self._open -= count
+        if not self._open and not self.done.done():
+            if self._error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(self._error)
 
 
 class BulkRun(NamedTuple):
@@ -94,10 +115,10 @@ def fail(receipt: Receipt, error: ClientError) -> None:
         receipt.set_exception(error)
 
 
-class Batch:
+class PendingBatch:
     """Records of one partition that are sent and confirmed together."""
 
-    __slots__ = ("_built", "builder", "created_s", "done", "receipts", "reserved")
+    __slots__ = ("_built", "_numbers", "builder", "created_s", "done", "receipts", "reserved")
 
     def __init__(self, builder: BatchBuilder, created_s: float) -> None:
         self.builder = builder
@@ -106,6 +127,7 @@ class Batch:
         self.reserved = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._built: bytes | None = None
+        self._numbers: tuple[int, int, int] | None = None
 
     def expect(self, receipt: Receipt) -> None:
         """Whom to tell of the record that was added last; neighbours of one bulk become one run."""
@@ -117,23 +139,26 @@ class Batch:
                 return
         receipts.append(receipt)
 
-    def build(self) -> bytes:
-        """The record batch; made once."""
+    def build(self, numbers: tuple[int, int, int]) -> bytes:
+        """The record batch with its producer id, epoch and first sequence; made anew only when they change."""
         if self._built is None:
-            self._built = self.builder.build()
+            self._built = self.builder.build(numbers)
+        elif numbers != self._numbers:
+            self._built = renumber(self._built, numbers)
+        self._numbers = numbers
         return self._built
 
     def settle(self, topic: str, partition: int, base_offset: int) -> None:
-        """Confirmed: tell everybody."""
-        offset = base_offset
+        """Confirmed: tell everybody. base_offset −1: the log has them, and did not say where."""
+        offset, step = base_offset, base_offset >= 0
         for receipt in self.receipts:
             if isinstance(receipt, BulkRun):
                 receipt.bulk.confirm(receipt, topic, partition, offset)
-                offset += receipt.length
+                offset += receipt.length * step
                 continue
             if not receipt.done():
                 receipt.set_result(RecordMetadata(topic, partition, offset))
-            offset += 1
+            offset += step
         self.done.set_result(None)
 
     def fail(self, error: ClientError) -> None:
@@ -142,23 +167,37 @@ class Batch:
             fail(receipt, error)
         self.done.set_result(None)
 
-    def halves(self, compression: str) -> tuple[Batch, Batch]:
-        """The same records in two batches, for a topic that takes smaller ones only; they tell everybody then."""
-        records = decode_all(self.build())
+    def halves(self, settings: ProducerSettings, *, transactional: bool) -> tuple[PendingBatch, PendingBatch]:
+        """The same records in two batches, for a topic that takes smaller ones only; they tell everybody then.
+
+        Of the room in the buffer each takes a part.
+        """
+        assert self._built is not None, "it was sent"
+        records = decode_all(self._built)
         receipts = [single for receipt in self.receipts for single in _singles(receipt)]
         middle = len(records) // 2
-        parts: list[Batch] = []
+        parts: list[PendingBatch] = []
         for first, last in ((0, middle), (middle, len(records))):
-            size_max = max(1, self.builder.size_max)
-            part = Batch(BatchBuilder(size_max=size_max, compression=compression), self.created_s)
+            builder = BatchBuilder(
+                size_max=max(1, self.builder.size_max), compression=settings.compression, transactional=transactional
+            )
+            part = PendingBatch(builder, self.created_s)
             part.receipts = receipts[first:last]
             for record in records[first:last]:
-                part.builder.add(record.key, record.value, record.headers, timestamp_ms=record.timestamp_ms)
-            if part.builder.count != last - first:
+                builder.add(record.key, record.value, record.headers, timestamp_ms=record.timestamp_ms)
+            if builder.count != last - first:
                 raise RuntimeError(f"{last - first} records do not fit into the batch that they came from")
             parts.append(part)
+        parts[0].reserved = self.reserved // 2
+        parts[1].reserved = self.reserved - parts[0].reserved
         self.receipts = []
+        for part in parts:
+            part.done.add_done_callback(lambda _: self._finish(parts))
         return parts[0], parts[1]
+
+    def _finish(self, parts: list[PendingBatch]) -> None:
+        if all(part.done.done() for part in parts) and not self.done.done():
+            self.done.set_result(None)
 
 
 def _singles(receipt: Receipt) -> list[Receipt]:
@@ -192,7 +231,7 @@ class Buffer:
         except asyncio.CancelledError:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif ready.done() and not ready.cancelled():
+            elif ready.done() and not ready.cancelled() and ready.exception() is None:
                 self.give(size)
             raise
 
@@ -214,128 +253,3 @@ class Buffer:
             _, ready = self._waiting.popleft()
             if not ready.done():
                 ready.set_exception(Closed("the producer was closed"))
-
-
-class PartitionQueue:
-    """Batches of one partition; a task sends them while there are any."""
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        clock: Clock,
-        settings: ProducerSettings,
-        deliver: Callable[[PartitionQueue, list[Batch]], Awaitable[None]],
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self._clock = clock
-        self._settings = settings
-        self._deliver = deliver
-        self._open: Batch | None = None
-        self._waiting: deque[Batch] = deque()
-        self._sending: list[Batch] = []
-        self._hurry = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def append(
-        self,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        timestamp_ms: int,
-        receipt: Receipt,
-        size: int,
-    ) -> None:
-        """Add a record whose `size` bytes of buffer were taken already."""
-        batch = self._open
-        if batch is None or not batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms):
-            batch = self._new_batch()
-            added = batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms)
-            if not added:
-                raise RuntimeError("an empty batch takes any record")
-        batch.expect(receipt)
-        batch.reserved += size
-
-    def append_values(self, values: Sequence[bytes], start: int, timestamp_ms: int, bulk: Bulk, position: int) -> int:
-        """Add records without key and headers from `values[start]` on until a batch is full; how many went in.
-
-        `RECORD_OVERHEAD` and its length of buffer were taken for each. `position` is that of `values[0]`.
-        """
-        batch, count = self._open, 0
-        if batch is not None:
-            count = batch.builder.add_values(values, start, timestamp_ms=timestamp_ms)
-        if batch is None or not count:
-            batch = self._new_batch()
-            count = batch.builder.add_values(values, start, timestamp_ms=timestamp_ms)
-        batch.receipts.append(BulkRun(bulk, position + start, count))
-        batch.reserved += sum(map(len, values[start : start + count])) + RECORD_OVERHEAD * count
-        return count
-
-    def has_room(self, size: int) -> bool:
-        """Whether the open batch would take about `size` bytes more."""
-        return self._open is not None and self._open.builder.size + size <= self._settings.batch_bytes
-
-    def hurry(self) -> list[asyncio.Future[None]]:
-        """Send what is there without lingering; returns what to wait for."""
-        if self._waiting:
-            self._hurry.set()
-        return [batch.done for batch in (*self._sending, *self._waiting)]
-
-    async def abandon(self, error: ClientError) -> list[Batch]:
-        """Stop sending and fail everything; returns the batches."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        left = [batch for batch in (*self._sending, *self._waiting) if not batch.done.done()]
-        self._sending, self._open = [], None
-        self._waiting.clear()
-        for batch in left:
-            batch.fail(error)
-        return left
-
-    def _new_batch(self) -> Batch:
-        """A new open batch at the end; the one before it is full, so it need not linger."""
-        builder = BatchBuilder(size_max=self._settings.batch_bytes, compression=self._settings.compression)
-        self._open = batch = Batch(builder, self._clock.monotonic())
-        self._waiting.append(batch)
-        if len(self._waiting) > 1:
-            self._hurry.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"produce {self.topic}-{self.partition}")
-        return batch
-
-    async def _run(self) -> None:
-        while self._waiting:
-            await self._linger(self._waiting[0])
-            self._sending = self._ready()
-            await self._deliver(self, self._sending)
-            self._sending = []
-        self._task = None
-
-    async def _linger(self, batch: Batch) -> None:
-        """Wait until the batch is full, old enough, or wanted."""
-        if len(self._waiting) > 1 or self._hurry.is_set():
-            return
-        left_s = batch.created_s + self._settings.linger_s - self._clock.monotonic()
-        if left_s <= 0:
-            return
-        try:
-            await self._clock.wait_for(self._hurry.wait(), left_s)
-        except TimeoutError:
-            return
-
-    def _ready(self) -> list[Batch]:
-        """As many batches as fit one request, at least one."""
-        taken: list[Batch] = []
-        size = 0
-        while self._waiting and (not taken or size + self._waiting[0].builder.size <= self._settings.request_bytes_max):
-            batch = self._waiting.popleft()
-            size += batch.builder.size
-            taken.append(batch)
-        if not self._waiting:
-            self._open = None
-            self._hurry.clear()
-        return taken

@@ -1,25 +1,38 @@
-"""`Message`: one record as it is sent, and the bytes that it takes."""
+"""`Message`: one record as it is sent, the bytes that it takes, and which partition a keyed one goes to.
+
+That is the partition that every other Kafka client would choose: murmur2 over the key's bytes, as in Kafka's own
+`Utils.murmur2` and built-in partitioner, so that producers in any language agree. Records without a key are spread by
+the producer, a batch at a time (KIP-794).
+"""
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from flowshare.client.arguments import check_argument, fits
-from flowshare.client.batching import RECORD_OVERHEAD
 from flowshare.client.errors import RecordTooLarge
+from flowshare.client.producer.batching import RECORD_OVERHEAD
 
 Headers = Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD: Final = 61
+TIMESTAMP_MAX: Final = 9e15
+"""Seconds; in milliseconds it still is an int64, as Kafka has it."""
+SEED: Final = 0x9747B28C
+MULTIPLIER: Final = 0x5BD1E995
+MASK: Final = 0xFFFFFFFF
+KEYS_KEPT: Final = 16_384
 
 
 class Message(NamedTuple):
-    """One record for `send_many`. `timestamp_ms` None: now; `partition` None: by key, or spread."""
+    """One record for `send_many`. `timestamp`: seconds since 1970, None: now; `partition` None: by key, or spread."""
 
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
-    timestamp_ms: int | None = None
+    timestamp: float | None = None
     partition: int | None = None
 
 
@@ -33,29 +46,29 @@ def items_of(items: Any, topic: Any) -> Iterator[Message | bytes | None]:
     return iter(cast("Iterable[Message | bytes | None]", items))
 
 
-def size_of(message: Any, topic: Any, request_bytes_max: int) -> int:
+def size_of(message: Any, topic: Any, max_request_size: int) -> int:
     """Bytes that a `Message` takes, about, and from above; its fields are checked here, whatever users put there.
 
     Raises: RecordTooLarge; TypeError: it is no record.
     """
-    value, key, headers, timestamp_ms, partition = message
+    value, key, headers, timestamp, partition = message
     if type(topic) is not str:
         check_argument("the topic", topic, str)
     if not (
         (value is None or isinstance(value, bytes))
         and (key is None or isinstance(key, bytes))
-        and (timestamp_ms is None or type(timestamp_ms) is int or fits(timestamp_ms, int))
+        and (timestamp is None or (fits(timestamp, float) and abs(timestamp) < TIMESTAMP_MAX))
         and (partition is None or type(partition) is int or fits(partition, int))
     ):
         raise TypeError(_wrong(message, topic))
     size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
     if headers:
         size += _headers_size(headers, topic)
-    if size + BATCH_OVERHEAD > request_bytes_max:
+    if size + BATCH_OVERHEAD > max_request_size:
         raise RecordTooLarge(
-            f"a record of {size} bytes for {topic} is larger than request_bytes_max ({request_bytes_max}); "
+            f"a record of {size} bytes for {topic} is larger than max_request_size ({max_request_size}); "
             "send less, or raise it and the topic's max.message.bytes: fs.App(…, producer_max_request_size=…), or "
-            "producer(settings=fs.ProducerSettings(request_bytes_max=…)) of a fs.Broker"
+            "fs.Producer(…, settings=fs.ProducerSettings(max_request_size=…))"
         )
     return size
 
@@ -88,6 +101,36 @@ def _wrong(message: Any, topic: str) -> str:
                 f"the {field} of a record for {topic} is {type(given).__name__}, and must be bytes or None: encode it "
                 "(str: text.encode(), otherwise: json.dumps(it).encode())"
             )
-    numbers: dict[str, object] = {"timestamp_ms": message.timestamp_ms, "partition": message.partition}
-    field, number = next(pair for pair in numbers.items() if not fits(pair[1], int | None))
-    return f"the {field} of a record for {topic} is {type(number).__name__}, and must be int or None"
+    if not fits(message.partition, int | None):
+        return f"the partition of a record for {topic} is {type(message.partition).__name__}, and must be int or None"
+    return (
+        f"the timestamp of a record for {topic} is {message.timestamp!r:.40}, and must be seconds since 1970, or None"
+    )
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
+    length = len(data)
+    value = SEED ^ length
+    words = length >> 2
+    for word in struct.unpack_from(f"<{words}I", data):
+        mixed = (word * MULTIPLIER) & MASK
+        mixed ^= mixed >> 24
+        value = ((value * MULTIPLIER) & MASK) ^ ((mixed * MULTIPLIER) & MASK)
+    tail = data[words << 2 :]
+    if tail:
+        value ^= int.from_bytes(tail, "little")
+        value = (value * MULTIPLIER) & MASK
+    value ^= value >> 13
+    value = (value * MULTIPLIER) & MASK
+    return value ^ (value >> 15)
+
+
+@functools.lru_cache(maxsize=KEYS_KEPT)
+def _positive(key: bytes) -> int:
+    return murmur2(key) & 0x7FFFFFFF
+
+
+def partition_for(key: bytes, partitions: int) -> int:
+    """The partition of a keyed record among `partitions`; keys seen lately are remembered."""
+    return 0 if partitions == 1 else _positive(key) % partitions

@@ -1,8 +1,9 @@
 """`Producer`: one per process, behind `topic.send`, sinks and dead letters.
 
-At least once: a request whose answer was lost is sent again, so a record can be in the log twice; it is confirmed
-when the server has made it durable. Order within a partition is kept. What a server cannot write to its disk fails
-at once (KAFKA_STORAGE_ERROR is not tried again: the caller knows better what can wait).
+Idempotent: a record is in the log at most once, whatever answers are lost, and confirmed when the server has made it
+durable; one that failed with DeliveryTimeout may be there. Order within a partition is kept. With a transactional id
+what is sent between `begin` and `commit` counts as a whole. What a flowshare server cannot write to its disk fails at
+once (KAFKA_STORAGE_ERROR is not tried again: the caller knows better what can wait).
 """
 
 from __future__ import annotations
@@ -15,36 +16,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast, overload
 
 from flowshare.client.arguments import check_argument, settings_of
-from flowshare.client.batching import (
-    RECORD_OVERHEAD,
-    Buffer,
-    Bulk,
-    BulkRun,
-    PartitionQueue,
-    Receipt,
-    RecordMetadata,
-    fail,
-)
-from flowshare.client.delivery import Delivery
 from flowshare.client.errors import (
     BufferFull,
     ClientError,
     Closed,
     ConnectionLost,
     DeliveryTimeout,
+    IllegalState,
     NotConnected,
     RecordTooLarge,
     ServerError,
 )
-from flowshare.client.link import Connect, Link
-from flowshare.client.message import Headers, Message, items_of, size_of
-from flowshare.client.partitioner import partition_for
+from flowshare.client.producer.batching import RECORD_OVERHEAD, Bulk, BulkRun, Receipt, RecordMetadata, fail
+from flowshare.client.producer.channel import Channel
+from flowshare.client.producer.message import Headers, Message, items_of, partition_for, size_of
+from flowshare.client.producer.sender import PartitionSender
 from flowshare.client.settings import Compression, ProducerSettings
-from flowshare.client.topics import TopicSizes
 from flowshare.protocol.errors import ErrorCode
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
+    from flowshare.client.net.link import Connect
+    from flowshare.client.producer.sequence import Identity
+    from flowshare.client.producer.transaction import ProducerTransactions
     from flowshare.clock import Clock
+    from flowshare.protocol.batches import BatchBuilder
 
 __all__ = ["Message", "Producer", "RecordMetadata"]
 
@@ -54,7 +50,7 @@ ROUND: Final = 500
 logger = logging.getLogger(__name__)
 
 
-class _Target:
+class _TopicQueues:
     """One topic's queues, and the records that wait for its partition count.
 
     `count`: partitions it has; a topic that was made anew with fewer leaves more queues than that.
@@ -65,7 +61,7 @@ class _Target:
     def __init__(self, name: str) -> None:
         self.name = name
         self.count = 0
-        self.queues: list[PartitionQueue] = []
+        self.queues: list[PartitionSender] = []
         self.sticky = 0
         self.early: list[tuple[Message, Receipt, int]] = []
         self.resolving: asyncio.Task[ClientError | None] | None = None
@@ -79,40 +75,37 @@ class Producer:
         connect: Connect,
         *,
         clock: Clock,
-        linger_s: float | None = None,
-        batch_bytes: int | None = None,
+        linger: float | None = None,
+        batch_size: int | None = None,
         compression: Compression | None = None,
-        buffer_bytes: int | None = None,
+        buffer_memory: int | None = None,
         settings: ProducerSettings | None = None,
         client_id: str = "producer",
+        transactional_id: str | None = None,
+        transaction_timeout: float = 60.0,
     ) -> None:
-        """Connects at the first record. The short arguments override the same ones of `settings`."""
+        """Connects at the first record. The short arguments override the same ones of `settings`.
+
+        transactional_id: who it is to others that take over from it; records are sent between `begin` and `commit`
+        then. transaction_timeout: how long the server lets a transaction be open (transaction.timeout.ms).
+        """
         given = {
-            "linger_s": linger_s,
-            "batch_bytes": batch_bytes,
+            "linger": linger,
+            "batch_size": batch_size,
             "compression": compression,
-            "buffer_bytes": buffer_bytes,
+            "buffer_memory": buffer_memory,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         self._settings = replace(settings_of(settings, ProducerSettings), **chosen)  # type: ignore[arg-type]  # names as above
         self._clock = clock
-        self._link = Link(connect, clock=clock, settings=self._settings.link, name=client_id)
-        self._sizes = TopicSizes(
-            self._link,
-            clock=clock,
-            age_max_s=self._settings.metadata_age_max_s,
-            create=self._settings.auto_create_topics,
-        )
-        self._buffer = Buffer(self._settings.buffer_bytes)
-        self._targets: dict[str, _Target] = {}
-        self._delivery = Delivery(
-            self._link,
-            sizes=self._sizes,
-            buffer=self._buffer,
-            clock=clock,
-            settings=self._settings,
-            resize=lambda topic, count: self._resize(self._target(topic), count),
-        )
+        self._channel = Channel(connect, clock=clock, settings=self._settings, client_id=client_id)
+        self._buffer = self._channel.buffer
+        self._transactions: ProducerTransactions | None = None
+        if transactional_id is not None:
+            from flowshare.client.producer.transaction import ProducerTransactions
+
+            self._transactions = ProducerTransactions(self._channel, transactional_id, timeout_s=transaction_timeout)
+        self._targets: dict[str, _TopicQueues] = {}
         self._closed = False
 
     @property
@@ -130,16 +123,16 @@ class Producer:
         key: bytes | None = None,
         headers: Headers = (),
         partition: int | None = None,
-        timestamp_ms: int | None = None,
+        timestamp: float | None = None,
     ) -> RecordMetadata:
         """Send one record and return when it is confirmed; waits while the buffer is full.
 
         Raises: RecordTooLarge and TypeError (at once), DeliveryTimeout, ServerError, Closed.
         """
-        message = Message(value, key, headers, timestamp_ms, partition)
+        message = Message(value, key, headers, timestamp, partition)
         size = self._size(topic, message)
         if not self._buffer.take(size):
-            await self._buffer.wait(size)
+            await self._room(size)
         return await self._add(topic, message, size)
 
     def send_nowait(
@@ -150,18 +143,18 @@ class Producer:
         key: bytes | None = None,
         headers: Headers = (),
         partition: int | None = None,
-        timestamp_ms: int | None = None,
+        timestamp: float | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Queue one record; the future is done when it is confirmed or failed.
 
         Raises: BufferFull, RecordTooLarge, TypeError, Closed (now); the future: DeliveryTimeout, ServerError.
         """
-        message = Message(value, key, headers, timestamp_ms, partition)
+        message = Message(value, key, headers, timestamp, partition)
         size = self._size(topic, message)
         if not self._buffer.take(size):
             raise BufferFull(
                 f"{self._buffer.used} of {self._buffer.limit} bytes wait to be confirmed; await send(), "
-                "or raise buffer_bytes"
+                "or raise buffer_memory"
             )
         return self._add(topic, message, size)
 
@@ -183,10 +176,12 @@ class Producer:
         that is no record, those before it may be in the log.
         """
         rest = items_of(items, topic)
+        self._check()
+        number = self._transaction_number
         target = await self._resolved(topic)
         bulk = Bulk()
         try:
-            await self._add_all(target, rest, bulk)
+            await self._add_all(target, rest, bulk, number)
         finally:
             bulk.finish()
         await bulk.done
@@ -197,43 +192,134 @@ class Producer:
                     raise outcome
         return outcomes
 
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has. Raises: ServerError, DeliveryTimeout, Closed."""
+        return (await self._resolved(topic)).count
+
+    def send_batch(self, topic: str, partition: int, batch: BatchBuilder) -> asyncio.Future[None]:
+        """Send a batch that was filled by the caller, who bounds what is on its way; `partitions` comes first.
+
+        The future is done when all of it is confirmed. Raises: Closed, IllegalState (now); the future as `send`.
+        """
+        self._check()
+        return self._targets[topic].queues[partition].append_batch(batch)
+
+    # --- transactions -------------------------------------------------------------------------------------------
+
+    @property
+    def transactional(self) -> bool:
+        """Whether records are sent in transactions."""
+        return self._transactions is not None
+
+    @property
+    def identity(self) -> Identity | None:
+        """Producer id and epoch of the transactional id; None before the first `begin`."""
+        return None if self._transactions is None else self._transactions.identity
+
+    async def begin(self) -> None:
+        """Begin a transaction; older producers of the transactional id are shut out, what they left open is aborted.
+
+        Raises: IllegalState, ServerError, NotConnected, ConnectionLost.
+        """
+        await self._transactional.begin()
+
+    async def commit(self) -> None:
+        """Send what is left, and let all of the transaction count. Raises: what failed it; then abort.
+
+        NotConnected, ConnectionLost, a ServerError that is `retriable`: whether it counts is not known; commit again.
+        """
+        transactions = self._transactional
+        if transactions.in_doubt:
+            await transactions.end(commit=True)
+            return
+        transactions.check_open()
+        with transactions.ending():
+            await self._flush()
+            transactions.check_problem()
+            await transactions.end(commit=True)
+
+    async def abort(self) -> None:
+        """Let nothing of the transaction count; what is not confirmed fails. Raises: as `begin`."""
+        transactions = self._transactional
+        if not transactions.open:
+            raise IllegalState(f"transaction {transactions.transactional_id} is not open: there is nothing to abort")
+        transactions.check_known()
+        with transactions.ending():
+            await self._abandon(IllegalState("the transaction was aborted before the record was confirmed"))
+            await transactions.end(commit=False)
+
+    @property
+    def _transactional(self) -> ProducerTransactions:
+        self._check_closed()
+        if self._transactions is None:
+            raise IllegalState("the producer has no transactional_id: give it one to write in transactions")
+        return self._transactions
+
     def allow(self, record_bytes: int) -> None:
-        """Take records of up to so many bytes from now on, where `request_bytes_max` is less."""
-        if record_bytes > self._settings.request_bytes_max:
-            self._settings = replace(self._settings, request_bytes_max=record_bytes)
+        """Take records of up to so many bytes from now on, where `max_request_size` is less."""
+        if record_bytes > self._settings.max_request_size:
+            self._settings = replace(self._settings, max_request_size=record_bytes)
 
-    async def flush(self, timeout_s: float | None = None) -> None:
+    async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued without lingering and wait until it is settled. Raises: TimeoutError, TypeError."""
-        check_argument("flush: timeout_s", timeout_s, float | None)
-        await self._clock.wait_for(self._flush(), timeout_s)
+        check_argument("flush: timeout", timeout, float | None)
+        await self._clock.wait_for(self._flush(), timeout)
 
-    async def close(self, timeout_s: float = 10.0) -> None:
-        """Flush for up to `timeout_s` seconds, fail what is left, close the connection."""
+    async def close(self, timeout: float = 10.0) -> None:
+        """Flush for up to `timeout` seconds, fail what is left, close the connection."""
         if self._closed:
             return
         self._closed = True
         self._buffer.close()
         try:
-            await self._clock.wait_for(self._flush(), timeout_s)
+            await self._clock.wait_for(self._flush(), timeout)
         except TimeoutError:
             logger.warning("the producer was closed with records that are not confirmed")
         error = Closed("the producer was closed before the record was confirmed")
-        for target in tuple(self._targets.values()):
-            await self._abandon(target, error)
-        await self._link.close()
+        await self._abandon(error)
+        await self._channel.close()
 
     # --- adding -------------------------------------------------------------------------------------------------
 
     def _size(self, topic: str, message: Message) -> int:
         """Bytes the record takes, about, and from above. Raises: RecordTooLarge, TypeError, Closed."""
+        self._check()
+        return size_of(message, topic, self._settings.max_request_size)
+
+    async def _room(self, size: int) -> None:
+        """Wait for room in the buffer. Raises: Closed; IllegalState: the transaction has ended meanwhile."""
+        number = self._transaction_number
+        await self._buffer.wait(size)
+        try:
+            self._check_number(number)
+        except BaseException:
+            self._buffer.give(size)
+            raise
+
+    @property
+    def _transaction_number(self) -> int:
+        return 0 if self._transactions is None else self._transactions.number
+
+    def _check_number(self, number: int) -> None:
+        """A record belongs to the transaction in which it was handed in. Raises: Closed, IllegalState."""
+        self._check()
+        if number != self._transaction_number:
+            raise IllegalState("the transaction ended before the record was sent: send it in the next one")
+
+    def _check(self) -> None:
+        """Raises: Closed; IllegalState: the transaction is not open."""
+        self._check_closed()
+        if self._transactions is not None:
+            self._transactions.check_open()
+
+    def _check_closed(self) -> None:
         if self._closed:
             raise Closed("the producer is closed")
-        return size_of(message, topic, self._settings.request_bytes_max)
 
     def _add(self, topic: str, message: Message, size: int) -> asyncio.Future[RecordMetadata]:
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         target = self._target(topic)
-        if self._sizes.get(topic) is None:
+        if self._channel.known_size(topic) is None:
             self._resolve(target)
         if target.queues:  # an old partition count does until the new one is known
             self._route(target, message, future, size, self._clock.now_ms())
@@ -241,15 +327,18 @@ class Producer:
             target.early.append((message, future, size))
         return future
 
-    async def _add_all(self, target: _Target, rest: Iterator[Message | bytes | None], bulk: Bulk) -> None:
+    async def _add_all(
+        self, target: _TopicQueues, rest: Iterator[Message | bytes | None], bulk: Bulk, number: int
+    ) -> None:
         while chunk := list(itertools.islice(rest, ROUND)):
+            self._check_number(number)
             position = bulk.expect(len(chunk))
             if not self._add_values(target, chunk, bulk, position):
                 await self._add_each(target, chunk, bulk, position)
             await self._clock.sleep(0)
 
     async def _add_each(
-        self, target: _Target, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int
+        self, target: _TopicQueues, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int
     ) -> None:
         now_ms = self._clock.now_ms()
         for number, item in enumerate(chunk):
@@ -258,7 +347,7 @@ class Producer:
             try:
                 size = self._size(target.name, message)
                 if not self._buffer.take(size):
-                    await self._buffer.wait(size)
+                    await self._room(size)
             except RecordTooLarge as error:
                 fail(receipt, error)
                 continue
@@ -267,13 +356,15 @@ class Producer:
                 raise
             self._route(target, message, receipt, size, now_ms)
 
-    def _add_values(self, target: _Target, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int) -> bool:
+    def _add_values(
+        self, target: _TopicQueues, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int
+    ) -> bool:
         """All at once, if they are plain values of ordinary size and there is room; else False."""
         if set(map(type, chunk)) != {bytes}:
             return False
         values = cast("Sequence[bytes]", chunk)
         size = sum(map(len, values)) + RECORD_OVERHEAD * len(values)
-        if max(map(len, values)) > self._settings.batch_bytes or not self._buffer.take(size):
+        if max(map(len, values)) > self._settings.batch_size or not self._buffer.take(size):
             return False
         now_ms, start = self._clock.now_ms(), 0
         while start < len(values):
@@ -281,9 +372,9 @@ class Producer:
             start += queue.append_values(values, start, now_ms, bulk, position)
         return True
 
-    def _route(self, target: _Target, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
+    def _route(self, target: _TopicQueues, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
         """Choose the partition and queue the record there; errors go to the receipt."""
-        value, key, headers, timestamp_ms, partition = message
+        value, key, headers, timestamp, partition = message
         count = target.count
         if partition is None:
             partition = self._spread(target, size) if key is None else partition_for(key, count)
@@ -292,11 +383,11 @@ class Producer:
             text = f"there is no partition {partition}, the topic has {count}"
             fail(receipt, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {target.name}"))
             return
-        moment_ms = now_ms if timestamp_ms is None else timestamp_ms
+        moment_ms = now_ms if timestamp is None else round(timestamp * 1000)
         target.queues[partition].append(key, value, headers, moment_ms, receipt, size)
 
     @staticmethod
-    def _spread(target: _Target, size: int) -> int:
+    def _spread(target: _TopicQueues, size: int) -> int:
         """Partition for a record without key: the same until its batch is full or gone, then the next."""
         if target.count > 1 and not target.queues[target.sticky].has_room(size):
             target.sticky = (target.sticky + 1) % target.count
@@ -304,34 +395,36 @@ class Producer:
 
     # --- topics -------------------------------------------------------------------------------------------------
 
-    def _target(self, topic: str) -> _Target:
+    def _target(self, topic: str) -> _TopicQueues:
         target = self._targets.get(topic)
         if target is None:
-            target = self._targets[topic] = _Target(topic)
+            target = self._targets[topic] = _TopicQueues(topic)
         return target
 
-    async def _resolved(self, topic: str) -> _Target:
+    async def _resolved(self, topic: str) -> _TopicQueues:
         """The topic with its queues. Raises: ServerError, DeliveryTimeout, Closed."""
-        if self._closed:
-            raise Closed("the producer is closed")
+        self._check_closed()
         target = self._target(topic)
-        if self._sizes.get(topic) is None:
+        if self._channel.known_size(topic) is None:
             resolving = self._resolve(target)
             problem = None if target.queues else await asyncio.shield(resolving)
             if problem is not None:
                 raise problem
         return target
 
-    def _resolve(self, target: _Target) -> asyncio.Task[ClientError | None]:
+    def _resolve(self, target: _TopicQueues) -> asyncio.Task[ClientError | None]:
         if target.resolving is None:
             target.resolving = asyncio.create_task(self._resolve_early(target), name=f"topic {target.name}")
         return target.resolving
 
-    async def _resolve_early(self, target: _Target) -> ClientError | None:
+    async def _resolve_early(self, target: _TopicQueues) -> ClientError | None:
         """Ask for the partitions, then queue (or fail) the records that waited for them, in order; what went wrong."""
         problem: ClientError | None = None
         try:
-            await self._ask(target)
+            self._resize(target, await self._channel.size(target.name, self._settings.delivery_timeout))
+        except (NotConnected, ConnectionLost) as error:
+            problem = DeliveryTimeout(f"topic {target.name} could not be looked up: {error}")
+            problem.__cause__ = error
         except ClientError as error:
             problem = error
         except Exception as error:
@@ -350,7 +443,7 @@ class Producer:
                 fail(receipt, problem)
         return problem
 
-    def _route_early(self, target: _Target, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
+    def _route_early(self, target: _TopicQueues, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
         """`_route`; nobody else would hear what it raises, and the records behind this one would never be sent."""
         try:
             self._route(target, message, receipt, size, now_ms)
@@ -359,18 +452,15 @@ class Producer:
             self._buffer.give(size)
             fail(receipt, ClientError(f"the record for topic {target.name} could not be queued: {error!r}"))
 
-    async def _ask(self, target: _Target) -> None:
-        try:
-            count = await self._sizes.ask(target.name, timeout_s=self._settings.delivery_timeout_s)
-        except (NotConnected, ConnectionLost) as error:
-            raise DeliveryTimeout(f"topic {target.name} could not be looked up: {error}") from error
-        self._resize(target, count)
-
-    def _resize(self, target: _Target, count: int) -> None:
+    def _resize(self, target: _TopicQueues, count: int) -> None:
         for partition in range(len(target.queues), count):
             target.queues.append(
-                PartitionQueue(
-                    target.name, partition, clock=self._clock, settings=self._settings, deliver=self._delivery.deliver
+                PartitionSender(
+                    target.name,
+                    partition,
+                    channel=self._channel,
+                    transactions=self._transactions,
+                    resize=lambda topic, found: self._resize(self._target(topic), found),
                 )
             )
         target.count = count
@@ -386,14 +476,14 @@ class Producer:
         if waited:
             await asyncio.wait(waited)
 
-    async def _abandon(self, target: _Target, error: ClientError) -> None:
-        if target.resolving is not None:
-            target.resolving.cancel()
-            await asyncio.gather(target.resolving, return_exceptions=True)
-        for _, receipt, size in target.early:
-            self._buffer.give(size)
-            fail(receipt, error)
-        target.early = []
-        for queue in target.queues:
-            for batch in await queue.abandon(error):
-                self._buffer.give(batch.reserved)
+    async def _abandon(self, error: ClientError) -> None:
+        """Stop sending, and fail all that is not confirmed."""
+        for target in tuple(self._targets.values()):
+            await cancelled(target.resolving)
+            target.resolving = None
+            for _, receipt, size in target.early:
+                self._buffer.give(size)
+                fail(receipt, error)
+            target.early = []
+            for queue in target.queues:
+                await queue.abandon(error)

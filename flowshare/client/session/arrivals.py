@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from flowshare.client.ranges import Fetched
+    from flowshare.client.session.ranges import Fetched
 
 
 class Arrivals:
-    """One task waits at a time. A fetch that brought nothing ends its wait too."""
+    """One task waits at a time, or a listener is called; a fetch that brought nothing is told too."""
 
     def __init__(self) -> None:
         self._fetched: list[Fetched] = []
@@ -20,6 +20,8 @@ class Arrivals:
         self._ended = False
         self._woken = False
         self._waiter: asyncio.Future[None] | None = None
+        self.listener: Callable[[], object] | None = None
+        """Called in place of a task that waits, as soon as a fetch has ended; it must not raise."""
 
     @property
     def ready(self) -> bool:
@@ -28,8 +30,8 @@ class Arrivals:
 
     @property
     def awaited(self) -> bool:
-        """Whether a task waits."""
-        return self._waiter is not None
+        """Whether somebody waits."""
+        return self._waiter is not None or self.listener is not None
 
     @property
     def left(self) -> Iterable[Fetched]:
@@ -80,5 +82,7 @@ class Arrivals:
 
     def _end(self) -> None:
         self._ended = True
-        if self._waiter is not None and not self._waiter.done():
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,30 +1,29 @@
 """`ShareMember`: one member of one share group in ranges and bytes. `ShareConsumer` and the agents stand on it.
 
-Nothing here is done per record. Partitions are fetched from the brokers that lead them, each over a session and a
-connection of its own (`client.nodes`); heartbeats go to the group's coordinator.
+Nothing here is done per record. What is fetched and acknowledged, at which broker and when, is decided by
+`client.session.core` and done by `client.session.shell`; heartbeats go to the group's coordinator
+(`client.session.membership`).
 
-When a connection ends, the server gives what this member held over it to others. An acknowledgement whose outcome is
-not known is reported as an error and never sent again: the record may have been given to somebody in between. When
-the leader of an embedded path ends and another process takes over, members keep what they hold (`client.node`); so do
-members of a fleet when a partition's leader is another one (`client.fleet`).
+When a connection to one of Kafka's brokers ends, it gives what this member held over it to others: an acknowledgement
+whose outcome is not known is reported as an error and never sent again. Where flowshare leads, members keep what they
+hold when another process or worker takes over; what was not answered is sent to it once it has said that the records
+are still the member's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.arrivals import Arrivals
 from flowshare.client.errors import Closed, IllegalState
-from flowshare.client.fetching import Plan
-from flowshare.client.fleet import FleetNodes, in_fleet
-from flowshare.client.link import Connect, Link
-from flowshare.client.membership import Membership
-from flowshare.client.node import Generations
-from flowshare.client.nodes import Late, Nodes
-from flowshare.client.ranges import AckResult, Fetched, TopicIdPartition
+from flowshare.client.net.link import Connect, Link
+from flowshare.client.session.arrivals import Arrivals
+from flowshare.client.session.custody import Generations
+from flowshare.client.session.membership import Membership
+from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
+from flowshare.client.session.share_session import Plan
+from flowshare.client.session.shell import SessionShell
 from flowshare.client.settings import MIB, MemberSettings
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType, AcquireMode
@@ -32,6 +31,7 @@ from flowshare.share.types import AcknowledgeType, AcquireMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from flowshare.client.session.shell import Late
     from flowshare.clock import Clock
 
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
@@ -58,11 +58,12 @@ class ShareMember:
         on_assignment: Callable[[frozenset[TopicIdPartition]], None] | None = None,
         generations: Generations | None = None,
         arrivals: Arrivals | None = None,
+        adopts: bool = False,
     ) -> None:
         """A member that is not started; `on_assignment` is called on the loop with each new assignment.
 
         generations, arrivals: where its connections get their numbers, and where what it fetches goes, for members
-        that work together.
+        that work together. adopts: it takes an earlier process's place, and `adopt` will be called.
         """
         self.group_id = group_id
         self.member_id = member_id or str(uuid.uuid4())
@@ -75,8 +76,8 @@ class ShareMember:
             clock=clock,
             settings=self._settings.link,
             name=name,
-            on_lost=lambda: self._nodes.lost(),
-            on_open=lambda connection: self._nodes.opened(connection),
+            on_lost=lambda: self._shell.lost(),
+            on_open=lambda connection: self._shell.opened(connection),
         )
         self._membership = Membership(
             self._link,
@@ -86,22 +87,19 @@ class ShareMember:
             clock=clock,
             settings=self._settings,
             on_assignment=self._assigned,
-            on_given_up=lambda: self._nodes.given_up(),
+            on_given_up=lambda: self._shell.given_up(),
         )
         self._arrivals = arrivals or Arrivals()
-        self._make_nodes: Callable[[type[Nodes]], Nodes] = lambda kind: kind(
+        self._shell = SessionShell(
             self._link,
             self._membership,
             clock=clock,
             settings=self._settings.link,
             name=name,
-            generations=self._generations,
+            generations=generations or Generations(),
             arrivals=self._arrivals,
+            adopts=adopts,
         )
-        self._generations = generations or Generations()
-        self._nodes = self._make_nodes(Nodes)
-        self._unassigned: asyncio.Task[None] | None = None
-        """Waits for the first partition, in place of a fetch."""
         self._closing = False
 
     # --- what is known ------------------------------------------------------------------------------------------
@@ -122,27 +120,27 @@ class ShareMember:
     @property
     def lock_timeout_ms(self) -> int:
         """How long acquired records are locked, as of the last answer; 0 before the first."""
-        return self._nodes.lock_timeout_ms
+        return self._shell.core.lock_timeout_ms
 
     @property
     def generation(self) -> int:
-        """How often a connection was lost or a partition moved; a change means: ask `holds` of all that is held."""
-        return self._nodes.changes
+        """How often something that was held was lost; a change means: ask `holds` of all that is held."""
+        return self._shell.core.custody.losses
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
         """Whether what a `Fetched` of this generation brought can still be this member's."""
-        return self._nodes.holds(tp, generation)
+        return self._shell.core.holds(tp, generation)
 
     def acquired_over(self, generation: int) -> bool:
-        """Whether one of this member's connections has this number now."""
-        return self._nodes.connected(generation)
+        """Whether this number is one of this member's."""
+        return self._shell.core.custody.gave(generation)
 
     @property
     def trouble(self) -> str | None:
         """Why nothing arrives, in words; None when all is well (there may just be nothing to fetch)."""
         if self._membership.failed is not None:
             return str(self._membership.failed)
-        trouble = self._membership.trouble or self._link.trouble or self._nodes.trouble
+        trouble = self._membership.trouble or self._link.trouble or self._shell.trouble
         if trouble:
             return trouble
         if not self._membership.assignment:
@@ -158,14 +156,11 @@ class ShareMember:
     async def start(self) -> None:
         """Join; returns after the first heartbeat's answer.
 
-        Raises: NotConnected (no server within the settings' connect_timeout_s), ServerError (the group refuses).
+        Raises: NotConnected (no server within the settings' connect_timeout), ServerError (the group refuses).
         """
         self._check_open()
         await self._membership.join()
-        connection = await self._link.connection()
-        if in_fleet(connection) and not isinstance(self._nodes, FleetNodes):
-            self._nodes = self._make_nodes(FleetNodes)
-        self._nodes.route(connection)
+        self._shell.route(await self._link.connection())
 
     async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], *, limit_s: float = 10.0) -> None:
         """Take the place of an earlier process with this member id, which held these ranges (first, last: inclusive).
@@ -176,7 +171,7 @@ class ShareMember:
         Raises: NotConnected, ConnectionLost, Closed.
         """
         self._check_open()
-        await self._nodes.adopt(held, limit_s)
+        await self._shell.adopt(held, limit_s)
 
     async def confirm(self) -> None:
         """Wait until the group has answered a heartbeat that was sent from now on: then it has not given this member
@@ -232,17 +227,25 @@ class ShareMember:
     def ask(self, plan: Plan) -> None:
         """Begin to fetch where no fetch is under way; `fetched` gives what comes of it.
 
-        The requests leave with the loop's next turn. Raises: ServerError (refused), Closed.
+        Raises: ServerError (refused), Closed.
         """
         self._check_open()
-        self._nodes.raise_refusal()
-        self._nodes.ask(plan)
-        if self._unassigned is None and not self._nodes.busy:
-            self._unassigned = asyncio.create_task(self._wait_assigned(plan), name=f"assignment {self.group_id}")
+        self._shell.ask(plan)
 
     async def fetched(self) -> list[Fetched]:
         """What the fetches that were asked for bring, once the first has ended; as `fetch`."""
         await self._arrivals.wait()
+        return self.take_fetched()
+
+    def on_fetched(self, listener: Callable[[], object] | None) -> None:
+        """Call `listener` as soon as a fetch has ended, for who takes it with `take_fetched` and waits for nothing; at
+        once when one has ended already. It must not raise. None: nobody any more."""
+        self._arrivals.listener = listener
+        if listener is not None and self._arrivals.ready:
+            listener()
+
+    def take_fetched(self) -> list[Fetched]:
+        """What the fetches that have ended brought. Raises: ServerError, Closed, and what they failed with."""
         return [] if self._closing else self._arrivals.take()
 
     def wakeup(self) -> None:
@@ -259,25 +262,10 @@ class ShareMember:
 
     async def end_fetches(self) -> None:
         """Wait for the fetches under way, as `last_fetch`, and leave what they bring."""
-        await self._stop_waiting()
         try:
-            await self._clock.wait_for(self._nodes.end_fetches(), LAST_FETCH_S)
+            await self._clock.wait_for(self._shell.end_fetches(), LAST_FETCH_S)
         except TimeoutError:
             logger.info("member %s of %s stops with fetches unanswered", self.member_id, self.group_id)
-
-    async def _wait_assigned(self, plan: Plan) -> None:
-        await self._nodes.wait_change(plan.max_wait_s)
-        self._unassigned = None
-        if self._membership.assignment and not self._closing:
-            self._nodes.ask(plan)
-        if not self._nodes.busy:
-            self._arrivals.put([])
-
-    async def _stop_waiting(self) -> None:
-        unassigned, self._unassigned = self._unassigned, None
-        if unassigned is not None:
-            unassigned.cancel()
-            await asyncio.gather(unassigned, return_exceptions=True)
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
@@ -299,7 +287,7 @@ class ShareMember:
         while that may know it as this member's. `on_late` is told such outcomes, which then are not in the list;
         without it they are waited for. Renewals never wait: LEADER_NOT_AVAILABLE, and what is held stays held.
         """
-        return await self._nodes.acknowledge(acks, generation, on_late)
+        return await self._shell.acknowledge(acks, generation, on_late)
 
     async def renew(
         self, ranges: Mapping[TopicPartition, Iterable[tuple[int, int]]], *, generation: int | None = None
@@ -326,7 +314,7 @@ class ShareMember:
             return
         self._closing = True
         self.wakeup()
-        limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._settings.close_timeout if timeout_s is None else timeout_s
         try:
             await self._clock.wait_for(self._close(unrun or {}), limit_s)
         except TimeoutError:
@@ -334,30 +322,34 @@ class ShareMember:
         finally:
             await self._end()
 
+    async def abandon(self) -> None:
+        """End the connections and say nothing: for a member whose place another process has taken. What is held is that
+        process's, by the same member id, and a word about it would give it away."""
+        self._closing = True
+        self.wakeup()
+        await self._end()
+
     async def _close(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
         await self.end_fetches()
-        await self._nodes.settle()
+        await self._shell.settle()
         back: dict[TopicPartition, list[tuple[int, int, int]]] = {}
         for tp, runs in unrun.items():
-            generation = self._nodes.generation_at(tp)
-            if generation is not None:
-                back[tp] = [(first, last, generation) for first, last in runs]
+            back[tp] = [(first, last, self._shell.core.custody.generation) for first, last in runs]
         for fetched in self._arrivals.left:
             runs_back = back.setdefault(fetched.tp, [])
             runs_back += [(run.first, run.last, fetched.generation) for run in fetched.acquired]
-        await self._nodes.close_sessions(back)
+        await self._shell.close_sessions(back)
         await self._membership.leave()
 
     async def _end(self) -> None:
         await self._membership.stop()
-        await self._stop_waiting()
-        await self._nodes.close()
+        await self._shell.close()
         await self._link.close()
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
     def _assigned(self) -> None:
-        self._nodes.assign()
+        self._shell.assign()
         if self._on_assignment is not None:
             self._on_assignment(self.assignment)
 

@@ -1,7 +1,7 @@
 """One member's life in its share group: joining, heartbeats, epochs, assignment, leaving (ShareGroupHeartbeat).
 
 Assignments name topics by id; a topic's name is asked for once. Partitions of a topic whose name is not known yet
-wait until it is. What the answers' errors mean stands in `_refused` (KIP-932; share-groups reference §3.12).
+wait until it is. What the answers' errors mean stands in `_refused` (SG-17.4).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.errors import ClientError, Closed, ConnectionLost, NotConnected, ServerError
+from flowshare.client.errors import NO_COORDINATOR, ClientError, Closed, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     MetadataRequest,
@@ -18,26 +18,20 @@ from flowshare.protocol.messages import (
     ShareGroupHeartbeatResponse,
     TopicPartition,
 )
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Sequence
 
-    from flowshare.client.link import Link
+    from flowshare.client.net.link import Link
     from flowshare.client.settings import MemberSettings
     from flowshare.clock import Clock
 
 EPOCH_JOIN: Final = 0
 EPOCH_LEAVE: Final = -1
 REJOIN: Final = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-LATER: Final = frozenset(
-    {
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-    }
-)
+LATER: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR}
 NAME_RETRY_S: Final = 1.0
 QUICK_S: Final = 0.1
 QUICK_UNTIL_S: Final = 10.0
@@ -45,10 +39,6 @@ QUICK_UNTIL_S: Final = 10.0
 initialise the partitions first and tell the assignment with a later heartbeat, by itself 5 s later."""
 
 logger = logging.getLogger(__name__)
-
-
-def _nobody() -> None:
-    """For what nobody asked to be told."""
 
 
 class Membership:
@@ -64,7 +54,7 @@ class Membership:
         clock: Clock,
         settings: MemberSettings,
         on_assignment: Callable[[], None],
-        on_given_up: Callable[[], object] = _nobody,
+        on_given_up: Callable[[], object],
     ) -> None:
         """on_given_up: called when the group says that it has this member no more, before it joins again."""
         self._link = link
@@ -110,7 +100,7 @@ class Membership:
             return
         self.failed = None
         self._failures = 0
-        deadline_s = self._clock.monotonic() + self._settings.link.connect_timeout_s
+        deadline_s = self._clock.monotonic() + self._settings.link.connect_timeout
         while not await self._beat():
             if self._clock.monotonic() >= deadline_s:
                 raise NotConnected(f"member {self.member_id} cannot join {self.group_id}: {self.trouble}")
@@ -147,46 +137,39 @@ class Membership:
                 await self._link.send(self._request(EPOCH_LEAVE))
             except (ConnectionLost, NotConnected, Closed) as error:
                 logger.info("%s/%s left without an answer: %s", self.group_id, self.member_id, error)
-        self.epoch = EPOCH_JOIN
-        self._announced = None
-        self._assigned = frozenset()
-        self._publish()
+        self._out()
 
     async def stop(self) -> None:
         """Stop the heartbeats without a word to the group."""
         task, self._task = self._task, None
         self._heard.set()
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task)
 
     async def _run(self) -> None:
         try:
             while True:
                 await self._wait(self._next_s())
                 if self.epoch == EPOCH_JOIN and not self.topics:  # given up, and without a topic nobody can join
-                    self._task = None
-                    self._heard.set()
-                    self._assigned = frozenset()
-                    self._publish()
-                    return
+                    break
                 await self._beat()
         except Closed:
-            pass
+            return
         except ClientError as error:
             self._fail(error)
         except Exception as error:
             logger.exception("heartbeats of %s/%s ended", self.group_id, self.member_id)
             self._fail(ClientError(f"heartbeats of {self.group_id} ended: {error!r}"))
+        self._task = None
+        self._heard.set()
+        self._out()
 
     def _fail(self, error: ClientError) -> None:
         self.failed = error
-        self._task = None
-        self._heard.set()
-        self.epoch = EPOCH_JOIN
-        self._announced = None
-        self._assigned = frozenset()
         logger.error("member %s is out of group %s: %s", self.member_id, self.group_id, error)
+
+    def _out(self) -> None:
+        """Not a member any more."""
+        self.epoch, self._announced, self._assigned = EPOCH_JOIN, None, frozenset()
         self._publish()
 
     def _next_s(self) -> float:

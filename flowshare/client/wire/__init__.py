@@ -1,7 +1,8 @@
-"""The plain messages of `protocol.messages` as frames of a socket: one module a family of APIs.
+"""How a client's plain requests (`protocol.messages`) cross a socket: bytes of a request, and the answer in bytes.
 
-`codec_of(request)` finds how a request is written and its answer read. kio is imported when the first frame is made,
-and what only a fleet of workers says to Kafka when it is first said.
+Most of it is derived: `codec_of` makes an API's codec from its declaration, by `protocol.translation`. By hand are what
+is asked all the time (`records`, `protocol.share_codec`), held equal to kio by tests, and answers that have to be
+computed from the wire's fields (`computed`). Connections, and which version is asked in, are `client.net`'s.
 """
 
 from __future__ import annotations
@@ -10,42 +11,44 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from flowshare.client.errors import ClientError
-from flowshare.client.wire import configs, fetch, groups, produce, records, share, share_admin, topics
+from flowshare.client.wire import computed, records
 from flowshare.client.wire.base import Codec
+from flowshare.protocol import translation
+from flowshare.protocol.kafka import read_response, write_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Final
-
+    from flowshare.protocol.declaration import Api
     from flowshare.protocol.messages import Request
 
-CODECS: Final[dict[type[Any], Codec]] = {
-    **share.CODECS,
-    **share_admin.CODECS,
-    **groups.CODECS,
-    **configs.CODECS,
-    **topics.CODECS,
-    **records.CODECS,
-    **produce.CODECS,
-    **fetch.CODECS,
-}
-"""Request class -> how it crosses the wire."""
-
-
-@functools.cache
-def fleet_codecs() -> Mapping[type[Any], Codec]:
-    """Those of `CODECS` that only fleets need: classic groups, producer ids, leader epochs, state of share groups."""
-    from flowshare.client.wire import classic, epochs, producers, share_state
-
-    return {**classic.CODECS, **producers.CODECS, **epochs.CODECS, **share_state.CODECS}
+BY_HAND = {**computed.CODECS, **records.CODECS}
+"""Request class -> how it crosses the wire, None in place of a side that is derived."""
 
 
 def codec_of(request: Request[Any]) -> Codec:
     """How `request` crosses the wire. Raises: ClientError when it cannot."""
-    codec = CODECS.get(type(request)) or fleet_codecs().get(type(request))
-    if codec is None:
-        raise ClientError(f"{type(request).__name__} is for servers in the same process; it has no form on a socket")
-    return codec
+    kind: Any = request.__class__
+    return _codec(kind)
 
 
-__all__ = ["CODECS", "Codec", "codec_of", "fleet_codecs"]
+@functools.cache
+def _codec(request: type[Any]) -> Codec:
+    api: Api | None = request.api
+    if api is None or api.client is None:
+        raise ClientError(f"{request.__name__} is for servers in the same process; it has no form on a socket")
+    write, read = BY_HAND.get(request, (None, None))
+    return Codec(api, write or functools.partial(_write, api), read or functools.partial(_read, api))
+
+
+def _write(api: Api, number: int, client_id: str, request: Any, version: int) -> bytes:
+    writer = translation.writer(api, version, "request")
+    try:
+        return write_request(number, client_id, writer.all(translation.build, request))
+    except KeyError as error:
+        raise ClientError(f"{api.title} has no {error}") from None
+
+
+def _read(api: Api, frame: bytes, request: Any, version: int) -> Any:
+    return translation.read_answer(api, read_response(api.name, version, frame)[1], request)
+
+
+__all__ = ["Codec", "codec_of"]

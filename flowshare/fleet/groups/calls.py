@@ -1,48 +1,47 @@
 """What workers ask each other, at the one that is asked.
 
-Callers that do not prove to be workers of the fleet (`fleet.proof`) are refused, and where the listener has rights, so
-is who may not do CLUSTER_ACTION.
+Callers that do not prove to be workers of the fleet (`fleet.peer_login`) are refused, and where the listener has
+rights, so is who may not do CLUSTER_ACTION.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.fleet.configs import ALTER, CONFIGURED, DESCRIBE
-from flowshare.fleet.directory import Claimed, Place
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.forms import first_of, key_of, state_of, tell_offsets
-from flowshare.fleet.groups import FACTS, HAS, SETTINGS
-from flowshare.fleet.keeper import CLAIMED, HAND_OVER
-from flowshare.fleet.leaders import BEGIN, GONE, OFFSETS, REPLACE
-from flowshare.fleet.limits import LEASE
-from flowshare.fleet.proof import GREET
-from flowshare.fleet.settings import ASK as OWN_SETTINGS
-from flowshare.fleet.settings import SET as SET_OWN_SETTINGS
-from flowshare.fleet.settings import TELL as TELL_OWN_SETTINGS
-from flowshare.fleet.views import GroupFacts
+from flowshare.fleet.directory import Claimed, WorkerAddress
+from flowshare.fleet.groups.configs import ALTER, CONFIGURED, DESCRIBE
+from flowshare.fleet.groups.facts import FACTS, HAS, SETTINGS, GroupFacts
+from flowshare.fleet.groups.leaders import BEGIN, GONE, OFFSETS, REPLACE, first_of, key_of, state_of, tell_offsets
+from flowshare.fleet.groups.limits import LEASE
+from flowshare.fleet.groups.settings import ASK as OWN_SETTINGS
+from flowshare.fleet.groups.settings import SET as SET_OWN_SETTINGS
+from flowshare.fleet.groups.settings import TELL as TELL_OWN_SETTINGS
+from flowshare.fleet.peer_login import GREET
+from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER
+from flowshare.log.base import NotLed
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
 from flowshare.server.edge.forms import may_group
 from flowshare.server.edge.private import refusal
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.state import ShareKey
+from flowshare.server.runtime.failures import EXPECTED, Refused, failure
+from flowshare.server.runtime.state import ShareKey
 
 if TYPE_CHECKING:
     import uuid
 
-    from flowshare.fleet.configs import FleetConfigs
     from flowshare.fleet.directory import Directory
-    from flowshare.fleet.groups import FleetGroups
-    from flowshare.fleet.keeper import SlotKeeper
-    from flowshare.fleet.limits import FleetLimits
-    from flowshare.fleet.proof import Door, Opened
-    from flowshare.fleet.settings import FleetSettings
+    from flowshare.fleet.groups.configs import FleetConfigs
+    from flowshare.fleet.groups.facts import FleetGroups
+    from flowshare.fleet.groups.limits import FleetLimits
+    from flowshare.fleet.groups.settings import FleetSettings
+    from flowshare.fleet.peer_login import OpenedCall, PeerDoor
+    from flowshare.fleet.slot_manager import SlotManager
     from flowshare.log.base import StateStore
-    from flowshare.server.connection import InProcess
-    from flowshare.server.edge.base import Call, Peer
-    from flowshare.server.share_service import ShareService
+    from flowshare.server.edge.base import Peer, SocketCall
+    from flowshare.server.runtime.connection import InProcess
+    from flowshare.server.share.service import ShareService
     from flowshare.share.group import ToInitialize
 
 LEAVING: Final = "fleet_leaving"
@@ -57,38 +56,28 @@ Needs no proof: a worker asks itself before it joins, to see that its address le
 Body = dict[str, Any]
 
 
+@dataclass(eq=False, kw_only=True)
 class FleetCalls:
-    """Answers the workers' calls, by name."""
+    """Answers the workers' calls, by name.
 
-    def __init__(
-        self,
-        *,
-        service: ShareService,
-        store: StateStore,
-        directory: Directory,
-        groups: FleetGroups,
-        configs: FleetConfigs,
-        limits: FleetLimits,
-        settings: FleetSettings,
-        keeper: SlotKeeper,
-        door: Door,
-        know: Callable[[Collection[uuid.UUID]], Awaitable[None]],
-        look: Callable[[], object],
-        node_id: int,
-    ) -> None:
-        """know: looks for topics by their ids. look: makes the slot group's member look now.
+    know: looks for topics by their ids. look: makes the slot group's member look now. node_id: drawn by this worker.
+    """
 
-        node_id: drawn by this worker.
-        """
-        self._node_id = node_id
-        self._know = know
-        self._service = service
-        self._store = store
-        self._directory = directory
-        self._groups = groups
-        self._keeper = keeper
-        self._look = look
-        self._door = door
+    service: ShareService
+    store: StateStore
+    directory: Directory
+    groups: FleetGroups
+    configs: FleetConfigs
+    limits: FleetLimits
+    settings: FleetSettings
+    slot_manager: SlotManager
+    door: PeerDoor
+    know: Callable[[Collection[uuid.UUID]], Awaitable[None]]
+    look: Callable[[], object]
+    node_id: int
+
+    def __post_init__(self) -> None:
+        configs, settings = self.configs, self.settings
         self._configs: Mapping[str, Callable[[Body, InProcess], Awaitable[Body]]] = {
             DESCRIBE: configs.answer_describe,
             ALTER: configs.answer_alter,
@@ -101,7 +90,7 @@ class FleetCalls:
             BEGIN: self._begin,
             REPLACE: self._replace,
             OFFSETS: self._offsets,
-            LEASE: limits.answer,
+            LEASE: self.limits.answer,
             OWN_SETTINGS: settings.answer,
             TELL_OWN_SETTINGS: settings.told,
             SET_OWN_SETTINGS: settings.answer_set,
@@ -110,8 +99,8 @@ class FleetCalls:
             LEAVING: self._leaving,
         }
 
-    def by_name(self) -> Mapping[str, Callable[[Call], Awaitable[Body]]]:
-        """The calls, for `PrivateApis`."""
+    def by_name(self) -> Mapping[str, Callable[[SocketCall], Awaitable[Body]]]:
+        """The calls, for `server.edge.private`."""
         return {
             **dict.fromkeys((*self._calls, *self._configs), self.answer),
             GREET: self.greet,
@@ -119,17 +108,17 @@ class FleetCalls:
             WHO: self.who,
         }
 
-    async def answer(self, call: Call) -> Body:
+    async def answer(self, call: SocketCall) -> Body:
         """What is asked for, or why not."""
         if not _is_worker(call.peer):
             return _no_worker(call.peer)
         try:
-            opened = self._door.open(call)
+            opened = self.door.open(call)
         except Refused as refused:
             return refusal(*failure(refused))
         return opened.answered(await self._answer(opened, call.peer.connection))
 
-    async def _answer(self, opened: Opened, connection: InProcess) -> Body:
+    async def _answer(self, opened: OpenedCall, connection: InProcess) -> Body:
         try:
             if opened.name in self._configs:
                 return await self._configs[opened.name](opened.body, connection)
@@ -139,16 +128,16 @@ class FleetCalls:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             return refusal(ErrorCode.INVALID_REQUEST, f"the call makes no sense here ({error!r}); are versions mixed?")
 
-    async def greet(self, call: Call) -> Body:
+    async def greet(self, call: SocketCall) -> Body:
         """Begin a line with another worker."""
         if not _is_worker(call.peer):
             return _no_worker(call.peer)
         try:
-            return await self._door.greet(call)
+            return await self.door.greet(call)
         except Refused as refused:
             return refusal(*failure(refused))
 
-    async def has(self, call: Call) -> Body:
+    async def has(self, call: SocketCall) -> Body:
         """Whether the fleet has a group."""
         group_id = call.request.get("group_id")
         if not isinstance(group_id, str):
@@ -156,41 +145,41 @@ class FleetCalls:
         if not may_group(call.peer, Operation.DESCRIBE, group_id):
             return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {group_id} is not allowed")
         try:
-            self._service.duties.check_coordinator(group_id)
+            self.service.duties.check_coordinator(group_id)
         except EXPECTED as error:
             return refusal(*failure(error))
-        return {"exists": group_id in self._service.coordinator.groups}
+        return {"exists": group_id in self.service.coordinator.groups}
 
-    async def who(self, call: Call) -> Body:
+    async def who(self, call: SocketCall) -> Body:
         """Who answers, and who asks."""
-        place = self._directory.place
-        node_id = self._node_id if place is None else place.node_id
+        place = self.directory.place
+        node_id = self.node_id if place is None else place.node_id
         return {"node_id": node_id, "principal": call.peer.principal, "worker": _is_worker(call.peer)}
 
     async def _facts(self, body: Body) -> Body:
-        return self._groups.facts(str(body["group_id"])).to_json()
+        return self.groups.facts(str(body["group_id"])).to_json()
 
     async def _settings(self, body: Body) -> Body:
-        self._groups.told(GroupFacts.from_json(body))
+        self.groups.told(GroupFacts.from_json(body))
         return {}
 
     async def _gone(self, body: Body) -> Body:
         epoch, count = body["version"]
         version = int(epoch), int(count)
-        self._groups.member_gone(str(body["group_id"]), str(body["member_id"]), version, died=bool(body["died"]))
+        self.groups.member_gone(str(body["group_id"]), str(body["member_id"]), version, died=bool(body["died"]))
         return {}
 
     async def _begin(self, body: Body) -> Body:
         group_id = str(body["group_id"])
         items = [first_of(told) for told in body["items"]]
         for item in items:
-            self._service.duties.check_leader(ShareKey(group_id, item.topic_id, item.partition))
+            self.service.duties.check_leader(ShareKey(group_id, item.topic_id, item.partition))
         await self._need_topics(items)
-        facts = await self._groups.ask(group_id)
-        self._groups.told(facts)
-        config = self._service.duties.config_of(group_id)
-        async with self._service.local.beginning(group_id, config, items) as writes:
-            await self._store.write(writes)
+        facts = await self.groups.ask(group_id)
+        self.groups.told(facts)
+        config = self.service.duties.config_of(group_id)
+        async with self.service.local.beginning(group_id, config, items) as writes:
+            await self.store.write(writes)
         return {}
 
     async def _need_topics(self, items: Sequence[ToInitialize]) -> None:
@@ -199,41 +188,41 @@ class FleetCalls:
         Raises: NotLed (not yet; the coordinator tries again)
         """
         if unknown := [item.topic_id for item in items if not self._knows(item)]:
-            await self._know(unknown)
+            await self.know(unknown)
         for item in items:
             if not self._knows(item):
                 raise NotLed(f"partition {item.partition} of topic {item.topic_id} is not known here yet")
 
     def _knows(self, item: ToInitialize) -> bool:
-        topic = self._service.topics.by_id(item.topic_id)
+        topic = self.service.topics.by_id(item.topic_id)
         return topic is not None and item.partition < topic.partitions
 
     async def _replace(self, body: Body) -> Body:
         states = dict(state_of(told) for told in body["states"])
         for key in states:
-            self._service.duties.check_leader(key)
-        async with self._service.local.replacing(states) as writes:
-            await self._store.write(writes)
+            self.service.duties.check_leader(key)
+        async with self.service.local.replacing(states) as writes:
+            await self.store.write(writes)
         return {}
 
     async def _offsets(self, body: Body) -> Body:
         keys = [key_of(told) for told in body["keys"]]
         for key in keys:
-            self._service.duties.check_leader(key)
-        return {"offsets": [tell_offsets(part) for part in await self._service.local.offsets(keys)]}
+            self.service.duties.check_leader(key)
+        return {"offsets": [tell_offsets(part) for part in await self.service.local.offsets(keys)]}
 
     async def _hand_over(self, body: Body) -> Body:
-        await self._keeper.hand_over(int(body["slot"]), str(body["to"]))
+        await self.slot_manager.hand_over(int(body["slot"]), str(body["to"]))
         return {}
 
     async def _claimed(self, body: Body) -> Body:
         node_id, host, port = body["node"]
-        claim = Claimed(int(body["epoch"]), Place(int(node_id), str(host), int(port)))
-        self._directory.claimed(int(body["slot"]), claim)
+        claim = Claimed(int(body["epoch"]), WorkerAddress(int(node_id), str(host), int(port)))
+        self.directory.claimed(int(body["slot"]), claim)
         return {}
 
     async def _leaving(self, _: Body) -> Body:
-        self._look()
+        self.look()
         return {}
 
 

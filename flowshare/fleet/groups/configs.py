@@ -1,16 +1,16 @@
 """Settings of groups in a fleet: a group's coordinator keeps them; who else is asked passes the question on.
 
-Those of "the broker" are the fleet's own (`fleet.settings`): told under any worker's node id, set for all of them.
+Those of "the broker" are the fleet's own (`fleet.groups.settings`): told under any worker's node id, set for all of
+them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, ServerError
-from flowshare.fleet.directory import NOBODY
-from flowshare.fleet.settings import MOVED
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     ConfigEntry,
@@ -19,21 +19,19 @@ from flowshare.protocol.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
 )
-from flowshare.server.configs import BROKER, GROUP
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.slots.places import group_slot
+from flowshare.protocol.messages.base import Response
+from flowshare.server.records.configs import BROKER, GROUP
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
+    from flowshare.fleet.groups.settings import FleetSettings
     from flowshare.fleet.peers import Peers
-    from flowshare.fleet.settings import FleetSettings
-    from flowshare.server.configs import ConfigApis
-    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.records.configs import ConfigApis
+    from flowshare.server.runtime.connection import Handlers, InProcess
 
 DESCRIBE: Final = "fleet_describe_configs"
 """{"group_id"} -> {"entries": [[name, value, is default, documentation], …]}."""
@@ -41,34 +39,22 @@ ALTER: Final = "fleet_alter_configs"
 """{"group_id", "configs", "validate_only", "by"} -> {}. by: principal and host of who asked the other worker."""
 CONFIGURED: Final = "fleet_configured"
 """{} -> {"group_ids"}: groups with settings of their own that are coordinated there."""
-LIMIT_S: Final = 10.0
-PAUSE_S: Final = 0.1
 
 Body = dict[str, Any]
 
 
+@dataclass(eq=False, kw_only=True)
 class FleetConfigs:
     """Answers the config APIs at any worker.
 
     check: raises Refused when a group is not coordinated here.
     """
 
-    def __init__(
-        self,
-        local: ConfigApis,
-        *,
-        settings: FleetSettings,
-        directory: Directory,
-        peers: Peers,
-        check: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        self._local = local
-        self._settings = settings
-        self._directory = directory
-        self._peers = peers
-        self._check = check
-        self._clock = clock
+    local: ConfigApis
+    settings: FleetSettings
+    directory: Directory
+    peers: Peers
+    check: Callable[[str], None]
 
     def handlers(self) -> Handlers:
         """What this family answers."""
@@ -83,61 +69,58 @@ class FleetConfigs:
     async def describe(self, request: DescribeConfigsRequest, connection: InProcess) -> DescribeConfigsResponse:
         """Settings of a group, or of the fleet: all of them, or without a node id those that were set."""
         if request.resource_type == BROKER:
-            await self._settings.refresh()
-            entries = self._settings.entries()
+            await self.settings.refresh()
+            entries = self.settings.entries()
             if not request.resource:
                 entries = tuple(entry for entry in entries if not entry.is_default)
             return DescribeConfigsResponse(entries=entries)
         if request.resource_type != GROUP:
-            return await self._local.describe(request, connection)
+            return await self.local.describe(request, connection)
         try:
             told = await self._ask(request.resource, DESCRIBE)
-        except ServerError as error:
+        except (ServerError, Refused) as error:
             return DescribeConfigsResponse(error=error.code, message=str(error))
         if told is None:
-            return await self._local.describe(request, connection)
+            return await self.local.describe(request, connection)
         return DescribeConfigsResponse(entries=_entries(told))
 
-    async def alter(
-        self, request: IncrementalAlterConfigsRequest, connection: InProcess
-    ) -> IncrementalAlterConfigsResponse:
+    async def alter(self, request: IncrementalAlterConfigsRequest, connection: InProcess) -> Response:
         """Set and unset settings of a group, or of the fleet."""
         if request.resource_type == BROKER:
             return await self._alter_fleet(request)
         if request.resource_type != GROUP:
-            return await self._local.alter(request, connection)
+            return await self.local.alter(request, connection)
         changes = dict(request.configs)
         try:
             told = await self._ask(
                 request.resource, ALTER, configs=changes, validate_only=request.validate_only, by=request.by
             )
-        except ServerError as error:
-            return IncrementalAlterConfigsResponse(error=error.code, message=str(error))
+        except (ServerError, Refused) as error:
+            return Response(error=error.code, message=str(error))
         if told is None:
-            return await self._local.alter(request, connection)
-        return IncrementalAlterConfigsResponse()
+            return await self.local.alter(request, connection)
+        return Response()
 
-    async def _alter_fleet(self, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
+    async def _alter_fleet(self, request: IncrementalAlterConfigsRequest) -> Response:
         if request.resource:
-            return IncrementalAlterConfigsResponse(
+            return Response(
                 error=ErrorCode.INVALID_REQUEST,
                 message="the settings are those of all workers of the fleet: name no broker, but the default of all "
                 "(flowshare fleet config NAME=VALUE; kafka-configs.sh --entity-type brokers --entity-default)",
             )
         try:
-            await self._settings.alter(request.configs, validate_only=request.validate_only)
+            await self.settings.alter(request.configs, validate_only=request.validate_only)
         except ServerError as error:
-            return IncrementalAlterConfigsResponse(error=error.code, message=error.message or str(error))
+            return Response(error=error.code, message=error.message or str(error))
         except EXPECTED as error:
-            code, message = failure(error)
-            return IncrementalAlterConfigsResponse(error=code, message=message)
-        return IncrementalAlterConfigsResponse()
+            return refusal(Response, error)
+        return Response()
 
     async def configured(self, request: ConfiguredGroupsRequest, connection: InProcess) -> ConfiguredGroupsResponse:
         """Groups with settings of their own, of all workers that can be reached."""
-        own = await self._local.configured(request, connection)
+        own = await self.local.configured(request, connection)
         told = await asyncio.gather(
-            *(self._peers.call(node, CONFIGURED) for node in self._directory.others), return_exceptions=True
+            *(self.peers.call(node, CONFIGURED) for node in self.directory.other_nodes), return_exceptions=True
         )
         found = set(own.group_ids)
         for answer in told:
@@ -148,37 +131,20 @@ class FleetConfigs:
         return ConfiguredGroupsResponse(group_ids=tuple(sorted(found)))
 
     async def _ask(self, group_id: str, call: str, **fields: Any) -> Body | None:
-        """What the group's coordinator answers; None when that is this worker. Raises: ServerError."""
-        end_s = self._clock.monotonic() + LIMIT_S
-        while True:
-            node, _ = self._directory.leader(group_slot(group_id, self._directory.slots))
-            place = self._directory.place
-            try:
-                if place is not None and node == place.node_id:
-                    self._check(group_id)
-                    return None
-                if node != NOBODY:
-                    return await self._peers.call(node, call, group_id=group_id, **fields)
-                problem = "nobody coordinates it at the moment"
-            except ServerError as error:
-                if error.code not in MOVED:
-                    raise
-                problem = str(error)
-            except (OSError, Refused) as error:
-                problem = str(error)
-            if self._clock.monotonic() + PAUSE_S >= end_s:
-                raise ServerError(
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE, problem, about=f"the settings of group {group_id}"
-                )
-            await self._clock.sleep(PAUSE_S)
+        """What the group's coordinator answers; None when that is this worker. Raises: ServerError, Refused."""
+
+        async def here() -> None:
+            self.check(group_id)
+
+        return await self.peers.ask_coordinator(group_id, call, here, group_id=group_id, **fields)
 
     # --- asked by another worker --------------------------------------------------------------------------------
 
     async def answer_describe(self, body: Body, connection: InProcess) -> Body:
         """Of a group that is coordinated here. Raises: Refused."""
         group_id = str(body["group_id"])
-        self._check(group_id)
-        answer = await self._local.describe(DescribeConfigsRequest(resource_type=GROUP, resource=group_id), connection)
+        self.check(group_id)
+        answer = await self.local.describe(DescribeConfigsRequest(resource_type=GROUP, resource=group_id), connection)
         if answer.error is not ErrorCode.NONE:
             return {"error": int(answer.error), "message": answer.message}
         entries = [[one.name, one.value, one.is_default, one.documentation] for one in answer.entries]
@@ -187,7 +153,7 @@ class FleetConfigs:
     async def answer_alter(self, body: Body, connection: InProcess) -> Body:
         """Of a group that is coordinated here. Raises: Refused."""
         group_id = str(body["group_id"])
-        self._check(group_id)
+        self.check(group_id)
         request = IncrementalAlterConfigsRequest(
             resource_type=GROUP,
             resource=group_id,
@@ -195,13 +161,13 @@ class FleetConfigs:
             validate_only=bool(body["validate_only"]),
             by=_asker(body["by"]),
         )
-        answer = await self._local.alter(request, connection)
+        answer = await self.local.alter(request, connection)
         return {} if answer.error is ErrorCode.NONE else {"error": int(answer.error), "message": answer.message}
 
     async def answer_configured(self, body: Body, connection: InProcess) -> Body:
         """Those that are coordinated here."""
         del body
-        return {"group_ids": list((await self._local.configured(ConfiguredGroupsRequest(), connection)).group_ids)}
+        return {"group_ids": list((await self.local.configured(ConfiguredGroupsRequest(), connection)).group_ids)}
 
 
 def _asker(told: Any) -> tuple[str, str] | None:

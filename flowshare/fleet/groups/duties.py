@@ -1,31 +1,43 @@
-"""Which groups and share-partitions are this worker's: those of the slots that it has claimed and taken up."""
+"""Which groups and share-partitions are this worker's (`FleetDuties`): those of the slots that it has claimed; and how
+they are taken up with a slot's claim and laid down with its end (`FleetSlotContents`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Container, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.log.asking import joined
-from flowshare.log.base import LogError
+from flowshare.core_errors import StateCorrupt
+from flowshare.fleet.groups.settings import NAME
+from flowshare.fleet.log.lookups import joined
+from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.duties import Leader
-from flowshare.server.failures import Refused
-from flowshare.slots.places import group_slot, share_slot
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.state import PREFIX as STATE
+from flowshare.server.runtime.state import key_of
+from flowshare.server.share.coordinator import PREFIX as GROUP
+from flowshare.server.share.duties import Duties, PartitionLeader
+from flowshare.server.share.group_configs import PREFIX as SETTINGS
+from flowshare.slots.placement import group_slot, share_slot
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Collection, Sequence
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
-    from flowshare.fleet.limits import FleetLimits
+    from flowshare.fleet.groups.facts import FleetGroups, GroupFacts, KnownGroups
+    from flowshare.fleet.groups.limits import FleetLimits
+    from flowshare.fleet.groups.other_fleets import OtherFleets
+    from flowshare.fleet.groups.settings import FleetSettings
     from flowshare.fleet.log.kafka_log import KafkaLog
-    from flowshare.fleet.others import OtherFleets
-    from flowshare.fleet.views import GroupFacts, Views
-    from flowshare.server.state import ShareKey
+    from flowshare.server.runtime.state import ShareKey
+    from flowshare.server.share.service import ShareService
     from flowshare.share.config import GroupConfig
 
 ASK_S: Final = 5.0
@@ -35,11 +47,11 @@ KNOW_S: Final = 2.0
 """How long a member that joins waits for the brokers to tell of topics that nobody has looked for before."""
 
 
-class FleetDuties:
-    """`Duties` of a worker.
+class FleetDuties(Duties):
+    """Those of a worker.
 
     serves: whether a slot is led and taken up here, and the session in the slot group is not in doubt.
-    ask: a group's view from its coordinator; raises OSError, ClientError, Refused.
+    ask: a group's facts from its coordinator; raises OSError, ClientError, Refused.
     """
 
     def __init__(
@@ -47,34 +59,32 @@ class FleetDuties:
         *,
         directory: Directory,
         serves: Callable[[int], bool],
-        views: Views,
+        known_groups: KnownGroups,
         ask: Callable[[str], Awaitable[GroupFacts]],
         limits: FleetLimits,
         log: KafkaLog,
         topic_name: Callable[[ShareKey], str | None],
-        others: OtherFleets,
+        other_fleets: OtherFleets,
         clock: Clock,
     ) -> None:
+        super().__init__(self._acting, known_groups.living)
+        self._known_groups = known_groups
         self._directory = directory
         self._serves = serves
-        self._views = views
         self._ask = ask
         self._limits = limits
         self._log = log
         self._topic_name = topic_name
-        self._others = others
+        self._other_fleets = other_fleets
         self._clock = clock
         self._followed: dict[ShareKey, str] = {}
         self._coming: dict[str, asyncio.Task[GroupFacts]] = {}
 
     def check_coordinator(self, group_id: str) -> None:
         """Raises: Refused."""
-        slot = group_slot(group_id, self._directory.slots)
-        if self._serves(slot):
+        if self._serves(group_slot(group_id, self._directory.slots)):
             return
-        node, _ = self._directory.leader(slot)
-        place = self._directory.place
-        if place is not None and node == place.node_id:
+        if self._directory.is_me(self._directory.group_leader(group_id)):
             raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"group {group_id} is being loaded; try again soon")
         raise Refused(ErrorCode.NOT_COORDINATOR, f"group {group_id} is coordinated by another worker; ask for it again")
 
@@ -91,16 +101,16 @@ class FleetDuties:
         """Whether the slot group does not have it."""
         return node_id not in self._directory.nodes
 
-    def leader_of(self, topic_id: uuid.UUID, partition: int) -> Leader:
+    def leader_of(self, topic_id: uuid.UUID, partition: int) -> PartitionLeader:
         """As the directory has it."""
         current = self._directory.leader_of(topic_id, partition)
         place = self._directory.nodes.get(current[0])
-        return Leader(current, None if place is None else (place.host, place.port))
+        return PartitionLeader(current, None if place is None else (place.host, place.port))
 
     async def admit(self, group_id: str) -> None:
         """Other fleets are asked whether it is theirs."""
         self.check_coordinator(group_id)
-        await self._others.check(group_id)
+        await self._other_fleets.check(group_id)
 
     async def know(self, topics: Iterable[str]) -> None:
         """Ask the brokers for those that were never looked for; without an answer, they come with a later heartbeat."""
@@ -112,10 +122,10 @@ class FleetDuties:
 
     async def prepare(self, key: ShareKey) -> None:
         """Ask the coordinator, then follow the log. Raises: NotLed, LogError, Refused."""
-        self._views.learn(await self._view(key))
+        self._known_groups.learn(await self._facts_soon(key))
         name = self._topic_name(key)
         if name is not None:
-            committed = self._views.config_of(key.group_id).isolation_level == "read_committed"
+            committed = self._known_groups.config_of(key.group_id).isolation_level == "read_committed"
             await self._log.follow(name, key.partition, committed=committed)
             self._followed[key] = name
         try:
@@ -130,15 +140,11 @@ class FleetDuties:
         if name is not None:
             self._log.unfollow(name, key.partition)
 
-    def config_of(self, group_id: str, /) -> GroupConfig:
+    def _acting(self, group_id: str) -> GroupConfig:
         """As the coordinator told, with what it leased of the group's limit."""
-        return self._limits.acting(self._views.config_of(group_id), group_id)
+        return self._limits.acting(self._known_groups.config_of(group_id), group_id)
 
-    def living(self, group_id: str, /) -> Container[str]:
-        """As the coordinator told."""
-        return self._views.living(group_id)
-
-    async def _view(self, key: ShareKey) -> GroupFacts:
+    async def _facts_soon(self, key: ShareKey) -> GroupFacts:
         end_s = self._clock.monotonic() + ASK_S
         while True:
             self.check_leader(key)
@@ -169,3 +175,94 @@ def _seen(task: asyncio.Task[GroupFacts]) -> None:
     """Whoever asked may have gone away."""
     if not task.cancelled():
         task.exception()
+
+
+logger = logging.getLogger(__name__)
+
+
+class FleetSlotContents:
+    """Settings, groups and share-partitions of a worker."""
+
+    def __init__(
+        self, *, service: ShareService, settings: FleetSettings, groups: FleetGroups, log: KafkaLog, slots: int
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._groups = groups
+        self._log = log
+        self._slots = slots
+        self._ids: dict[str, uuid.UUID] = {}
+        self._forgetting: set[asyncio.Task[None]] = set()
+        log.on_topics(self._topics_changed)
+
+    async def take_up(self, slot: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """Take up what is stored in a slot, before it is served; the topics that it names are looked for.
+
+        A group whose topics are not known yet would take the partitions from its members until they are.
+        """
+        if slot == self._settings.slot:
+            await self._settings.take_up(entries)
+        await self._settings.known()
+        ids = {topic_id for key, _ in entries if (topic_id := _topic_of(key)) is not None}
+        await self.know({topic_id for topic_id in ids if self._service.topics.by_id(topic_id) is None})
+        self._service.take_up(entries)
+        await self.know(names=self._subscribed(entries).difference(tuple(self._log.topics())))
+        told = {key[2:].decode(errors="replace") for key, _ in entries if key.startswith((GROUP, SETTINGS))}
+        self._groups.took_up(sorted(told - {NAME}))
+
+    def _subscribed(self, entries: Sequence[tuple[bytes, bytes]]) -> frozenset[str]:
+        """Topics of the groups among these entries, which are coordinated here by now."""
+        groups = self._service.coordinator.groups
+        taken = [key[len(GROUP) :].decode(errors="replace") for key, _ in entries if key.startswith(GROUP)]
+        return frozenset[str]().union(*(groups[group_id].subscribed for group_id in taken if group_id in groups))
+
+    async def lay_down(self, slot: int) -> None:
+        """Serve it no more; what is queued is written, if it still can be."""
+        await self._service.lay_down(
+            groups=lambda group_id: group_slot(group_id, self._slots) == slot,
+            share_partitions=lambda key: share_slot(key.topic_id, key.partition, self._slots) == slot,
+        )
+
+    async def know(self, ids: Collection[uuid.UUID] = (), names: Collection[str] = ()) -> None:
+        """Look topics up; what is not found now is looked for when it is asked for."""
+        if not names and not ids:
+            return
+        try:
+            await self._log.refresh(names, ids)
+        except (LogError, OSError, ClientError) as error:
+            logger.warning("%d topics of groups cannot be looked up now: %s", len(names) + len(ids), error)
+
+    async def close(self) -> None:
+        """Stop forgetting topics."""
+        await cancelled(*self._forgetting)
+
+    def _topics_changed(self, names: Collection[str]) -> None:
+        """What is stored of a topic that was made anew is of no use. One that is only missing may come back: brokers
+        that have just started do not know of all topics."""
+        topics = self._log.topics()
+        for name in names:
+            topic = topics.get(name)
+            if topic is None:
+                continue
+            before = self._ids.get(name)
+            self._ids[name] = topic.topic_id
+            if before is not None and before != topic.topic_id:
+                logger.warning("topic %s was made anew: groups begin anew on it", name)
+                task = asyncio.create_task(self._forget(before), name=f"forget {before}")
+                self._forgetting.add(task)
+                task.add_done_callback(self._forgetting.discard)
+
+    async def _forget(self, topic_id: uuid.UUID) -> None:
+        try:
+            await self._service.coordinator.topic_deleted(topic_id)
+        except LogError as error:
+            logger.warning("state of a topic that was made anew is left: %s id=%s", error, topic_id)
+
+
+def _topic_of(key: bytes) -> uuid.UUID | None:
+    if not key.startswith(STATE):
+        return None
+    try:
+        return key_of(key).topic_id
+    except StateCorrupt:
+        return None

@@ -1,22 +1,32 @@
-"""What workers know of groups: facts given out by those who coordinate them, taken in by those who lead for them."""
+"""What workers know of groups: facts given out by those who coordinate them, taken in by those who lead for them.
+
+The leader of a share-partition has to know its group's settings and members. It asks the coordinator before it loads a
+share-partition, and is told whenever the settings change. Facts are ordered by (epoch of the coordinator's claim, count
+of its changes), so that a late telling never undoes a newer one. Members that were reported gone are remembered for a
+while, with the version at which they were: a share-partition that is being loaded just then must not keep records for
+them, and one that is loaded later must, if they have joined again.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowshare.fleet.views import GroupFacts, Version, Views
-from flowshare.server.failures import Refused
-from flowshare.share.errors import ShareError
-from flowshare.slots.places import group_slot
+from flowshare.core_errors import CoreError
+from flowshare.fleet.directory import NOBODY
+from flowshare.server.runtime.failures import Refused
+from flowshare.share.config import GroupConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
     from flowshare.fleet.peers import Peers
-    from flowshare.server.share_service import ShareService
+    from flowshare.server.share.service import ShareService
+    from flowshare.share.config import ServerConfig
 
 FACTS: Final = "fleet_facts"
 """{"group_id"} -> a group's facts; from its coordinator."""
@@ -33,10 +43,10 @@ NEWS_MAX: Final = 1_000
 class FleetGroups:
     """Both sides of one worker. `service` is set by who makes both."""
 
-    def __init__(self, *, directory: Directory, peers: Peers, views: Views) -> None:
+    def __init__(self, *, directory: Directory, peers: Peers, known_groups: KnownGroups) -> None:
         self._directory = directory
         self._peers = peers
-        self._views = views
+        self._known_groups = known_groups
         self._changes = itertools.count(1)
         self._leading: frozenset[int] = frozenset()
         self._news: deque[tuple[str, float]] = deque(maxlen=NEWS_MAX)
@@ -63,13 +73,12 @@ class FleetGroups:
 
     def version(self, group_id: str) -> Version:
         """The next one of a group that is coordinated here."""
-        claim = self._directory.claim(group_slot(group_id, self._directory.slots))
-        return 0 if claim is None else claim.epoch, next(self._changes)
+        return self._directory.group_epoch(group_id), next(self._changes)
 
     def configured(self, group_id: str) -> None:
         """A group's settings have changed: all leaders are told."""
         facts = self._facts(group_id)
-        self._views.learn(facts)
+        self._known_groups.learn(facts)
         self._peers.tell_leaders(SETTINGS, **facts.to_json())
         self._news.append((group_id, self.service.clock.monotonic() + NEWS_S))
 
@@ -83,7 +92,7 @@ class FleetGroups:
         for group_id in {group_id for group_id, until_s in self._news if until_s > now_s}:
             try:
                 facts = self.facts(group_id)
-            except (Refused, ShareError):
+            except (Refused, CoreError):
                 continue  # it is coordinated elsewhere by now, or cannot be read
             for node_id in added:
                 self._peers.tell(node_id, SETTINGS, **facts.to_json())
@@ -97,20 +106,110 @@ class FleetGroups:
 
     async def ask(self, group_id: str) -> GroupFacts:
         """A group's facts from whoever coordinates it. Raises: OSError, ClientError, Refused."""
-        node, _ = self._directory.leader(group_slot(group_id, self._directory.slots))
-        place = self._directory.place
-        if node < 0 or (place is not None and node == place.node_id):
+        node = self._directory.group_leader(group_id)
+        if node == NOBODY or self._directory.is_me(node):
             return self.facts(group_id)
         return GroupFacts.from_json(await self._peers.call(node, FACTS, group_id=group_id))
 
     def told(self, facts: GroupFacts) -> None:
         """The coordinator tells; share-partitions that are loaded follow."""
-        if self._views.learn(facts):
+        if self._known_groups.learn(facts):
             self.service.partitions.configure(facts.group_id)
 
     def member_gone(self, group_id: str, member_id: str, version: Version, *, died: bool) -> None:
         """The coordinator says that a member is gone, as of this version of its group."""
-        if self._views.is_back(group_id, member_id, version):
+        if self._known_groups.is_back(group_id, member_id, version):
             return  # told late: what it holds here it was given since
-        self._views.gone(group_id, member_id, version)
+        self._known_groups.gone(group_id, member_id, version)
         self.service.local.release_member(group_id, member_id, died=died)
+
+
+GONE_S: Final = 60.0
+"""How long a member that is gone is remembered: longer than loading a share-partition takes."""
+GONE_MAX: Final = 100_000
+
+
+Version = tuple[int, int]
+"""Epoch of the coordinator's claim, and its count; ascending."""
+
+
+class GroupFacts(NamedTuple):
+    """A group as its coordinator sees it."""
+
+    group_id: str
+    version: Version
+    settings: Mapping[str, str]
+    members: frozenset[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return {
+            "group_id": self.group_id,
+            "version": self.version,
+            "settings": self.settings,
+            "members": sorted(self.members),
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> GroupFacts:
+        """Raises: ValueError, KeyError, TypeError (it is none)."""
+        epoch, count = told["version"]
+        settings = {str(name): str(text) for name, text in dict(told["settings"]).items()}
+        return cls(str(told["group_id"]), (int(epoch), int(count)), settings, frozenset(map(str, told["members"])))
+
+
+class KnownGroups:
+    """What a worker knows of the groups that it leads share-partitions for."""
+
+    def __init__(self, config: ServerConfig, clock: Clock) -> None:
+        self._server = config
+        self._clock = clock
+        self._default = GroupConfig.effective({}, config)
+        self._facts: dict[str, GroupFacts] = {}
+        self._acting: dict[str, GroupConfig] = {}
+        self._gone: dict[tuple[str, str], tuple[float, Version]] = {}
+        """Until when a member is remembered, and from which version of its group on it was gone."""
+
+    def configure(self, server: ServerConfig) -> None:
+        """The defaults and bounds of all groups are others from now on."""
+        self._server = server
+        self._default = GroupConfig.effective({}, server)
+        self._acting = {name: GroupConfig.effective(facts.settings, server) for name, facts in self._facts.items()}
+
+    def learn(self, facts: GroupFacts) -> bool:
+        """Take over facts; whether it is newer than the one before. Settings that make no sense act as the default."""
+        known = self._facts.get(facts.group_id)
+        if known is not None and facts.version < known.version:
+            return False
+        self._facts[facts.group_id] = facts
+        if known is None or known.settings != facts.settings:
+            self._acting[facts.group_id] = GroupConfig.effective(facts.settings, self._server)
+        return known is None or facts.version > known.version
+
+    def config_of(self, group_id: str) -> GroupConfig:
+        """Settings of a group, the default's while nothing is known."""
+        return self._acting.get(group_id, self._default)
+
+    def gone(self, group_id: str, member_id: str, version: Version) -> None:
+        """A member is gone, as of this version of its group: it keeps nothing unless a newer one has it."""
+        now_s = self._clock.monotonic()
+        self._gone.pop((group_id, member_id), None)
+        self._gone[group_id, member_id] = now_s + GONE_S, version
+        while self._gone:
+            first = next(iter(self._gone))
+            if self._gone[first][0] > now_s and len(self._gone) <= GONE_MAX:
+                break
+            del self._gone[first]
+
+    def is_back(self, group_id: str, member_id: str, version: Version) -> bool:
+        """Whether a newer version of the group than this one is known, and has the member."""
+        facts = self._facts.get(group_id)
+        return facts is not None and facts.version > version and member_id in facts.members
+
+    def living(self, group_id: str) -> Container[str]:
+        """Members of a group that keep what they hold."""
+        facts = self._facts.get(group_id)
+        if facts is None:
+            return frozenset()
+        gone, never = self._gone, (0.0, (-1, -1))
+        return frozenset(member for member in facts.members if gone.get((group_id, member), never)[1] < facts.version)

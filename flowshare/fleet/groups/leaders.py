@@ -3,40 +3,42 @@
 Kafka's coordinators speak to leaders through the state topic; ours ask them, by the private API, because a leader has
 the state in memory and is the only one who may write it. Every call can be made twice. Who is asked for a
 share-partition that it does not lead refuses, and the right one is looked for, for a bounded time.
+
+What is asked travels as lists and numbers that JSON has, checked when they are read (`tell_…`, `…_of`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import NOBODY
-from flowshare.fleet.forms import offsets_of, tell_first, tell_state
 from flowshare.log.base import NotLed
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.failures import Refused
-from flowshare.server.state import ShareKey
+from flowshare.protocol.messages import SharePartitionOffsets
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.state import ShareKey
+from flowshare.share.group import ToInitialize
+from flowshare.share.types import PartitionState, RecordState, StateRun
 
 if TYPE_CHECKING:
-    import uuid
     from contextlib import AbstractAsyncContextManager
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
+    from flowshare.fleet.groups.facts import Version
     from flowshare.fleet.peers import Peers
-    from flowshare.fleet.views import Version
     from flowshare.log.base import StateStore
-    from flowshare.protocol.messages import SharePartitionOffsets
-    from flowshare.server.leaders import LocalLeaders
-    from flowshare.server.state import Write
+    from flowshare.server.runtime.state import Write
+    from flowshare.server.share.leaders import LocalLeaders
     from flowshare.share.config import GroupConfig
-    from flowshare.share.group import ShareGroup, ToInitialize
-    from flowshare.share.types import PartitionState
+    from flowshare.share.group import ShareGroup
 
-T = TypeVar("T")
 
 LIMIT_S: Final = 10.0
 """How long the leaders of a request's share-partitions are looked for."""
@@ -51,30 +53,25 @@ AT_ONCE: Final = 200
 
 Ask = Callable[[int, list[ShareKey]], Awaitable[Any]]
 """(node, share-partitions that it leads) -> their answers; raises OSError, ClientError, NotLed, Refused."""
+Here = Callable[[list[ShareKey]], "AbstractAsyncContextManager[Sequence[Write]]"]
+There = Callable[[list[ShareKey]], tuple[str, dict[str, Any]]]
+"""What is written for share-partitions that are led here; the call that has another worker do it, and its fields."""
 
 
+@dataclass(eq=False, kw_only=True)
 class FleetLeaders:
-    """All workers of the fleet, this one among them."""
+    """All workers of the fleet, this one among them.
 
-    def __init__(
-        self,
-        local: LocalLeaders,
-        *,
-        store: StateStore,
-        directory: Directory,
-        peers: Peers,
-        clock: Clock,
-        configured: Callable[[str], object],
-        version: Callable[[str], Version],
-    ) -> None:
-        """configured: tells all leaders of a group's settings. version: the next one of a group."""
-        self._local = local
-        self._store = store
-        self._directory = directory
-        self._peers = peers
-        self._clock = clock
-        self._configured = configured
-        self._version = version
+    configured: tells all leaders of a group's settings. version: the next one of a group.
+    """
+
+    local: LocalLeaders
+    store: StateStore
+    directory: Directory
+    peers: Peers
+    clock: Clock
+    configured: Callable[[str], object]
+    version: Callable[[str], Version]
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
         """Those that the group had initialised."""
@@ -82,26 +79,26 @@ class FleetLeaders:
 
     def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
         """Here at once, elsewhere as soon as they hear of it."""
-        self._local.release_member(group_id, member_id, died=died)
-        version = self._version(group_id)
-        self._peers.tell_leaders(GONE, group_id=group_id, member_id=member_id, version=version, died=died)
+        self.local.release_member(group_id, member_id, died=died)
+        version = self.version(group_id)
+        self.peers.tell_leaders(GONE, group_id=group_id, member_id=member_id, version=version, died=died)
 
     def configure(self, group_id: str) -> None:
         """All leaders are told."""
-        self._configured(group_id)
-        self._local.configure(group_id)
+        self.configured(group_id)
+        self.local.configure(group_id)
 
     def idle(self, group_id: str) -> bool:
         """What is led here; members are gone for long when this is asked."""
-        return self._local.idle(group_id)
+        return self.local.idle(group_id)
 
     def topic_ids(self) -> frozenset[uuid.UUID]:
         """Of the share-partitions led here; other workers see to theirs."""
-        return self._local.topic_ids()
+        return self.local.topic_ids()
 
     def deleting(self, topic_id: uuid.UUID) -> AbstractAsyncContextManager[Sequence[Write]]:
         """Of the share-partitions led here; other workers see to theirs."""
-        return self._local.deleting(topic_id)
+        return self.local.deleting(topic_id)
 
     @asynccontextmanager
     async def beginning(
@@ -109,63 +106,60 @@ class FleetLeaders:
     ) -> AsyncGenerator[Sequence[Write]]:
         """The first states are durable when the block begins; the group that says so is written after them."""
         by_key = {ShareKey(group_id, item.topic_id, item.partition): item for item in items}
-
-        async def ask(node: int, keys: list[ShareKey]) -> list[None]:
-            mine = [by_key[key] for key in keys]
-            if self._is_me(node):
-                async with self._local.beginning(group_id, config, mine) as writes:
-                    await self._store.write(writes)
-            else:
-                await self._peers.call(node, BEGIN, group_id=group_id, items=[tell_first(item) for item in mine])
-            return [None] * len(keys)
-
-        await self._everywhere(list(by_key), ask)
+        await self._write(
+            list(by_key),
+            lambda keys: self.local.beginning(group_id, config, [by_key[key] for key in keys]),
+            lambda keys: (BEGIN, {"group_id": group_id, "items": [tell_first(by_key[key]) for key in keys]}),
+        )
         yield ()
 
     @asynccontextmanager
     async def replacing(self, states: Mapping[ShareKey, PartitionState | None]) -> AsyncGenerator[Sequence[Write]]:
         """The new states are durable when the block begins."""
-
-        async def ask(node: int, keys: list[ShareKey]) -> list[None]:
-            mine = {key: states[key] for key in keys}
-            if self._is_me(node):
-                async with self._local.replacing(mine) as writes:
-                    await self._store.write(writes)
-            else:
-                told = [tell_state(key, state) for key, state in mine.items()]
-                await self._peers.call(node, REPLACE, states=told)
-            return [None] * len(keys)
-
-        await self._everywhere(list(states), ask)
+        await self._write(
+            list(states),
+            lambda keys: self.local.replacing({key: states[key] for key in keys}),
+            lambda keys: (REPLACE, {"states": [tell_state(key, states[key]) for key in keys]}),
+        )
         yield ()
+
+    async def _write(self, keys: list[ShareKey], here: Here, there: There) -> None:
+        """Have the leaders of these share-partitions write their states. Raises: Refused."""
+
+        async def ask(node: int, mine: list[ShareKey]) -> list[None]:
+            if self.directory.is_me(node):
+                async with here(mine) as writes:
+                    await self.store.write(writes)
+            else:
+                name, fields = there(mine)
+                await self.peers.call(node, name, **fields)
+            return [None] * len(mine)
+
+        await self._everywhere(keys, ask)
 
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
         """Each leader is asked once. Raises: Refused."""
 
         async def ask(node: int, mine: list[ShareKey]) -> list[SharePartitionOffsets]:
-            if self._is_me(node):
-                return await self._local.offsets(mine)
+            if self.directory.is_me(node):
+                return await self.local.offsets(mine)
             told = [[key.group_id, key.topic_id.hex, key.partition] for key in mine]
-            answer = await self._peers.call(node, OFFSETS, keys=told)
+            answer = await self.peers.call(node, OFFSETS, keys=told)
             return [offsets_of(row) for row in answer["offsets"]]
 
         found = await self._everywhere(list(keys), ask)
         return [found[key] for key in keys]
 
-    def _is_me(self, node: int) -> bool:
-        place = self._directory.place
-        return place is not None and node == place.node_id
-
     async def _everywhere(self, keys: list[ShareKey], ask: Ask) -> dict[ShareKey, Any]:
         """Ask the leaders until all share-partitions are answered for. Raises: Refused."""
-        end_s = self._clock.monotonic() + LIMIT_S
+        end_s = self.clock.monotonic() + LIMIT_S
         found: dict[ShareKey, Any] = {}
         problem: Exception | None = None
         left = keys
         while left:
             by_node: dict[int, list[ShareKey]] = {}
             for key in left:
-                node, _ = self._directory.leader_of(key.topic_id, key.partition)
+                node, _ = self.directory.leader_of(key.topic_id, key.partition)
                 by_node.setdefault(node, []).append(key)
             waiting = by_node.pop(NOBODY, [])
             parts = [
@@ -183,11 +177,77 @@ class FleetLeaders:
             left = waiting
             if not left:
                 break
-            if self._clock.monotonic() + PAUSE_S >= end_s:
+            if self.clock.monotonic() + PAUSE_S >= end_s:
                 reason = problem or "nobody leads them at the moment"
                 raise Refused(
                     ErrorCode.COORDINATOR_NOT_AVAILABLE,
                     f"{len(left)} share-partitions cannot be reached ({reason}); try again",
                 )
-            await self._clock.sleep(PAUSE_S)
+            await self.clock.sleep(PAUSE_S)
         return found
+
+
+def tell_first(item: ToInitialize) -> list[Any]:
+    """A share-partition that is to get its first state."""
+    return [item.topic_id.hex, item.partition, item.start_offset, item.state_epoch]
+
+
+def first_of(told: Sequence[Any]) -> ToInitialize:
+    """What `tell_first` told. Raises: ValueError, TypeError."""
+    topic_id, partition, start, epoch = told
+    return ToInitialize(uuid.UUID(topic_id), int(partition), int(start), int(epoch))
+
+
+def tell_state(key: ShareKey, state: PartitionState | None) -> list[Any]:
+    """A share-partition that is to begin anew, or (None) to be forgotten. Of its runs only finished ones travel."""
+    start: list[Any] | None = None
+    if state is not None:
+        start = [state.state_epoch, state.start_offset]
+        if state.runs:
+            start.append([[run.first, run.last] for run in state.runs if run.state.terminal])
+    return [key.group_id, key.topic_id.hex, key.partition, start]
+
+
+def state_of(told: Sequence[Any]) -> tuple[ShareKey, PartitionState | None]:
+    """What `tell_state` told. Raises: ValueError, TypeError."""
+    group_id, topic_id, partition, start = told
+    key = key_of((group_id, topic_id, partition))
+    if start is None:
+        return key, None
+    epoch, offset, *finished = start
+    runs = tuple(
+        StateRun(int(first), int(last), RecordState.ACKNOWLEDGED, 1)
+        for first, last in (finished[0] if finished else ())
+    )
+    return key, PartitionState(
+        state_epoch=int(epoch),
+        start_offset=int(offset),
+        delivery_complete_count=sum(run.last - run.first + 1 for run in runs),
+        runs=runs,
+    )
+
+
+def key_of(told: Sequence[Any]) -> ShareKey:
+    """A share-partition's key. Raises: ValueError, TypeError."""
+    group_id, topic_id, partition = told
+    return ShareKey(str(group_id), uuid.UUID(topic_id), int(partition))
+
+
+OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",
+                       "redeliveries", "oldest_ms", "error", "message")  # fmt: skip
+"""What is told of where a share-partition stands, in this order."""
+
+
+def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
+    """Where a share-partition stands."""
+    values = (getattr(part, name) for name in OFFSETS_TOLD)
+    return [value.hex if isinstance(value, uuid.UUID) else value for value in values]
+
+
+def offsets_of(told: Sequence[Any]) -> SharePartitionOffsets:
+    """What `tell_offsets` told. Raises: ValueError, TypeError."""
+    values = dict(zip(OFFSETS_TOLD, told, strict=True))
+    topic_id = values["topic_id"]
+    values["topic_id"] = None if topic_id is None else uuid.UUID(topic_id)
+    values["error"] = ErrorCode.known(int(values["error"]))
+    return SharePartitionOffsets(**values)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.server.failures import Refused
+from flowshare.fleet.directory import NOBODY
+from flowshare.server.runtime.failures import Refused
 from flowshare.share.leases import LEASE_MS, Leases, Report
-from flowshare.slots.places import group_slot
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
+    from flowshare.fleet.groups.facts import KnownGroups
     from flowshare.fleet.peers import Peers
-    from flowshare.fleet.views import Views
-    from flowshare.server.share_service import ShareService
+    from flowshare.server.share.service import ShareService
     from flowshare.share.config import GroupConfig
 
 LEASE: Final = "fleet_lease"
@@ -37,24 +38,22 @@ Body = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class FleetLimits:
     """Both sides of one worker. `service` is set by who makes both.
 
     check: raises Refused when a group is not coordinated here.
     """
 
-    def __init__(
-        self, *, directory: Directory, peers: Peers, views: Views, check: Callable[[str], None], clock: Clock
-    ) -> None:
-        self._directory = directory
-        self._peers = peers
-        self._views = views
-        self._check = check
-        self._clock = clock
-        self._leased: dict[str, tuple[int, float]] = {}
-        self._given: dict[tuple[str, int], Leases] = {}
-        self._task: asyncio.Task[None] | None = None
-        self.service: ShareService
+    directory: Directory
+    peers: Peers
+    known_groups: KnownGroups
+    check: Callable[[str], None]
+    clock: Clock
+    service: ShareService = field(init=False)
+    _leased: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]], init=False)
+    _given: dict[tuple[str, int], Leases] = field(default_factory=dict[tuple[str, int], Leases], init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Begin to report."""
@@ -62,9 +61,7 @@ class FleetLimits:
 
     async def close(self) -> None:
         """Report no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     # --- as leader ----------------------------------------------------------------------------------------------
 
@@ -76,7 +73,7 @@ class FleetLimits:
 
     def _lease(self, group_id: str) -> int:
         lease, until_s = self._leased.get(group_id, (0, 0.0))
-        return lease if self._clock.monotonic() < until_s else 0
+        return lease if self.clock.monotonic() < until_s else 0
 
     async def _run(self) -> None:
         while True:
@@ -84,13 +81,13 @@ class FleetLimits:
             limited = [
                 group
                 for group in partitions.groups()
-                if self._views.config_of(group).max_in_flight is not None and partitions.owners(group)
+                if self.known_groups.config_of(group).max_in_flight is not None and partitions.owners(group)
             ]
             if limited:
                 await asyncio.gather(*(self._renew(group) for group in limited))
             for group_id in self._leased.keys() - set(limited):
                 del self._leased[group_id]
-            await self._clock.sleep(REPORT_S)
+            await self.clock.sleep(REPORT_S)
 
     async def _renew(self, group_id: str) -> None:
         before = self._lease(group_id)
@@ -100,7 +97,7 @@ class FleetLimits:
             wanting=quota is not None and quota.wanting,
             leased=before,
         )
-        asked_s = self._clock.monotonic()
+        asked_s = self.clock.monotonic()
         try:
             lease = await self._ask(group_id, report)
         except (OSError, ClientError, Refused) as error:
@@ -112,12 +109,12 @@ class FleetLimits:
 
     async def _ask(self, group_id: str, report: Report) -> int:
         """Raises: OSError, ClientError, Refused."""
-        place = self._directory.place
-        node, _ = self._directory.leader(group_slot(group_id, self._directory.slots))
-        if place is None or node < 0 or node == place.node_id:
-            return self._grant(group_id, 0 if place is None else place.node_id, report)
-        told = {"node": 0 if place is None else place.node_id, **report._asdict()}
-        answer = await self._peers.call(node, LEASE, limit_s=ASK_S, group_id=group_id, **told)
+        place = self.directory.place
+        me = 0 if place is None else place.node_id
+        node = self.directory.group_leader(group_id)
+        if place is None or node in (NOBODY, me):
+            return self._grant(group_id, me, report)
+        answer = await self.peers.call(node, LEASE, limit_s=ASK_S, group_id=group_id, node=me, **report._asdict())
         return int(answer["lease"])
 
     # --- as coordinator -----------------------------------------------------------------------------------------
@@ -129,13 +126,12 @@ class FleetLimits:
 
     def _grant(self, group_id: str, node: int, report: Report) -> int:
         """Raises: Refused."""
-        self._check(group_id)
+        self.check(group_id)
         limit = self.service.configs.acting(group_id).max_in_flight
         if limit is None:
             return report.in_flight  # its settings have changed; the leader hears of it
-        claim = self._directory.claim(group_slot(group_id, self._directory.slots))
-        key = group_id, 0 if claim is None else claim.epoch
-        now_ms = int(self._clock.monotonic() * 1000)
+        key = group_id, self.directory.group_epoch(group_id)
+        now_ms = int(self.clock.monotonic() * 1000)
         leases = self._given.get(key)
         if leases is None:
             for old in [one for one in self._given if one[0] == group_id]:

@@ -1,34 +1,42 @@
-"""Where things are in a fleet: who leads share-partitions, who coordinates groups. The topics are Kafka's."""
+"""Where things are in a fleet: who leads share-partitions, who coordinates groups. The topics are Kafka's.
+
+Produce and Fetch are advertised, because librdkafka's share consumer reads from nobody else, and refused (`NoRecords`).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
+    FetchedLog,
+    FetchRequest,
+    FetchResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     MetadataRequest,
     MetadataResponse,
+    ProduceRequest,
+    ProduceResponse,
     TopicMetadata,
 )
-from flowshare.server.failures import Refused
+from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowshare.fleet.directory import Directory, Place
+    from flowshare.fleet.directory import Directory, WorkerAddress
     from flowshare.fleet.log.kafka_log import KafkaLog
     from flowshare.log.base import Topic
     from flowshare.protocol.messages import Connection
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.connection import Handlers, InProcess
+    from flowshare.server.runtime.topic_index import TopicIndex
 
 
-class FleetPlaces:
+class FleetMetadata:
     """Answers Metadata and FindCoordinator, and passes ListOffsets on to Kafka."""
 
     def __init__(self, *, log: KafkaLog, topics: TopicIndex, directory: Directory, kafka: Connection) -> None:
@@ -53,7 +61,7 @@ class FleetPlaces:
             return FindCoordinatorResponse(error=error.code, message=str(error))
         return FindCoordinatorResponse(node_id=node_id, host=host, port=port)
 
-    def coordinator(self, kind: str, key: str) -> Place:
+    def coordinator(self, kind: str, key: str) -> WorkerAddress:
         """Who coordinates a group. Raises: Refused."""
         if kind != "group":
             raise Refused(
@@ -113,3 +121,31 @@ class FleetPlaces:
             return ListOffsetsResponse(error=error.code, message=str(error))
         except (OSError, ClientError) as error:
             return ListOffsetsResponse(error=ErrorCode.LEADER_NOT_AVAILABLE, message=str(error))
+
+
+REFUSED: Final = ErrorCode.UNSUPPORTED_VERSION
+WHY: Final = "workers keep no records: produce to the Kafka brokers' own address, and read with a share consumer here"
+
+
+class NoRecords:
+    """Says that records are the brokers'.
+
+    librdkafka takes a server that serves neither Produce 3 nor Fetch 4 for one without record batches, and sends it no
+    ShareFetch.
+    """
+
+    def handlers(self) -> Handlers:
+        """What this family answers."""
+        return {ProduceRequest: self.produce, FetchRequest: self.fetch}
+
+    async def produce(self, _: ProduceRequest, __: InProcess) -> ProduceResponse:
+        """Nothing is appended."""
+        return ProduceResponse(error=REFUSED, message=WHY)
+
+    async def fetch(self, request: FetchRequest, _: InProcess) -> FetchResponse:
+        """Nothing is read."""
+        logs = (
+            FetchedLog(topic=part.topic, partition=part.partition, error=REFUSED, message=WHY)
+            for part in request.partitions
+        )
+        return FetchResponse(partitions=tuple(logs))

@@ -14,13 +14,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.fleet.describing import describe_fleet
-from flowshare.fleet.directory import NOBODY, Place
-from flowshare.fleet.groups import HAS
-from flowshare.fleet.names import PREFIX
-from flowshare.protocol.messages import MetadataRequest
-from flowshare.share.errors import GroupIdNotFound
-from flowshare.slots.places import group_slot
+from flowshare.core_errors import GroupIdNotFound
+from flowshare.fleet.directory import NOBODY, WorkerAddress
+from flowshare.fleet.groups.facts import HAS
+from flowshare.fleet.inspection import describe_fleet, fleets_of
+from flowshare.slots.placement import group_slot
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -61,7 +59,7 @@ class OtherFleets:
 
     async def _owner(self, group_id: str) -> str | None:
         """Raises: OSError, ClientError (the fleets cannot be listed)."""
-        names = await self._others()
+        names = await self._listed()
         answers = await asyncio.gather(*(self._has(name, group_id) for name in names), return_exceptions=True)
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -70,12 +68,10 @@ class OtherFleets:
                 return name
         return None
 
-    async def _others(self) -> list[str]:
+    async def _listed(self) -> list[str]:
         now_s = self._clock.monotonic()
         if now_s - self._looked_s >= KEPT_S:
-            answer = await self._kafka.send(MetadataRequest(topics=None))
-            names = (topic.name for topic in answer.topics)
-            self._names = frozenset(name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX))
+            self._names = frozenset(await fleets_of(self._kafka))
             self._looked_s = now_s
         return sorted(self._names - {self._fleet})
 
@@ -93,7 +89,7 @@ class OtherFleets:
         return bool(answer.get("exists"))
 
 
-def _coordinator(slot_map: SlotMap, group_id: str) -> Place | None:
+def _coordinator(slot_map: SlotMap, group_id: str) -> WorkerAddress | None:
     node = slot_map.owner(group_slot(group_id, slot_map.slots))
     address = None if node == NOBODY else slot_map.nodes.get(node)
-    return None if address is None else Place(node, *address)
+    return None if address is None else WorkerAddress(node, *address)

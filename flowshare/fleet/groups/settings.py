@@ -17,23 +17,23 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
 from flowshare.client.errors import ClientError
+from flowshare.core_errors import InvalidConfig
 from flowshare.fleet.directory import NOBODY
 from flowshare.log.base import LogError
-from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry
-from flowshare.server.failures import Refused
-from flowshare.server.group_configs import PREFIX
-from flowshare.server.limits import KIB, LISTENER_CONFIGS, ListenerLimits
+from flowshare.server.net.limits import KIB, LISTENER_CONFIGS, ListenerLimits
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.share.group_configs import PREFIX
 from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
-from flowshare.share.errors import InvalidConfig
 from flowshare.share.settings import Setting, unknown
-from flowshare.slots.places import group_slot
+from flowshare.slots.placement import group_slot
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
     from flowshare.fleet.peers import Peers
+    from flowshare.log.base import StateStore
 
 NAME: Final = ""
 """The group whose settings they are stored as."""
@@ -54,11 +55,7 @@ SET: Final = "fleet_set_own_settings"
 ASK_S: Final = 5.0
 PAUSE_S: Final = 0.1
 CALL_S: Final = 2.0
-SET_S: Final = 10.0
-"""How long who leads the slot is looked for when settings are altered."""
 KNOW_S: Final = 3.0
-MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
-"""What a worker says that does not keep them, or not yet."""
 
 NOT_OF_FLEETS: Final = frozenset(
     {
@@ -73,7 +70,6 @@ NOT_OF_FLEETS: Final = frozenset(
         "group.share.assignors",
         "group.share.initialize.retry.interval.ms",
         "share.coordinator.snapshot.update.records.per.snapshot",
-        "share.coordinator.cold.partition.snapshot.interval.ms",
     }
 )
 """Settings of servers that a fleet has no choice about: topics are the brokers', writes are the slots'."""
@@ -148,39 +144,24 @@ def check_settings(values: Mapping[str, str]) -> None:
     FleetConfig(ServerConfig.embedded(), ListenerLimits()).changed(values)
 
 
-class Store(Protocol):
-    """Where they are written (`fleet.storage.FleetStorage`)."""
-
-    async def write(self, writes: list[tuple[bytes, bytes | None]], /) -> None:
-        """Raises: NotLed, StorageError."""
-
-
+@dataclass(eq=False)
 class FleetSettings:
-    """A worker's knowledge of them, and their keeper where the slot is led.
+    """A worker's knowledge of them, and their slot_manager where the slot is led.
 
     default: what acts without any. first: what the broker URL says, for a fleet that never had settings.
-    check: raises Refused when a group is not coordinated here.
+    check: raises Refused when a group is not coordinated here. Raises: InvalidConfig (first).
     """
 
-    def __init__(
-        self,
-        default: FleetConfig,
-        *,
-        first: Mapping[str, str],
-        store: Store,
-        directory: Directory,
-        peers: Peers,
-        check: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        """Raises: InvalidConfig (first)."""
-        self._default = default
-        self._first = dict(first)
-        self._store = store
-        self._directory = directory
-        self._peers = peers
-        self._check = check
-        self._clock = clock
+    default: FleetConfig
+    _: KW_ONLY
+    first: Mapping[str, str]
+    store: StateStore
+    directory: Directory
+    peers: Peers
+    check: Callable[[str], None]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._version: Version = (-1, 0)
         self._stored: dict[str, str] | None = None
         self._counts = itertools.count(1)
@@ -189,8 +170,8 @@ class FleetSettings:
         self._heard: list[Callable[[FleetConfig], object]] = []
         self._warned: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
-        self.slot = group_slot(NAME, directory.slots)
-        self.acting = default.changed(first)
+        self.slot = group_slot(NAME, self.directory.slots)
+        self.acting = self.default.changed(self.first)
         """What this worker acts by: until it hears more, what its URL says."""
 
     def on_change(self, listener: Callable[[FleetConfig], object]) -> None:
@@ -204,16 +185,14 @@ class FleetSettings:
 
     async def close(self) -> None:
         """Ask no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def known(self) -> None:
         """Returns when they are known, or after `KNOW_S`."""
         if self._known.is_set():
             return
         try:
-            await self._clock.wait_for(self._known.wait(), KNOW_S)
+            await self.clock.wait_for(self._known.wait(), KNOW_S)
         except TimeoutError:
             logger.warning("the fleet's settings cannot be learned now; until then its workers act by the defaults")
             self._known.set()  # one wait is enough: others serve by now
@@ -226,65 +205,37 @@ class FleetSettings:
 
     async def refresh(self) -> None:
         """Hear of what has been set by now, if who leads the slot can be asked."""
+        node = self.directory.group_leader(NAME)
+        if node == NOBODY or self.directory.is_me(node):
+            return
         try:
-            await self._ask()
-        except (OSError, ClientError, Refused) as error:
+            self._hear(await self.peers.call(node, ASK, limit_s=CALL_S))
+        except (OSError, ClientError) as error:
             logger.debug("settings of the fleet are not told: %s", error)
 
     async def alter(self, changes: Mapping[str, str | None], *, validate_only: bool = False) -> None:
         """Set (None: unset) settings, all or none. Raises: InvalidConfig, Refused, ClientError, LogError."""
-        end_s = self._clock.monotonic() + SET_S
-        while True:
-            try:
-                self._hear(await self._put(changes, validate_only=validate_only, first=False))
-            except (OSError, ClientError, Refused) as error:
-                if not isinstance(error, OSError) and getattr(error, "code", None) not in MOVED:
-                    raise
-                problem = error
-            else:
-                return
-            if self._clock.monotonic() + PAUSE_S >= end_s:
-                text = f"who keeps the fleet's settings is not reached: {problem}"
-                raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
-            await self._clock.sleep(PAUSE_S)
+        await self._put(changes, validate_only=validate_only, first=False)
 
     # --- asking -------------------------------------------------------------------------------------------------
 
     async def _ask_on(self) -> None:
         while True:
             await self.refresh()
-            if self._stored is None and self._first and self._version[0] >= 0:
+            if self._stored is None and self.first and self._version[0] >= 0:
                 await self._offer()
-            await self._clock.sleep(ASK_S if self._known.is_set() else PAUSE_S)
+            await self.clock.sleep(ASK_S if self._known.is_set() else PAUSE_S)
 
     async def _offer(self) -> None:
         """None were ever set: the URL's are."""
         try:
-            self._hear(await self._put(self._first, validate_only=False, first=True))
+            await self._put(self.first, validate_only=False, first=True)
         except (OSError, ClientError, LogError, Refused, InvalidConfig) as error:
             logger.debug("the URL's settings are not set now: %s", error)
 
-    async def _ask(self) -> None:
-        node = self._leader()
-        if node is not None:
-            self._hear(await self._peers.call(node, ASK, limit_s=CALL_S))
-
-    async def _put(self, changes: Mapping[str, str | None], *, validate_only: bool, first: bool) -> Body:
-        node = self._leader()
+    async def _put(self, changes: Mapping[str, str | None], *, validate_only: bool, first: bool) -> None:
         fields: Body = {"changes": dict(changes), "validate_only": validate_only, "first": first}
-        if node is None:
-            return await self.answer_set(fields)
-        return await self._peers.call(node, SET, **fields)
-
-    def _leader(self) -> int | None:
-        """Who leads the slot; None: this worker does, or may. Raises: Refused (nobody)."""
-        node, _ = self._directory.leader(self.slot)
-        place = self._directory.place
-        if place is not None and node == place.node_id:
-            return None
-        if node == NOBODY:
-            raise Refused(ErrorCode.NOT_COORDINATOR, "nobody keeps the fleet's settings at the moment")
-        return node
+        self._hear(await self.peers.ask_coordinator(NAME, SET, lambda: self.answer_set(fields), **fields))
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
@@ -303,7 +254,7 @@ class FleetSettings:
         if version <= self._version:
             return
         self._version, self._stored = version, stored
-        if stored is not None or not self._first:
+        if stored is not None or not self.first:
             self._act(stored or {})
             self._compare(stored or {})
             self._known.set()
@@ -319,7 +270,7 @@ class FleetSettings:
 
     def _effective(self, stored: Mapping[str, str]) -> FleetConfig:
         """What acts: settings of another version's that cannot be followed are left out, with an error in the log."""
-        acting = self._default
+        acting = self.default
         try:
             return acting.changed(stored)
         except InvalidConfig:
@@ -333,7 +284,7 @@ class FleetSettings:
 
     def _compare(self, stored: Mapping[str, str]) -> None:
         """Say once that the URL is not heeded."""
-        differ = {name: text for name, text in self._first.items() if stored.get(name) != text}
+        differ = {name: text for name, text in self.first.items() if stored.get(name) != text}
         if differ and differ != self._warned:
             logger.warning(
                 "the fleet has settings of its own, so those in this worker's broker URL are not heeded; "
@@ -342,11 +293,10 @@ class FleetSettings:
             )
         self._warned = differ
 
-    # --- as keeper ------------------------------------------------------------------------------------------------
+    # --- as the owner of the slot ---------------------------------------------------------------------------------
 
     async def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """The slot was claimed here, with these entries. Raises: NotLed, LogError."""
-        claim = self._directory.claim(self.slot)
         value = next((value for key, value in entries if key == KEY), None)
         stored: dict[str, str] | None = None
         if value is not None:
@@ -355,20 +305,20 @@ class FleetSettings:
             except (ValueError, AttributeError) as error:
                 logger.error("what is stored of the fleet's settings cannot be read (%s); set them anew", error)  # noqa: TRY400
                 stored = {}
-        elif self._first:
-            stored = self._first
-            await self._store.write([(KEY, orjson.dumps(stored))])
-        self._learn((0 if claim is None else claim.epoch, next(self._counts)), stored)
+        elif self.first:
+            stored = dict(self.first)
+            await self.store.write([(KEY, orjson.dumps(stored))])
+        self._learn((self.directory.group_epoch(NAME), next(self._counts)), stored)
         self._tell()
 
     async def answer(self, _: Body) -> Body:
         """What is set, where the slot is led. Raises: Refused."""
-        self._check(NAME)
+        self.check(NAME)
         return self._told()
 
     async def answer_set(self, body: Body) -> Body:
         """Set some, where the slot is led. Raises: Refused, InvalidConfig, LogError."""
-        self._check(NAME)
+        self.check(NAME)
         changes = {str(name): None if text is None else str(text) for name, text in body["changes"].items()}
         async with self._writing:
             before = self._stored or {}
@@ -376,14 +326,14 @@ class FleetSettings:
                 return self._told()
             wanted = {name: text for name, text in {**before, **changes}.items() if text is not None}
             # What a later version's workers set is kept, as long as nobody touches it.
-            self._default.changed(
+            self.default.changed(
                 {name: text for name, text in wanted.items() if name in FLEET_CONFIGS or name in changes}
             )
             for name in changes:
                 if name not in FLEET_CONFIGS and name not in before:
                     raise unknown(name, FLEET_CONFIGS)
             if not body["validate_only"]:
-                await self._store.write([(KEY, orjson.dumps(wanted))])
+                await self.store.write([(KEY, orjson.dumps(wanted))])
                 self._learn((self._version[0], next(self._counts)), wanted)
                 self._tell()
             return self._told()
@@ -392,4 +342,4 @@ class FleetSettings:
         return {"version": self._version, "settings": self._stored}
 
     def _tell(self) -> None:
-        self._peers.tell_all(TELL, **self._told())
+        self.peers.tell_all(TELL, **self._told())

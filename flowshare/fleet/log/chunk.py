@@ -20,7 +20,7 @@ EPOCH_AT: Final = 12
 EPOCH_BYTES: Final = 4
 
 
-class Piece(NamedTuple):
+class ChunkSlice(NamedTuple):
     """Whole batches that follow each other. aborted: those of them that belong to aborted transactions.
 
     epoch: leader epoch under which the last of them was written, or one behind it; −1: not known.
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     epoch: int
 
 
-class Chunk:
+class LogChunk:
     """Batches that follow each other in the log; offsets between them are missing there.
 
     end: the offset behind the last one. epoch: the leader epoch under which that was written. size: bytes in memory.
@@ -51,7 +51,7 @@ class Chunk:
         self._firsts = [header.base_offset for header in headers]
         self._positions = [*[header.position for header in headers], last.position + last.size]
 
-    def read(self, offset: int, max_bytes: int) -> Piece:
+    def read(self, offset: int, max_bytes: int) -> ChunkSlice:
         """Batches from the one that holds `offset`, or the next one, on: at least one; `offset` is below `end`."""
         first = max(0, bisect_right(self._firsts, offset) - 1)
         first += self.batches[first].last < offset
@@ -59,18 +59,18 @@ class Chunk:
         begin = positions[first]
         behind = max(first + 1, bisect_right(positions, begin + max_bytes) - 1)
         if first == 0 and behind == len(self.batches):
-            return Piece(self.records, self.batches, self.aborted, self.epoch)
+            return ChunkSlice(self.records, self.batches, self.aborted, self.epoch)
         batches = self.batches[first:behind]
         aborted = self.aborted
         if aborted:
             aborted = tuple([batch for batch in aborted if batches[0].first <= batch.first <= batches[-1].first])
-        return Piece(self.records[begin : positions[behind]], batches, aborted, self.epoch)
+        return ChunkSlice(self.records[begin : positions[behind]], batches, aborted, self.epoch)
 
 
 class Parsed(NamedTuple):
     """What an answer holds. damage: why it ends where it does, if its bytes are not what they should be."""
 
-    chunk: Chunk | None
+    chunk: LogChunk | None
     damage: str | None
 
 
@@ -99,7 +99,7 @@ def parse(records: bytes, offset: int, aborted: Sequence[AbortedTransaction] = (
     among = aborted_batches(headers, aborted) if aborted else ()
     if begin:
         headers = [header._replace(position=header.position - begin) for header in headers]
-    return Parsed(Chunk(records[begin:end], headers, among), damage)
+    return Parsed(LogChunk(records[begin:end], headers, among), damage)
 
 
 def leader_epoch(records: bytes, position: int = 0) -> int:

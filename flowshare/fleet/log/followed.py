@@ -1,20 +1,29 @@
-"""One partition that this worker leads share-partitions of: its bounds as they are known, and its lanes.
+"""The followed partitions, those that this worker leads share-partitions of: bounds as they are known, and buffers.
 
 Bounds only grow, because answers of different requests come in any order and a new leader may for a moment know less
 than the old one (KIP-207); they are set back by `found` alone, when the brokers said that the log has been cut.
+
+`FollowedLogs` has all of them, and tells when one moves on or is cut.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from flowshare.fleet.log.read_ahead import ReadBuffer
 from flowshare.log.base import LogOffsets, UnknownTopic
 
 if TYPE_CHECKING:
     import asyncio
     import uuid
 
-    from flowshare.fleet.log.lane import Lane
+    from flowshare.clock import Clock
+    from flowshare.fleet.log.read_ahead import Memory
+    from flowshare.fleet.log.settings import LogSettings
+    from flowshare.log.base import AppendListener
+    from flowshare.protocol.messages import FetchedLog
 
 
 class Followed:
@@ -33,7 +42,7 @@ class Followed:
         self.failures = 0
         self.topic_id: uuid.UUID | None = None
         self.syncing: asyncio.Task[None] | None = None
-        self.lanes: dict[bool, Lane] = {}
+        self.buffers: dict[bool, ReadBuffer] = {}
         """By whether they are of committed records."""
         self._offsets: LogOffsets | None = None
 
@@ -76,14 +85,99 @@ class Followed:
             self._offsets = offsets
         else:
             self.told(offsets.log_start, offsets.high_watermark, offsets.last_stable)
-        for lane in self.lanes.values():
-            lane.cut(self._offsets.log_start, self.end(committed=lane.committed))
+        for buffer in self.buffers.values():
+            buffer.cut(self._offsets.log_start, self.end(committed=buffer.committed))
         return cut
 
     def lose(self) -> None:
         """The topic is gone, or is another one now."""
         self._offsets = None
         self.topic_id = None
-        for lane in self.lanes.values():
-            lane.unwatch()
-        self.lanes.clear()
+        for buffer in self.buffers.values():
+            buffer.unwatch()
+        self.buffers.clear()
+
+
+CutListener = Callable[[str, int, int], object]
+"""Told topic, partition and the offset at which the log ends since records at its end were lost."""
+
+logger = logging.getLogger(__name__)
+
+
+class FollowedLogs:
+    """By topic and partition."""
+
+    def __init__(self, memory: Memory, clock: Clock, settings: LogSettings) -> None:
+        self.memory = memory
+        self.clock = clock
+        self.settings = settings
+        self.by_place: dict[tuple[str, int], Followed] = {}
+        self.append_listeners: list[AppendListener] = []
+        self.cut_listeners: list[CutListener] = []
+
+    def find(self, topic: str, partition: int) -> Followed:
+        """A followed partition. Raises: UnknownTopic."""
+        followed = self.by_place.get((topic, partition))
+        if followed is None:
+            raise UnknownTopic(f"{topic}-{partition} is not read by this worker")
+        return followed
+
+    def of(self, buffer: ReadBuffer) -> Followed | None:
+        """The followed partition that a buffer belongs to; None when the buffer is not in use any more."""
+        followed = self.by_place.get((buffer.topic, buffer.partition))
+        return followed if followed is not None and followed.buffers.get(buffer.committed) is buffer else None
+
+    def of_topic(self, topic: str) -> list[Followed]:
+        """The followed partitions of a topic."""
+        return [followed for followed in self.by_place.values() if followed.topic == topic]
+
+    def buffer(self, followed: Followed, *, committed: bool) -> ReadBuffer:
+        """The buffer of an isolation level."""
+        buffer = followed.buffers.get(committed)
+        if buffer is None:
+            self.memory.buffers += 1
+            buffer = followed.buffers[committed] = ReadBuffer(
+                followed.topic,
+                followed.partition,
+                committed=committed,
+                memory=self.memory,
+                stretch_bytes=self.settings.stretch_bytes,
+                now_s=self.clock.monotonic(),
+            )
+        return buffer
+
+    def drop(self, followed: Followed) -> list[ReadBuffer]:
+        """Forget what is known of a partition; its buffers that were."""
+        buffers = list(followed.buffers.values())
+        self.memory.buffers -= len(buffers)
+        followed.lose()
+        return buffers
+
+    def told(self, followed: Followed, answer: FetchedLog) -> None:
+        """Take over the bounds of an answer, and tell if they have moved."""
+        if followed.told(answer.log_start, answer.high_watermark, answer.last_stable):
+            self.moved(followed)
+
+    def found(self, followed: Followed, offsets: LogOffsets, *, before: int) -> None:
+        """Take over bounds that were asked for when the log was known to end at `before`, and tell."""
+        if followed.found(offsets, before=before):
+            logger.warning(
+                "the log was cut: records at its end were lost with a leader topic=%s partition=%d end=%d",
+                followed.topic,
+                followed.partition,
+                offsets.high_watermark,
+            )
+            for listener in self.cut_listeners:
+                try:
+                    listener(followed.topic, followed.partition, offsets.high_watermark)
+                except Exception:
+                    logger.exception("a cut log could not be told topic=%s", followed.topic)
+        self.moved(followed)
+
+    def moved(self, followed: Followed) -> None:
+        """Tell that a log has grown, or its start has moved."""
+        for listener in self.append_listeners:
+            try:
+                listener(followed.topic, followed.partition)
+            except Exception:
+                logger.exception("news of a log could not be told topic=%s", followed.topic)

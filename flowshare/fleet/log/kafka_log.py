@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from flowshare.fleet.log.asking import Asking, check, joined
+from flowshare.clock import backoff_s
 from flowshare.fleet.log.ends import Ends
-from flowshare.fleet.log.followed import Followed
-from flowshare.fleet.log.memory import Memory
-from flowshare.fleet.log.reader import Reader
-from flowshare.fleet.log.registry import Registry
-from flowshare.fleet.log.run import Run
+from flowshare.fleet.log.followed import Followed, FollowedLogs
+from flowshare.fleet.log.lookups import Lookups, check, joined
+from flowshare.fleet.log.read_ahead import BufferedRun, Memory
+from flowshare.fleet.log.reader import FollowedReader
 from flowshare.fleet.log.settings import LogSettings
 from flowshare.fleet.log.topics import Topics
 from flowshare.log.base import (
     Appended,
-    CorruptRecords,
-    InvalidTopic,
+    CorruptBatches,
     StorageError,
     Topic,
     UnknownTopic,
@@ -38,18 +36,17 @@ from flowshare.log.topics import check_name
 from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.batches import check as check_batches
 from flowshare.protocol.messages import CreateTopicRequest, ProduceRequest
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import uuid
 
-    from flowshare.client.cluster import Cluster
-    from flowshare.fleet.log.registry import CutListener
+    from flowshare.client.net.cluster import Cluster
+    from flowshare.fleet.log.followed import CutListener
     from flowshare.fleet.log.topics import TopicsListener
-    from flowshare.log.base import Admission, AppendListener, LogOffsets, ReadResult
-    from flowshare.transactions.producers import Producer
+    from flowshare.log.base import AppendListener, LogOffsets, ReadResult
 
-PRODUCER_EXPIRY_MS: Final = 86_400_000
-SYNC_PAUSE_MAX_S: Final = 2.0
+SYNC_PAUSE_S, SYNC_PAUSE_MAX_S = 0.1, 2.0
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 logger = logging.getLogger(__name__)
@@ -58,20 +55,18 @@ logger = logging.getLogger(__name__)
 class KafkaLog:
     """Reads the topics of the Kafka behind `cluster`."""
 
-    producer_expiry_ms = PRODUCER_EXPIRY_MS
-
     def __init__(
         self, cluster: Cluster, *, client_id: str = "flowshare-log", settings: LogSettings | None = None
     ) -> None:
         settings = settings or LogSettings()
         self._clock = cluster.clock
         self._syncing: set[asyncio.Task[None]] = set()
-        self._asking = Asking(cluster, client_id)
-        self._topics = Topics(self._asking, cluster.clock, settings)
+        self._lookups = Lookups(cluster, client_id)
+        self._topics = Topics(self._lookups, cluster.clock, settings)
         self._topics.on_change(self._topics_changed)
-        self._registry = Registry(Memory(settings), cluster.clock, settings)
+        self._registry = FollowedLogs(Memory(settings), cluster.clock, settings)
         self._ends = Ends(self._registry, self._topics, cluster, client_id=client_id, resync=self._sync)
-        self._reader = Reader(self._registry, self._asking, self._ends, resync=self._synced)
+        self._reader = FollowedReader(self._registry, self._lookups, self._ends, resync=self._synced)
 
     async def start(self) -> None:
         """Begin to look topics up; the cluster was started."""
@@ -79,15 +74,12 @@ class KafkaLog:
 
     async def close(self) -> None:
         """Read nothing any more; the cluster stays."""
-        syncing = tuple(self._syncing)
-        for task in syncing:
-            task.cancel()
-        await asyncio.gather(*syncing, return_exceptions=True)
+        await cancelled(*self._syncing)
         self._registry.by_place.clear()
         await self._topics.close()
         await self._ends.close()
         await self._reader.close()
-        await self._asking.close()
+        await self._lookups.close()
 
     # --- topics -------------------------------------------------------------------------------------------------
 
@@ -109,7 +101,7 @@ class KafkaLog:
         """Make a topic, as dead letters want one. Raises: TopicExists, InvalidTopic, StorageError, LogError."""
         check_name(name, internal=internal)
         request = CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs))
-        answer = await self._asking.send(request, tries=1)
+        answer = await self._lookups.send(request, tries=1)
         await self._topics.refresh([name])
         check(answer.error, answer.message, f"making topic {name}")
         topic = self._topics.get(name)
@@ -117,48 +109,19 @@ class KafkaLog:
             raise StorageError(f"topic {name} was made, but the brokers do not know it yet; try again later")
         return topic
 
-    async def delete_topic(self, name: str) -> None:
-        """Refused. Raises: InvalidTopic."""
-        raise InvalidTopic(_REFUSAL)
-
-    async def create_partitions(self, name: str, total: int) -> Topic:
-        """Refused. Raises: InvalidTopic."""
-        raise InvalidTopic(_REFUSAL)
-
-    async def alter_topic(self, name: str, configs: Mapping[str, str | None]) -> Topic:
-        """Refused. Raises: InvalidTopic."""
-        raise InvalidTopic(_REFUSAL)
-
-    async def delete_records(self, topic: str, partition: int, before: int) -> int:
-        """Refused. Raises: InvalidTopic."""
-        raise InvalidTopic(_REFUSAL)
-
     # --- writing --------------------------------------------------------------------------------------------------
 
-    async def append(
-        self,
-        topic: str,
-        partition: int,
-        records: bytes,
-        *,
-        admit: Admission | None = None,
-        source: Hashable | None = None,
-    ) -> Appended:
+    async def append(self, topic: str, partition: int, records: bytes) -> Appended:
         """Give record batches to the partition's leader; what it did not confirm may be there all the same.
 
-        source: whoever sent them, the leader looks into all of them.
-
-        Raises: UnknownTopic, CorruptRecords, RecordsTooLarge, InvalidRecord, StorageError, LogError.
+        Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, StorageError, LogError.
         """
-        del source
         try:
             headers = check_batches(records)
         except DecodeError as error:
-            raise CorruptRecords(str(error)) from error
+            raise CorruptBatches(str(error)) from error
         await self._exists(topic, partition)
-        if admit is not None:
-            admit()
-        answer = await self._asking.send(ProduceRequest(topic=topic, partition=partition, records=records), tries=1)
+        answer = await self._lookups.send(ProduceRequest(topic=topic, partition=partition, records=records), tries=1)
         check(answer.error, answer.message, f"writing to {topic}-{partition}")
         count = sum(header.last_offset - header.base_offset + 1 for header in headers)
         return Appended(
@@ -167,16 +130,6 @@ class KafkaLog:
             log_start=answer.log_start,
             append_time_ms=answer.append_time_ms,
         )
-
-    async def append_control(
-        self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
-    ) -> Appended:
-        """Refused: Kafka ends its own transactions. Raises: InvalidTopic."""
-        raise InvalidTopic(_REFUSAL)
-
-    def producers(self, topic: str, partition: int) -> Mapping[int, Producer]:
-        """None: Kafka keeps them."""
-        return {}
 
     # --- following ------------------------------------------------------------------------------------------------
 
@@ -219,12 +172,12 @@ class KafkaLog:
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
         """Bounds of any partition, asked of its leader. Raises: UnknownTopic, StorageError, LogError."""
         await self._exists(topic, partition)
-        return await self._asking.bounds(topic, partition)
+        return await self._lookups.bounds(topic, partition)
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic, StorageError."""
         await self._exists(topic, partition)
-        return await self._asking.at_time(topic, partition, timestamp_ms)
+        return await self._lookups.at_time(topic, partition, timestamp_ms)
 
     async def divergence(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
         """The highest leader epoch up to `epoch` that is in the log, and the offset behind its last record.
@@ -233,7 +186,7 @@ class KafkaLog:
         Raises: UnknownTopic, StorageError, LogError.
         """
         await self._exists(topic, partition)
-        return await self._asking.divergence(topic, partition, epoch)
+        return await self._lookups.divergence(topic, partition, epoch)
 
     async def read(
         self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
@@ -242,7 +195,7 @@ class KafkaLog:
 
         committed: none past the last stable offset. A read that had to ask the brokers gives what they gave, which is
         nothing while a new leader knows less of the log than the old one did.
-        Raises: UnknownTopic, OffsetOutOfRange, CorruptRecords, StorageError, LogError.
+        Raises: UnknownTopic, OffsetOutOfRange, CorruptBatches, StorageError, LogError.
         """
         return await self._reader.read((topic, partition), offset, max_bytes=max_bytes, committed=committed)
 
@@ -293,8 +246,8 @@ class KafkaLog:
         logger.info("the bounds of %s-%d are not known: %s", followed.topic, followed.partition, error)
         if isinstance(error, UnknownTopic) or self._registry.by_place.get(followed.place) is not followed:
             return  # it is followed again when the topic comes back
-        pause_s = min(0.1 * 2**followed.failures, SYNC_PAUSE_MAX_S)
         followed.failures += 1
+        pause_s = backoff_s(followed.failures, SYNC_PAUSE_S, SYNC_PAUSE_MAX_S)
         self._clock.call_later(pause_s, lambda: self._sync_again(followed))
 
     def _sync_again(self, followed: Followed) -> None:
@@ -304,7 +257,7 @@ class KafkaLog:
     async def _find(self, followed: Followed) -> None:
         topic = await self._exists(followed.topic, followed.partition)
         before = followed.offsets().high_watermark if followed.known else -1
-        offsets = await self._asking.bounds(followed.topic, followed.partition)
+        offsets = await self._lookups.bounds(followed.topic, followed.partition)
         if self._registry.by_place.get(followed.place) is not followed:
             return
         now = self._topics.get(followed.topic)
@@ -313,13 +266,13 @@ class KafkaLog:
         followed.failures = 0
         followed.topic_id = topic.topic_id
         self._registry.found(followed, offsets, before=before)
-        if not followed.lanes:
-            lane = self._registry.lane(followed, committed=followed.committed)
-            lane.watch_from(Run(followed.end(committed=followed.committed)))
-        for lane in followed.lanes.values():
-            if lane.tail is not None:
-                lane.rests_until_s = 0.0
-                self._ends.start(lane)
+        if not followed.buffers:
+            buffer = self._registry.buffer(followed, committed=followed.committed)
+            buffer.watch_from(BufferedRun(followed.end(committed=followed.committed)))
+        for buffer in followed.buffers.values():
+            if buffer.tail is not None:
+                buffer.rests_until_s = 0.0
+                self._ends.start(buffer)
 
     def _topics_changed(self, names: frozenset[str]) -> None:
         for name in names:
@@ -333,6 +286,3 @@ class KafkaLog:
 
     def _lose(self, followed: Followed) -> None:
         self._ends.stop(self._registry.drop(followed))
-
-
-_REFUSAL: Final = "a fleet of workers leaves topics to Kafka: use Kafka's own tools with the brokers' address"

@@ -1,18 +1,26 @@
 """Questions to the leaders of partitions that are answered at once: records at an offset, bounds, times.
 
 They go over connections of their own, so that none of them waits behind a parked fetch.
+
+Where many logs begin and end is asked of each broker for all of its logs at once (`LogBounds`): a thousand partitions
+that fifty groups begin to read would be 150,000 questions otherwise. Who asks while a question is under way waits for
+the next one, with all others who do; a log whose broker does not say is asked about by itself, by whoever leads it
+then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.client.errors import ClientError, Unsupported
-from flowshare.fleet.log.bounds import Bounds
+from flowshare.client.net.topology import NOBODY
 from flowshare.fleet.log.chunk import Parsed, parse
+from flowshare.fleet.log.watch import BrokerConnection
 from flowshare.log.base import (
-    CorruptRecords,
+    CorruptBatches,
     InvalidRecord,
     InvalidTopic,
     LogError,
@@ -28,12 +36,16 @@ from flowshare.protocol.messages import (
     FetchPartition,
     FetchRequest,
     ListOffsetsRequest,
+    ManyOffsetsRequest,
     OffsetForLeaderEpochRequest,
 )
 from flowshare.protocol.messages.records import EARLIEST, LATEST
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.client.cluster import Cluster
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from flowshare.client.net.cluster import Cluster
     from flowshare.protocol.messages import FetchedLog, Request
 
 R = TypeVar("R")
@@ -48,7 +60,7 @@ ERRORS: Final[dict[ErrorCode, type[LogError]]] = {
     ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
     ErrorCode.UNKNOWN_TOPIC_ID: UnknownTopic,
-    ErrorCode.CORRUPT_MESSAGE: CorruptRecords,
+    ErrorCode.CORRUPT_MESSAGE: CorruptBatches,
     ErrorCode.MESSAGE_TOO_LARGE: RecordsTooLarge,
     ErrorCode.RECORD_LIST_TOO_LARGE: RecordsTooLarge,
     ErrorCode.INVALID_RECORD: InvalidRecord,
@@ -63,12 +75,12 @@ ADVICE: Final[dict[ErrorCode, str]] = {
 }
 
 
-class Asking:
+class Lookups:
     """Asks the leaders. Every method raises LogError, StorageError when the brokers cannot answer now."""
 
     def __init__(self, cluster: Cluster, client_id: str) -> None:
         self._connection = cluster.connect(client_id)
-        self._bounds = Bounds(cluster, client_id, self._bounds_alone)
+        self._bounds = LogBounds(cluster, client_id, self._bounds_alone)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -84,7 +96,7 @@ class Asking:
             except (OSError, ClientError) as error:
                 if not left or not isinstance(error, OSError):
                     raise StorageError(f"Kafka does not answer now: {error}") from error
-            await clock.sleep(settings.backoff_min_s)
+            await clock.sleep(settings.retry_backoff)
         raise AssertionError("there is a last try")
 
     async def records(
@@ -155,3 +167,92 @@ async def joined(task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise StorageError("the log is closed; ask another worker")
     return task.result()
+
+
+AT_ONCE: Final = 1_000
+"""Logs in one question."""
+ALONE_AT_ONCE: Final = 64
+"""Logs that are asked about by themselves at a time."""
+
+Where = tuple[str, int]
+Answers = dict[Where, "asyncio.Future[LogOffsets | None]"]
+
+logger = logging.getLogger(__name__)
+
+
+class LogBounds:
+    """alone: asks about one log, whoever leads it; raises LogError."""
+
+    def __init__(self, cluster: Cluster, client_id: str, alone: Callable[[str, int], Awaitable[LogOffsets]]) -> None:
+        self._cluster = cluster
+        self._client_id = client_id
+        self._alone = alone
+        self._turns = asyncio.Semaphore(ALONE_AT_ONCE)
+        self._coming: dict[int, Answers] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._lines: dict[int, BrokerConnection] = {}
+
+    async def close(self) -> None:
+        """Ask nothing any more."""
+        await cancelled(*self._tasks.values())
+        for line in self._lines.values():
+            await line.close()
+
+    async def of(self, topic: str, partition: int) -> LogOffsets:
+        """As they are after the call. Raises: LogError."""
+        node = self._cluster.topology.leader(topic, partition)
+        found = None if node == NOBODY else await asyncio.shield(self._answer(node, (topic, partition)))
+        if found is not None:
+            return found
+        async with self._turns:
+            return await self._alone(topic, partition)
+
+    def _answer(self, node: int, where: Where) -> asyncio.Future[LogOffsets | None]:
+        """What the next question to a broker will give; None: nothing."""
+        coming = self._coming.setdefault(node, {})
+        answer = coming.get(where)
+        if answer is None:
+            answer = coming[where] = asyncio.get_running_loop().create_future()
+        if node not in self._tasks:
+            self._tasks[node] = asyncio.create_task(self._run(node), name=f"bounds of logs at {node}")
+        return answer
+
+    async def _run(self, node: int) -> None:
+        """Ask until nobody waits."""
+        asked: Answers = {}
+        try:
+            while coming := self._coming.pop(node, None):
+                asked = dict(itertools.islice(coming.items(), AT_ONCE))
+                rest = dict(itertools.islice(coming.items(), AT_ONCE, None))
+                if rest:
+                    self._coming[node] = rest
+                found = await self._ask(node, tuple(asked)) if len(asked) > 1 else (None,)
+                for answer, bounds in zip(asked.values(), found, strict=True):
+                    answer.set_result(bounds)
+        finally:
+            del self._tasks[node]
+            for answer in (*asked.values(), *self._coming.pop(node, {}).values()):
+                if not answer.done():
+                    answer.set_result(None)
+
+    async def _ask(self, node: int, wheres: Sequence[Where]) -> Sequence[LogOffsets | None]:
+        """One after the other, so that a log may only have grown in between."""
+        line = self._lines.get(node)
+        if line is None:
+            line = self._lines[node] = BrokerConnection(self._cluster, node, self._client_id)
+        told: list[list[int | None]] = []
+        try:
+            for which, committed in ((EARLIEST, False), (LATEST, True), (LATEST, False)):
+                request = ManyOffsetsRequest(partitions=tuple(wheres), timestamp_ms=which, committed=committed)
+                answer = await line.send(request)
+                told.append([one.offset if one.error is ErrorCode.NONE else None for one in answer.offsets])
+        except (OSError, ClientError) as error:
+            logger.info("the bounds of %d logs are asked for one by one: %s", len(wheres), error)
+            return [None] * len(wheres)
+        return [_bounds(*three) for three in zip(*told, strict=True)]
+
+
+def _bounds(start: int | None, stable: int | None, high: int | None) -> LogOffsets | None:
+    if start is None or stable is None or high is None:
+        return None
+    return LogOffsets(log_start=min(start, stable), high_watermark=max(high, stable), last_stable=stable)

@@ -1,6 +1,6 @@
-"""A lane: what of one partition is in memory for one isolation level, and how it is to go on.
+"""`ReadBuffer`: what of one partition is in memory for one isolation level, and how it is to go on.
 
-One run, the *tail*, is what the parked fetch of the partition's leader fills: its end is the lane's read position.
+One run, the *tail*, is what the parked fetch of the partition's leader fills: its end is the buffer's read position.
 
     OFF       no tail: nobody reads this isolation level at the log's end
     WATCHED   the tail's end is asked about all the time
@@ -12,17 +12,29 @@ PAUSED → WATCHED also when somebody comes to the tail's end by another way, be
 tail was emptied.
 The other runs are *cold*: older places where some group reads, filled one stretch ahead of it. When a cold run comes to
 the log's end it becomes the tail, unless a tail is there that goes on from where the run ends.
+
+A `BufferedRun` is a stretch of one partition's log that lies in memory, read at its front and filled at its end. Chunks
+go at the front only, so that a run never has a hole of its own:
+
+    start ≤ given ≤ end        offsets; [start, end) is here but for what is missing in the log itself
+    ahead                      bytes behind `given`, the furthest that anybody has read
+
+All partitions together keep no more than a bound in memory (`Memory`): the runs that were read longest ago go first.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from flowshare.fleet.log.run import Run
+from flowshare.fleet.log.chunk import ChunkSlice
 
 if TYPE_CHECKING:
-    from flowshare.fleet.log.chunk import Chunk, Piece
-    from flowshare.fleet.log.memory import Memory
+    import asyncio
+
+    from flowshare.fleet.log.chunk import LogChunk
+    from flowshare.fleet.log.settings import LogSettings
 
 COLD_MAX: Final = 4
 """Older places of one partition at which groups read."""
@@ -30,7 +42,7 @@ COLD_STRETCHES: Final = 3
 """Stretches that a cold run holds: one that is read, one ahead, and what others may still want."""
 
 
-class Lane:
+class ReadBuffer:
     """Runs of one partition and isolation level.
 
     used_s: when it was read last. rests_until_s: it is not asked about before. failures: in a row. damaged_at: where
@@ -43,8 +55,8 @@ class Lane:
         self.topic = topic
         self.partition = partition
         self.committed = committed
-        self.tail: Run | None = None
-        self.cold: list[Run] = []
+        self.tail: BufferedRun | None = None
+        self.cold: list[BufferedRun] = []
         self.paused = False
         self.used_s = now_s
         self.rests_until_s = 0.0
@@ -55,7 +67,7 @@ class Lane:
         self._cold_bytes = COLD_STRETCHES * stretch_bytes
         self._stretch_bytes = stretch_bytes
 
-    def read(self, offset: int, max_bytes: int) -> Piece | None:
+    def read(self, offset: int, max_bytes: int) -> ChunkSlice | None:
         """Batches from the one that holds `offset`, or the next one, on; None when they are not here."""
         run = self._covering(offset)
         if run is None:
@@ -65,7 +77,7 @@ class Lane:
         self.given(piece)
         return piece
 
-    def given(self, piece: Piece) -> None:
+    def given(self, piece: ChunkSlice) -> None:
         """Somebody has this, from wherever: a paused tail goes on when its readers come near its end."""
         tail = self.tail
         if not self.paused or tail is None or not piece.batches:
@@ -74,7 +86,7 @@ class Lane:
         if end >= tail.end or (end > tail.start and tail.ahead < self._memory.allowance // 4):
             self.paused = False
 
-    def wants_more(self, end: int) -> Run | None:
+    def wants_more(self, end: int) -> BufferedRun | None:
         """The cold run that was read last, if it should be filled further; `end`: where the log ends."""
         if not self.cold:
             return None
@@ -84,7 +96,7 @@ class Lane:
             return None
         return run
 
-    def run_for(self, offset: int) -> Run:
+    def run_for(self, offset: int) -> BufferedRun:
         """The run that is to be filled so that `offset` can be read: one that ends there, else a new one."""
         if self.tail is not None and self.tail.end == offset:
             return self.tail
@@ -97,11 +109,11 @@ class Lane:
                 break
         if len(self.cold) >= COLD_MAX:
             self._forget(self.cold[-1])
-        run = Run(offset)
+        run = BufferedRun(offset)
         self.cold.insert(0, run)
         return run
 
-    def add(self, run: Run, chunk: Chunk) -> None:
+    def add(self, run: BufferedRun, chunk: LogChunk) -> None:
         """The run goes on. More of the tail than its share is not asked for until it is read."""
         allowance = self._memory.allowance
         tail = run is self.tail
@@ -109,7 +121,7 @@ class Lane:
         if tail and run.ahead >= allowance // 2:
             self.paused = True
 
-    def reached_end(self, run: Run) -> bool:
+    def reached_end(self, run: BufferedRun) -> bool:
         """A run has come to the log's end; whether it has become the tail by that."""
         tail = self.tail
         if run is tail or run not in self.cold:
@@ -122,7 +134,7 @@ class Lane:
         self.watch_from(run)
         return True
 
-    def watch_from(self, run: Run) -> None:
+    def watch_from(self, run: BufferedRun) -> None:
         """Make this run the tail; what was the tail goes on as a place where somebody may read."""
         if self.tail is not None:
             self.cold.insert(0, self.tail)
@@ -131,7 +143,7 @@ class Lane:
         self.tail = run
         self.paused = False
 
-    def holds(self, run: Run) -> bool:
+    def holds(self, run: BufferedRun) -> bool:
         """Whether the run is still one of these."""
         return run is self.tail or run in self.cold
 
@@ -152,7 +164,7 @@ class Lane:
         self._memory.cut(tail, end)
         if not log_start <= tail.end:
             self._memory.forget(tail)
-            self.tail = Run(end)
+            self.tail = BufferedRun(end)
         self.paused = False
 
     def clear(self) -> None:
@@ -161,10 +173,10 @@ class Lane:
             self._forget(run)
         if self.tail is not None:
             self._memory.forget(self.tail)
-            self.tail = Run(self.tail.end)
+            self.tail = BufferedRun(self.tail.end)
         self.paused = False
 
-    def _covering(self, offset: int) -> Run | None:
+    def _covering(self, offset: int) -> BufferedRun | None:
         tail = self.tail
         if tail is not None and tail.covers(offset):
             return tail
@@ -175,6 +187,156 @@ class Lane:
                 return run
         return None
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: BufferedRun) -> None:
         self.cold.remove(run)
         self._memory.forget(run)
+
+
+class Memory:
+    """size: bytes of all runs, at most `ahead_bytes` behind each call. buffers: how many share them."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._settings = settings
+        self._by_use: OrderedDict[BufferedRun, None] = OrderedDict()
+        self.size = 0
+        self.buffers = 0
+
+    @property
+    def allowance(self) -> int:
+        """Bytes that one buffer's run at the log's end may hold."""
+        settings = self._settings
+        share = settings.ahead_bytes // max(1, self.buffers)
+        return max(settings.ahead_least_bytes, min(share, settings.ahead_partition_bytes))
+
+    def used(self, run: BufferedRun) -> None:
+        """Somebody reads it."""
+        self._by_use[run] = None
+        self._by_use.move_to_end(run)
+
+    def add(self, run: BufferedRun, chunk: LogChunk, *, kept: int) -> None:
+        """The run goes on; what was read of it goes as far as it is larger than `kept`."""
+        run.add(chunk)
+        self.size += chunk.size
+        if run not in self._by_use:
+            self.used(run)
+        while run.size > kept and (size := run.drop(given_only=True)):
+            self.size -= size
+        while self.size > self._settings.ahead_bytes and self._by_use:
+            oldest = next(iter(self._by_use))
+            size = oldest.drop(given_only=False)
+            self.size -= size
+            if not size:
+                del self._by_use[oldest]
+
+    def cut(self, run: BufferedRun, end: int) -> None:
+        """Forget what lies at `end` and behind."""
+        self.size -= run.cut(end)
+
+    def forget(self, run: BufferedRun) -> None:
+        """The run is not wanted any more."""
+        while size := run.drop(given_only=False):
+            self.size -= size
+        self._by_use.pop(run, None)
+
+
+class BufferedRun:
+    """Chunks that follow each other.
+
+    epoch: leader epoch of the batch before `end`, −1: not known. filling: brings in what follows, if that is under way.
+    """
+
+    __slots__ = ("_chunks", "_ends", "_past", "_through", "ahead", "end", "epoch", "filling", "given", "size", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = self.given = start
+        self.size = self.ahead = 0
+        self.epoch = -1
+        self.filling: asyncio.Task[LogChunk | None] | None = None
+        self._chunks: list[LogChunk] = []
+        self._ends: list[int] = []
+        self._through: list[int] = []
+        """Bytes that were ever added, each chunk's included."""
+        self._past = 0
+
+    def covers(self, offset: int) -> bool:
+        """Whether what follows `offset` is here."""
+        return self.start <= offset < self.end
+
+    def read(self, offset: int, max_bytes: int) -> ChunkSlice:
+        """Batches from the one that holds `offset`, or the next one, on: at least one; `offset` is covered."""
+        index = bisect_right(self._ends, offset)
+        piece = self._chunks[index].read(offset, max_bytes)
+        end = piece.batches[-1].last + 1
+        left = max_bytes - len(piece.records)
+        if end == self._ends[index]:
+            index += 1
+            if left > 0 and index < len(self._chunks):
+                piece, index = self._longer(piece, index, left)
+                end = piece.batches[-1].last + 1
+        if end > self.given:
+            self.given = end
+            self.ahead = self._past - (self._through[index - 1] if index else self._past - self.size)
+        return piece
+
+    def _longer(self, piece: ChunkSlice, index: int, left: int) -> tuple[ChunkSlice, int]:
+        """The piece with what fits of the chunks from `index` on, and the chunk behind the last that was used up."""
+        pieces = [piece]
+        while index < len(self._chunks) and left > 0:
+            chunk = self._chunks[index]
+            more = chunk.read(chunk.batches[0].first, left)
+            if len(more.records) > left:
+                break
+            pieces.append(more)
+            left -= len(more.records)
+            if more.batches[-1].last + 1 < chunk.end:
+                break
+            index += 1
+        whole = ChunkSlice(
+            b"".join([one.records for one in pieces]),
+            tuple([batch for one in pieces for batch in one.batches]),
+            tuple([batch for one in pieces for batch in one.aborted]),
+            pieces[-1].epoch,
+        )
+        return whole, index
+
+    def add(self, chunk: LogChunk) -> None:
+        """Go on at the end."""
+        self._chunks.append(chunk)
+        self._ends.append(chunk.end)
+        self._past += chunk.size
+        self._through.append(self._past)
+        self.size += chunk.size
+        self.ahead += chunk.size
+        self.end = chunk.end
+        self.epoch = chunk.epoch
+
+    def drop(self, *, given_only: bool) -> int:
+        """Forget the first chunk (`given_only`: if all of it was read); how many bytes that were."""
+        if not self._chunks or (given_only and self._ends[0] > self.given):
+            return 0
+        chunk = self._chunks.pop(0)
+        self.start = self._ends.pop(0)
+        del self._through[0]
+        self.size -= chunk.size
+        if self.given < self.start:
+            self.given = self.start
+        self.ahead = min(self.ahead, self.size)
+        return chunk.size
+
+    def cut(self, end: int) -> int:
+        """Forget what lies at `end` and behind; how many bytes that were."""
+        before = self.size
+        while self._chunks and self._chunks[-1].end > end:
+            # The part of it that stays is read again when it is wanted.
+            chunk = self._chunks.pop()
+            self._ends.pop()
+            self._through.pop()
+            self._past -= chunk.size
+            self.size -= chunk.size
+        self.ahead = min(self.ahead, self.size)
+        if self.end > end:
+            self.end = self._ends[-1] if self._ends else min(self.start, end)
+            self.epoch = self._chunks[-1].epoch if self._chunks else -1
+        self.start = min(self.start, self.end)
+        self.given = min(self.given, self.end)
+        return before - self.size

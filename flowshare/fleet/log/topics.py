@@ -17,17 +17,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 from flowshare.client.errors import Unsupported
-from flowshare.fleet.log.asking import joined
+from flowshare.fleet.log.lookups import joined
 from flowshare.log.base import InvalidTopic, LogError, StorageError, Topic
 from flowshare.log.topics import check_name
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import MetadataRequest
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import uuid
 
     from flowshare.clock import Clock
-    from flowshare.fleet.log.asking import Asking
+    from flowshare.fleet.log.lookups import Lookups
     from flowshare.fleet.log.settings import LogSettings
     from flowshare.protocol.messages import MetadataResponse, TopicMetadata
 
@@ -48,8 +49,8 @@ logger = logging.getLogger(__name__)
 class Topics(Mapping[str, Topic]):
     """What is known, as a mapping; looking for a name that is not known makes it wanted."""
 
-    def __init__(self, asking: Asking, clock: Clock, settings: LogSettings) -> None:
-        self._asking = asking
+    def __init__(self, asking: Lookups, clock: Clock, settings: LogSettings) -> None:
+        self._lookups = asking
         self._clock = clock
         self._settings = settings
         self._known: dict[str, Topic] = {}
@@ -70,10 +71,7 @@ class Topics(Mapping[str, Topic]):
 
     async def close(self) -> None:
         """Stop."""
-        tasks = [*self._coming.values(), *self._looking.values(), *(() if self._task is None else (self._task,))]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._coming.values(), *self._looking.values(), self._task)
 
     def on_change(self, listener: TopicsListener) -> None:
         """Call `listener(names)` after each change."""
@@ -139,19 +137,19 @@ class Topics(Mapping[str, Topic]):
             await asyncio.wait([before])
         task = self._looking[names] = self._coming.pop(names)
         try:
-            self._take(await self._asking.send(MetadataRequest(topics=names)), names)
+            self._take(await self._lookups.send(MetadataRequest(topics=names)), names)
         finally:
             if self._looking[names] is task:
                 del self._looking[names]
 
     async def _by_id(self, ids: tuple[uuid.UUID, ...]) -> MetadataResponse:
         try:
-            answer = await self._asking.send(MetadataRequest(topics=(), topic_ids=ids))
+            answer = await self._lookups.send(MetadataRequest(topics=(), topic_ids=ids))
         except StorageError as error:
             if not isinstance(error.__cause__, Unsupported):
                 raise
             # Brokers before 3.1 cannot be asked by id, but tell the ids of all topics.
-            answer = await self._asking.send(MetadataRequest(topics=None))
+            answer = await self._lookups.send(MetadataRequest(topics=None))
         return replace(answer, topics=tuple(topic for topic in answer.topics if topic.topic_id in ids))
 
     def _want(self, name: str, *, ask: bool = True) -> None:

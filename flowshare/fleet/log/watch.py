@@ -10,26 +10,36 @@ added to, what comes to be watched meanwhile is asked about by the *guest* track
        └──guest asks, until the main track's answer is due──→ touched
     any ──error of the partition, lost connection──→ given back (`Watching.lost`)
 
-About paused lanes it is asked without waiting, once in `look_s`, for the bounds' sake.
+About paused buffers it is asked without waiting, once in `look_s`, for the bounds' sake.
+
+`FetchSession` is the fetch session with one broker (KIP-227): what it was told, so that only what changes is told
+again.
+
+    NEW ──answer with an id──→ KEPT: the next request has the epoch that follows
+     │                           └──`lost`: connection or session ended──→ NEW
+     └──answer without: the broker keeps no session──→ NEW; everything is told again with each request
+
+`told` is what the next request stands for as a whole, in either state; what leaves it is not forgotten before that is
+sent, though many things may be told until then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from flowshare.client.errors import ClientError
-from flowshare.fleet.log.session import FetchSession, Place
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchPartition, FetchRequest
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.client.cluster import Cluster
-    from flowshare.client.connections import NodeConnection
-    from flowshare.fleet.log.lane import Lane
+    from flowshare.client.net.cluster import Cluster
+    from flowshare.client.net.connections import NodeConnection
+    from flowshare.fleet.log.read_ahead import ReadBuffer
     from flowshare.fleet.log.settings import LogSettings
     from flowshare.protocol.messages import FetchedLog, FetchResponse, Request
 
@@ -51,22 +61,22 @@ logger = logging.getLogger(__name__)
 class Watching(Protocol):
     """Who takes the answers."""
 
-    def end(self, lane: Lane) -> int:
+    def end(self, buffer: ReadBuffer) -> int:
         """Where the log ends, as far as is known: nothing has to be sent from there."""
         ...
 
-    def watched(self, lane: Lane, offset: int, answer: FetchedLog) -> None:
+    def watched(self, buffer: ReadBuffer, offset: int, answer: FetchedLog) -> None:
         """What follows `offset`, or why there is none."""
 
-    def looked(self, lane: Lane, answer: FetchedLog) -> None:
+    def looked(self, buffer: ReadBuffer, answer: FetchedLog) -> None:
         """The bounds, or why there are none."""
 
-    def lost(self, lanes: Sequence[Lane], error: Exception) -> None:
+    def lost(self, buffers: Sequence[ReadBuffer], error: Exception) -> None:
         """The broker does not answer; somebody else may lead these by now."""
 
 
 class Watch:
-    """The watched lanes of one isolation level that one broker leads."""
+    """The watched buffers of one isolation level that one broker leads."""
 
     def __init__(
         self, node: int, *, committed: bool, cluster: Cluster, client_id: str, settings: LogSettings, owner: Watching
@@ -78,7 +88,7 @@ class Watch:
         self._client_id = client_id
         self._settings = settings
         self._owner = owner
-        self._lanes: dict[Where, Lane] = {}
+        self._buffers: dict[Where, ReadBuffer] = {}
         self._touched: dict[Where, None] = {}
         self._guests: set[Where] = set()
         self._session: FetchSession[Where] = FetchSession()
@@ -87,41 +97,39 @@ class Watch:
         self._news = (asyncio.Event(), asyncio.Event())
         self._tasks: list[asyncio.Task[None]] = []
 
-    def add(self, lane: Lane) -> None:
+    def add(self, buffer: ReadBuffer) -> None:
         """Ask about this one too."""
-        self._lanes[lane.topic, lane.partition] = lane
+        self._buffers[buffer.topic, buffer.partition] = buffer
         if not self._tasks:
             loop = asyncio.get_running_loop()
             self._tasks = [
                 loop.create_task(self._main(self._news[0]), name=f"ends of the logs of broker {self._node}"),
                 loop.create_task(self._guest(self._news[1]), name=f"new ends of the logs of broker {self._node}"),
             ]
-        self.wake(lane)
+        self.wake(buffer)
 
-    def remove(self, lane: Lane) -> None:
+    def remove(self, buffer: ReadBuffer) -> None:
         """Ask about it no more; what is under way is not told."""
-        where = lane.topic, lane.partition
-        if self._lanes.get(where) is lane:
-            del self._lanes[where]
+        where = buffer.topic, buffer.partition
+        if self._buffers.get(where) is buffer:
+            del self._buffers[where]
             self._touched[where] = None
 
-    def wake(self, lane: Lane) -> None:
-        """The lane has moved, is not paused any more, or has rested."""
-        self._touched[lane.topic, lane.partition] = None
+    def wake(self, buffer: ReadBuffer) -> None:
+        """The buffer has moved, is not paused any more, or has rested."""
+        self._touched[buffer.topic, buffer.partition] = None
         for news in self._news:
             news.set()
 
     async def close(self) -> None:
         """End what is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         self._tasks = []
 
     # --- tracks ---------------------------------------------------------------------------------------------------
 
     async def _main(self, news: asyncio.Event) -> None:
-        line = Line(self._cluster, self._node, self._client_id)
+        line = BrokerConnection(self._cluster, self._node, self._client_id)
         try:
             while True:
                 news.clear()
@@ -141,7 +149,7 @@ class Watch:
         finally:
             await line.close()
 
-    async def _park(self, line: Line, request: FetchRequest) -> None:
+    async def _park(self, line: BrokerConnection, request: FetchRequest) -> None:
         try:
             answer = await line.send(request)
         finally:
@@ -160,44 +168,44 @@ class Watch:
                 self._watched(where, told[where], part)
 
     async def _guest(self, news: asyncio.Event) -> None:
-        line = Line(self._cluster, self._node, self._client_id)
+        line = BrokerConnection(self._cluster, self._node, self._client_id)
         try:
             while True:
                 news.clear()
-                places = self._joining()
+                positions = self._joining()
                 left_s = self._parked_to_s - self._clock.monotonic() - GUEST_S
-                if not places or left_s < GUEST_S:
+                if not positions or left_s < GUEST_S:
                     await news.wait()
                     continue
-                self._guests = set(places)
+                self._guests = set(positions)
                 try:
-                    await self._guarded(tuple(places), self._visit(line, places, left_s))
+                    await self._guarded(tuple(positions), self._visit(line, positions, left_s))
                 finally:
                     self._guests = set()
-                    self._touch(places)
+                    self._touch(positions)
         finally:
             await line.close()
 
-    async def _visit(self, line: Line, places: Mapping[Where, Place], wait_s: float) -> None:
-        answer = await line.send(self._request(places, wait_s))
+    async def _visit(self, line: BrokerConnection, positions: Mapping[Where, FetchPosition], wait_s: float) -> None:
+        answer = await line.send(self._request(positions, wait_s))
         check(answer)
-        for (where, place), part in zip(places.items(), answer.partitions, strict=True):
+        for (where, place), part in zip(positions.items(), answer.partitions, strict=True):
             self._watched(where, place, part)
 
-    async def _look(self, line: Line, wheres: Sequence[Where]) -> None:
+    async def _look(self, line: BrokerConnection, wheres: Sequence[Where]) -> None:
         """The bounds of partitions whose records are not wanted now."""
-        parts = tuple(FetchPartition(*where, self._owner.end(self._lanes[where]), LOOK_BYTES) for where in wheres)
+        parts = tuple(FetchPartition(*where, self._owner.end(self._buffers[where]), LOOK_BYTES) for where in wheres)
         answer = await line.send(FetchRequest(partitions=parts, max_bytes=LOOK_BYTES, committed=self._committed))
         check(answer)
         for where, part in zip(wheres, answer.partitions, strict=True):
-            lane = self._lanes.get(where)
-            if lane is not None:
-                self._owner.looked(lane, part)
+            buffer = self._buffers.get(where)
+            if buffer is not None:
+                self._owner.looked(buffer, part)
 
-    def _watched(self, where: Where, place: Place, answer: FetchedLog) -> None:
-        lane = self._lanes.get(where)
-        if lane is not None:
-            self._owner.watched(lane, place.offset, answer)
+    def _watched(self, where: Where, place: FetchPosition, answer: FetchedLog) -> None:
+        buffer = self._buffers.get(where)
+        if buffer is not None:
+            self._owner.watched(buffer, place.offset, answer)
 
     async def _guarded(self, wheres: Sequence[Where], asking: Awaitable[None]) -> None:
         """Ask about these; give them back when the broker does not answer."""
@@ -208,52 +216,52 @@ class Watch:
                 logger.exception("the ends of logs are not understood, asked again broker=%d", self._node)
             if not self._guests.issuperset(wheres):
                 self._touch(self._session.lost())
-            self._owner.lost([lane for where in wheres if (lane := self._lanes.get(where)) is not None], error)
+            self._owner.lost([buffer for where in wheres if (buffer := self._buffers.get(where)) is not None], error)
 
     # --- what is asked about --------------------------------------------------------------------------------------
 
     def _touch(self, wheres: Iterable[Where]) -> None:
         self._touched.update(dict.fromkeys(wheres))
 
-    def _place(self, where: Where) -> Place | None:
+    def _place(self, where: Where) -> FetchPosition | None:
         """Where the next fetch of a log begins; None when it is not to be asked about now."""
-        lane = self._lanes.get(where)
-        if lane is None or lane.tail is None or lane.paused or self._rests(where):
+        buffer = self._buffers.get(where)
+        if buffer is None or buffer.tail is None or buffer.paused or self._rests(where):
             return None
-        return Place(lane.tail.end, lane.tail.epoch)
+        return FetchPosition(buffer.tail.end, buffer.tail.epoch)
 
     def _rests(self, where: Where) -> bool:
-        lane = self._lanes.get(where)
-        return lane is not None and lane.rests_until_s > self._clock.monotonic() + TICK_S
+        buffer = self._buffers.get(where)
+        return buffer is not None and buffer.rests_until_s > self._clock.monotonic() + TICK_S
 
-    def _changes(self) -> dict[Where, Place | None]:
-        """What the main track has to tell the broker. A lane that got nothing although there is something comes first:
-        a broker gives one batch that is larger than what was asked for, and only if it is the first."""
+    def _changes(self) -> dict[Where, FetchPosition | None]:
+        """What the main track has to tell the broker. A buffer that got nothing although there is something comes
+        first: a broker gives one batch that is larger than what was asked for, and only if it is the first."""
         news = [where for where in self._touched if where not in self._guests]
         news.sort(key=self._starved, reverse=True)
         self._touched = {where: None for where in self._touched if where in self._guests or self._rests(where)}
         return {where: self._place(where) for where in news}
 
     def _starved(self, where: Where) -> bool:
-        lane = self._lanes.get(where)
-        return lane is not None and lane.starved
+        buffer = self._buffers.get(where)
+        return buffer is not None and buffer.starved
 
-    def _joining(self) -> dict[Where, Place]:
+    def _joining(self) -> dict[Where, FetchPosition]:
         """What the guest track can ask about while the main one is parked."""
-        places = {where: self._place(where) for where in self._touched if where not in self._session.told}
-        return {where: place for where, place in places.items() if place is not None}
+        positions = {where: self._place(where) for where in self._touched if where not in self._session.told}
+        return {where: place for where, place in positions.items() if place is not None}
 
     def _due(self) -> list[Where]:
-        """Paused lanes, when it is time to look after them."""
+        """Paused buffers, when it is time to look after them."""
         now_s = self._clock.monotonic()
         if now_s - self._looked_s < self._settings.look_s:
             return []
         self._looked_s = now_s
-        return [where for where, lane in self._lanes.items() if lane.paused and where not in self._guests]
+        return [where for where, buffer in self._buffers.items() if buffer.paused and where not in self._guests]
 
     async def _sleep(self, news: asyncio.Event) -> None:
         """Until something is touched, or it is time to look."""
-        if not self._lanes:
+        if not self._buffers:
             await news.wait()
             return
         timer = self._clock.call_later(self._settings.look_s, news.set)
@@ -262,11 +270,11 @@ class Watch:
         finally:
             timer.cancel()
 
-    def _request(self, places: Mapping[Where, Place], wait_s: float) -> FetchRequest:
+    def _request(self, positions: Mapping[Where, FetchPosition], wait_s: float) -> FetchRequest:
         size = self._settings.stretch_bytes
         return FetchRequest(
             partitions=tuple(
-                FetchPartition(*where, place.offset, size, last_epoch=place.epoch) for where, place in places.items()
+                FetchPartition(*where, place.offset, size, last_epoch=place.epoch) for where, place in positions.items()
             ),
             max_wait_ms=int(wait_s * 1000),
             max_bytes=self._settings.watch_bytes,
@@ -274,7 +282,7 @@ class Watch:
         )
 
 
-class Line:
+class BrokerConnection:
     """A connection to one broker that is opened when it is needed, and closed when it broke."""
 
     def __init__(self, cluster: Cluster, node: int, client_id: str) -> None:
@@ -305,3 +313,68 @@ def check(answer: FetchResponse) -> None:
     """Raises: ClientError when the broker refused the request as a whole."""
     if answer.error is not ErrorCode.NONE:
         raise ClientError(f"the broker refused the fetch: {answer.error.name}")
+
+
+K = TypeVar("K", bound=Hashable)
+
+EPOCH_MAX: Final = 2**31 - 1
+NEW: Final = (0, 0)
+
+
+class FetchPosition(NamedTuple):
+    """Where the next fetch of a log begins, and the leader epoch of what lies before, −1: not known."""
+
+    offset: int
+    epoch: int
+
+
+class SessionRequest(NamedTuple, Generic[K]):
+    """One request: id and epoch of the session, what has changed in it, what leaves it."""
+
+    session: tuple[int, int]
+    changed: Mapping[K, FetchPosition]
+    forgotten: tuple[K, ...]
+
+
+class FetchSession(Generic[K]):
+    """The session of one connection; `K` names a log."""
+
+    def __init__(self) -> None:
+        self.told: dict[K, FetchPosition] = {}
+        self._session = NEW
+        self._unsent: dict[K, None] = {}
+
+    def tell(self, news: Mapping[K, FetchPosition | None]) -> None:
+        """Take in what the next request is to say (None: not wanted any more)."""
+        for key, place in news.items():
+            if place == self.told.get(key):
+                continue
+            self._unsent[key] = None
+            if place is None:
+                del self.told[key]
+            else:
+                self.told[key] = place
+
+    def ask(self) -> SessionRequest[K]:
+        """The next request, which is sent now."""
+        unsent, self._unsent = self._unsent, {}
+        if self._session == NEW:
+            return SessionRequest(NEW, dict(self.told), ())
+        changed = {key: self.told[key] for key in unsent if key in self.told}
+        return SessionRequest(self._session, changed, tuple(key for key in unsent if key not in self.told))
+
+    def answered(self, session_id: int) -> list[K]:
+        """The broker has answered; what it does not remember and has to be told again."""
+        if not session_id:
+            return self.lost()
+        epoch = self._session[1] + 1
+        self._session = session_id, epoch if epoch <= EPOCH_MAX else 1
+        return []
+
+    def lost(self) -> list[K]:
+        """The broker remembers nothing; what it has to be told again."""
+        forgotten = list(self.told)
+        self.told.clear()
+        self._unsent.clear()
+        self._session = NEW
+        return forgotten

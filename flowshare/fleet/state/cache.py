@@ -1,8 +1,9 @@
 """`SlotCache`: what one process knows of its slots, on its disk, so that a restart reads only the end of their logs.
 
 It is a cache: it lags behind (`LAG_S`), nobody waits for it, and what does not fit the log is thrown away by whoever
-loads it (`fleet.slot`). Each write holds the entries of a slot and the reader's summary as of the same offset, all or
-none, so that what is found after a crash is a true state, if an old one. A damaged cache is removed and made anew.
+loads it (`fleet.state.slot`). Each write holds the entries of a slot and the reader's summary as of the same offset,
+all or none, so that what is found after a crash is a true state, if an old one. A damaged cache is removed and made
+anew.
 
     <slot, 2 bytes> s                   topic id (16 bytes), summary
     <slot, 2 bytes> e <state key>       offset of the last write (8 bytes), value
@@ -18,26 +19,29 @@ import logging
 import shutil
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from rocksdict import DBCompressionType, DBRecoveryMode, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from flowshare.log.base import StorageError, no_room
+from flowshare.log.keys import after
 from flowshare.log.owner import OwnerLock
+from flowshare.log.store import STORE_DIRECTORY, entries, plain_options
 from flowshare.slots.errors import SlotError
 from flowshare.slots.records import Entry
 from flowshare.slots.summary import Summary
 from flowshare.slots.table import Kept, SlotTable
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.folder import OwnFolder
     from flowshare.slots.replay import SlotReader
 
-STORE_DIRECTORY: Final = "store"
+T = TypeVar("T")
 IDENTITY_FILE: Final = "identity"
 LAG_S: Final = 1.0
 WRITE_BUFFER_BYTES: Final = 16 << 20
@@ -49,7 +53,7 @@ ENTRY: Final = b"e"
 logger = logging.getLogger(__name__)
 
 
-class Loaded(NamedTuple):
+class CachedSlot(NamedTuple):
     """What was kept of a slot."""
 
     summary: Summary
@@ -96,15 +100,13 @@ class SlotCache:
             raise
         self._task = asyncio.create_task(self._keep(), name="slot cache")
 
-    async def load(self, slot: int) -> Loaded | None:
+    async def load(self, slot: int) -> CachedSlot | None:
         """What is kept of a slot; None when there is nothing that can be used."""
-        loaded: Loaded | None = await self._run(self._load_blocking, slot)
-        return loaded
+        return await self._run(self._load_blocking, slot)
 
     async def kept(self, slots: int) -> tuple[int, ...]:
         """Of so many slots, those of which something is kept."""
-        found: tuple[int, ...] = await self._run(self._kept_blocking, slots)
-        return found
+        return await self._run(self._kept_blocking, slots)
 
     def attach(self, slot: int, reader: SlotReader) -> None:
         """Keep the slot as this reader goes on; it stands where the cache is, or the slot was dropped."""
@@ -127,8 +129,7 @@ class SlotCache:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task)
         for slot in tuple(self._attached):
             await self.detach(slot)
         await self._run(self._close_blocking)
@@ -150,7 +151,7 @@ class SlotCache:
         attached.position = attached.reader.position
         await self._run(self._write_blocking, slot, attached.reader.summary(), changed)
 
-    async def _run(self, work: Any, *arguments: Any) -> Any:
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     # --- in the thread ------------------------------------------------------------------------------------------
@@ -170,13 +171,8 @@ class SlotCache:
             self._anew(error)
 
     def _open_db(self) -> Rdict:
-        options = Options(raw_mode=True)
+        options = plain_options(WRITE_BUFFER_BYTES)
         options.create_if_missing(True)
-        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-        options.set_max_background_jobs(2)
-        options.set_keep_log_file_num(3)
-        options.set_compression_type(DBCompressionType.none())
         return Rdict(str(self._path / STORE_DIRECTORY), options)
 
     def _anew(self, error: Exception) -> None:
@@ -197,14 +193,14 @@ class SlotCache:
             except Exception as error:  # noqa: BLE001 as above
                 logger.warning("the local state in %s could not be closed: %s", self._path, error)
 
-    def _load_blocking(self, slot: int) -> Loaded | None:
+    def _load_blocking(self, slot: int) -> CachedSlot | None:
         if self._db is None:
             return None
         try:
             kept = self._db.get(_SLOT.pack(slot) + SUMMARY)
             if kept is None or kept[:16] != self._topic_id.bytes:
                 return None
-            return Loaded(Summary.decode(kept[16:]), SlotTable(self._entries(slot)))
+            return CachedSlot(Summary.decode(kept[16:]), SlotTable(self._entries(slot)))
         except SlotError as error:
             logger.warning("what is kept locally of slot %d cannot be used: %s", slot, error)
         except Exception as error:  # noqa: BLE001 as above
@@ -218,18 +214,10 @@ class SlotCache:
 
     def _entries(self, slot: int) -> list[Kept]:
         prefix = _SLOT.pack(slot) + ENTRY
-        options = ReadOptions()
-        options.set_iterate_upper_bound(_SLOT.pack(slot) + bytes((ENTRY[0] + 1,)))
-        cursor = self._db.iter(options)
-        cursor.seek(prefix)
-        found: list[Kept] = []
-        while cursor.valid():
-            value = cursor.value()
-            (offset,) = _OFFSET.unpack_from(value)
-            found.append(Kept(cursor.key()[len(prefix) :], value[_OFFSET.size :], offset))
-            cursor.next()
-        cursor.status()
-        return found
+        return [
+            Kept(key[len(prefix) :], value[_OFFSET.size :], *_OFFSET.unpack_from(value))
+            for key, value in entries(self._db, prefix, after(prefix))
+        ]
 
     def _write_blocking(
         self, slot: int, summary: Summary | None, changed: dict[bytes, tuple[int, bytes | None]]

@@ -1,23 +1,36 @@
-"""Reading a slot's log from Kafka: bytes to records, tries to a bound."""
+"""Reading slots' logs from Kafka, and how that is set (`SlotSettings`).
+
+`SlotReading` makes records of bytes, with tries to a bound. `SlotReplay` brings a slot's reader to the end of its log,
+from what is kept locally or from the log's start. `SlotTails` follows all slots of a process from there, with one fetch
+at a time for each broker that leads some: it waits at the broker until there is something (`WAIT_MS`), so it has a
+connection of its own. A slot that joins is followed from the next fetch on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.client.errors import ClientError, ServerError, check
-from flowshare.log.base import OffsetOutOfRange, StorageDamaged, StorageError
+from flowshare.clock import backoff_s
+from flowshare.log.base import LogError, OffsetOutOfRange, StorageDamaged, StorageError
 from flowshare.protocol.decoding import PADDING, SIZE_MAX, read_batch
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError, frames
 from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest
 from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchPartition
 from flowshare.slots.errors import SlotError
+from flowshare.slots.pruning import PruneLimits
 from flowshare.slots.records import Record, checksum_of, decode
+from flowshare.slots.replay import SlotReader
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.fleet.slot_settings import SlotSettings
+    from flowshare.fleet.state.cache import SlotCache
     from flowshare.protocol.messages import Request
 
 R = TypeVar("R")
@@ -43,7 +56,7 @@ class LogRecord(NamedTuple):
     checksum: int
 
 
-class Found(NamedTuple):
+class SlotRecords(NamedTuple):
     """What was read from `start` on: records, the offset behind all that was looked at, and the log's bounds."""
 
     start: int
@@ -58,7 +71,7 @@ def passes(error: ServerError) -> bool:
     return error.retriable or error.code in WAITING
 
 
-def found_in(log: FetchedLog, position: int) -> Found:
+def found_in(log: FetchedLog, position: int) -> SlotRecords:
     """Records from `position` on in what a broker gave. Raises: ServerError, OffsetOutOfRange, StorageDamaged."""
     where = f"{log.topic}-{log.partition}"
     if log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -75,7 +88,7 @@ def found_in(log: FetchedLog, position: int) -> Found:
             position = header.last_offset + 1
     except DecodeError as error:
         raise StorageDamaged(f"{where} cannot be read from offset {position} on: {error}") from error
-    return Found(start, records, position, log.log_start, log.high_watermark)
+    return SlotRecords(start, records, position, log.log_start, log.high_watermark)
 
 
 def _record(where: str, raw: Any) -> LogRecord:
@@ -96,11 +109,11 @@ class SlotReading:
         self.topic = topic
         self.slot = slot
 
-    async def read(self, position: int) -> Found:
+    async def read(self, position: int) -> SlotRecords:
         """What there is from `position` on. Raises: OffsetOutOfRange, StorageDamaged, StorageError."""
         part = FetchPartition(self.topic, self.slot, position, self._settings.fetch_bytes)
 
-        async def once() -> Found:
+        async def once() -> SlotRecords:
             answer = await self._kafka.send(FetchRequest(partitions=(part,)))
             check(answer.error, answer.message, "reading")
             return found_in(answer.partitions[0], position)
@@ -130,7 +143,7 @@ class SlotReading:
     async def _tried(self, once: Callable[[], Awaitable[R]]) -> R:
         clock, settings = self._clock, self._settings
         deadline_s = clock.monotonic() + settings.deadline_s
-        pause_s = settings.backoff_min_s
+        pause_s = settings.retry_backoff
         while True:
             try:
                 return await clock.wait_for(once(), max(0.0, deadline_s - clock.monotonic()))
@@ -146,4 +159,228 @@ class SlotReading:
                 where = f"{self.topic}-{self.slot}"
                 raise StorageError(f"{where}: no luck for {settings.deadline_s:g} s: {problem}") from problem
             await clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.backoff_max_s)
+            pause_s = min(2 * pause_s, settings.retry_backoff_max)
+
+
+LOADS_MAX: Final = 5
+SLICE: Final = 500
+"""Records that are fed before others run."""
+
+logger = logging.getLogger(__name__)
+
+
+class SlotReplay:
+    """`reader`: the slot's reader, which `load` makes anew."""
+
+    def __init__(self, reading: SlotReading, *, clock: Clock, cache: SlotCache | None) -> None:
+        self._reading = reading
+        self._clock = clock
+        self._cache = cache
+        self.reader = SlotReader()
+
+    async def load(self) -> None:
+        """Go on from what the cache has, if the log still holds the last record of that; else read everything.
+
+        Raises: StorageError, StorageDamaged, OffsetOutOfRange (the log is cut faster than it is read).
+        """
+        for _ in range(LOADS_MAX - 1):
+            try:
+                await self._load()
+            except OffsetOutOfRange as error:
+                logger.info("slot %d was cut while it was read, which begins again: %s", self._reading.slot, error)
+            else:
+                return
+        await self._load()
+
+    async def _load(self) -> None:
+        cache = self._cache
+        reader = None if cache is None else await self._resumed(cache)
+        if reader is None:
+            if cache is not None:
+                await cache.drop(self._reading.slot)
+            reader = SlotReader(start=await self._reading.log_start())
+        self.reader = reader
+        if cache is not None:
+            cache.attach(self._reading.slot, reader)
+        await self._read_on()
+
+    async def _resumed(self, cache: SlotCache) -> SlotReader | None:
+        kept = await cache.load(self._reading.slot)
+        if kept is None or kept.summary.last is None:
+            return None
+        last = kept.summary.last
+        try:
+            found = await self._reading.read(last.offset)
+        except (OffsetOutOfRange, StorageDamaged):
+            found = None
+        if found is None or not found.records or (found.records[0].offset, found.records[0].checksum) != last:
+            logger.info(
+                "what is kept locally of slot %d is not what %s holds: all is read",
+                self._reading.slot,
+                self._reading.topic,
+            )
+            return None
+        return SlotReader.resume(kept.summary, kept.table)
+
+    async def catch_up(self) -> None:
+        """Read to where the log ends now, all of it again if it was cut. Raises: as `load`."""
+        try:
+            await self._read_on()
+        except OffsetOutOfRange as error:
+            logger.warning("slot %d is read from its start again: %s", self._reading.slot, error)
+            await self.load()
+
+    async def _read_on(self) -> None:
+        end = None
+        while end is None or self.reader.position < end:
+            found = await self._reading.read(self.reader.position)
+            end = found.end if end is None else end
+            for at in range(SLICE, len(found.records), SLICE):
+                some = found.records[at - SLICE : at]
+                self.feed(found._replace(records=some, position=some[-1].offset + 1))
+                await self._clock.sleep(0)
+            self.feed(found)
+
+    def feed(self, found: SlotRecords) -> None:
+        """Take in what was read; what is known already, or does not follow what is known, changes nothing.
+
+        Raises: StorageDamaged.
+        """
+        reader = self.reader
+        if found.start > reader.position:
+            return
+        try:
+            for offset, record, checksum in found.records:
+                if offset >= reader.position:
+                    reader.feed(offset, record, checksum)
+        except SlotError as error:
+            raise StorageDamaged(f"slot {self._reading.slot} of {self._reading.topic}: {error}") from error
+        reader.skip(found.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSettings:
+    """How a slot's log is written and read.
+
+    deadline_s: how long a record is sent again, and a broker asked again, before the slot is given up.
+    retry_backoff, retry_backoff_max: pause before a new try, doubled each time.
+    flying_max: batches without an answer; a broker recognises that many when they come twice.
+    eager_max, eager_bytes: with so many under way a new batch waits for so many bytes, so that small writes gather.
+    queue_bytes: writes that wait for their confirmation; more are refused.
+    renew_s, idle_s: age of a claim, and idleness, after which the next thing written is a new one.
+    fetch_bytes: what is read at once; it is decoded in one go, while nothing else runs.
+    """
+
+    deadline_s: float = 30.0
+    retry_backoff: float = 0.05
+    retry_backoff_max: float = 1.0
+    flying_max: int = 5
+    eager_max: int = 2
+    eager_bytes: int = 32 << 10
+    queue_bytes: int = 64 << 20
+    renew_s: float = 12 * 3600.0
+    idle_s: float = 600.0
+    fetch_bytes: int = 256 << 10
+    prune: PruneLimits = field(default_factory=PruneLimits)
+
+
+WAIT_MS: Final = 500
+PART_BYTES: Final = 256 << 10
+FETCH_BYTES: Final = 1 << 20
+PAUSE_S: Final = 0.1
+"""While there is nothing to follow for the moment."""
+PAUSE_MAX_S: Final = 5.0
+APART_S: Final = 0.05
+"""At least so long from one fetch to the next: each goes over all slots, and ends with the first record in any."""
+
+
+class Follower(NamedTuple):
+    """Who follows a slot. position: where to read next, None: not now. found: what was read.
+
+    failed: reading from this position failed.
+    """
+
+    position: Callable[[], int | None]
+    found: Callable[[SlotRecords], None]
+    failed: Callable[[int, LogError], None]
+
+
+class SlotTails:
+    """One for each process. `kafka`: a connection to the cluster that nobody else waits on."""
+
+    def __init__(self, kafka: Any, *, topic: str, clock: Clock) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._clock = clock
+        self._followers: dict[int, Follower] = {}
+        self._some = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, slot: int, follower: Follower) -> None:
+        """From now on; one for each slot."""
+        self._followers[slot] = follower
+        self._some.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"tails of {self._topic}")
+
+    def unfollow(self, slot: int) -> None:
+        """Tell nothing of this slot any more."""
+        self._followers.pop(slot, None)
+
+    async def close(self) -> None:
+        """Stop."""
+        task, self._task = self._task, None
+        await cancelled(task)
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            if not self._followers:
+                self._some.clear()
+                await self._some.wait()
+            asked = dict(self._followers)
+            positions = {slot: one.position() for slot, one in asked.items()}
+            parts = tuple(
+                FetchPartition(self._topic, slot, position, PART_BYTES)
+                for slot, position in positions.items()
+                if position is not None
+            )
+            if not parts:
+                await self._clock.sleep(PAUSE_S)
+                continue
+            asked_s = self._clock.monotonic()
+            try:
+                passed = await self._follow(asked, parts)
+            except (OSError, ClientError) as error:
+                logger.warning("the slots of %s cannot be followed now: %s", self._topic, error)
+                passed = False
+            except Exception:
+                logger.exception("following the slots of %s failed unexpectedly", self._topic)
+                passed = False
+            failures = 0 if passed else failures + 1
+            pause_s = backoff_s(failures, 2 * PAUSE_S, PAUSE_MAX_S)
+            await self._clock.sleep(max(pause_s, asked_s + APART_S - self._clock.monotonic()))
+
+    async def _follow(self, asked: Mapping[int, Follower], parts: tuple[FetchPartition, ...]) -> bool:
+        """One fetch for all; whether it went well. Raises: OSError, ClientError."""
+        answer = await self._kafka.send(FetchRequest(partitions=parts, max_wait_ms=WAIT_MS, max_bytes=FETCH_BYTES))
+        check(answer.error, answer.message, f"following {self._topic}")
+        passed = True
+        for part, log in zip(parts, answer.partitions, strict=True):
+            passed &= self._deliver(asked[part.partition], part, log)
+        return passed
+
+    def _deliver(self, follower: Follower, part: FetchPartition, log: FetchedLog) -> bool:
+        """Whether it went well."""
+        if self._followers.get(part.partition) is not follower:
+            return True
+        try:
+            found = found_in(log, part.offset)
+        except ClientError as error:
+            logger.warning("slot %d of %s cannot be followed now: %s", part.partition, self._topic, error)
+            return False
+        except LogError as error:
+            follower.failed(part.offset, error)
+            return False
+        follower.found(found)
+        return True

@@ -16,10 +16,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, ServerError, check
-from flowshare.fleet.slot_reading import Found, SlotReading, passes
+from flowshare.clock import backoff_s
+from flowshare.fleet.state.reading import SlotReading, SlotRecords, passes
 from flowshare.log.base import LogError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
@@ -28,10 +30,12 @@ from flowshare.protocol.messages.transactions import NOBODY, ProducerIdentity
 from flowshare.slots.confirm import Ticket
 from flowshare.slots.errors import SlotError
 from flowshare.slots.records import CHUNK_BYTES, Record
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.fleet.slot_settings import SlotSettings
+    from flowshare.fleet.state.reading import SlotSettings
+    from flowshare.protocol.messages.base import FinishedRequest
     from flowshare.slots.confirm import Confirming
 
 FENCED: Final = frozenset(
@@ -51,7 +55,7 @@ Written = asyncio.Future[None]
 logger = logging.getLogger(__name__)
 
 
-class Batch:
+class SlotBatch:
     """A record on its way. `answers`: who waits for it. `size`: bytes of entries. `since_s`: when it was made."""
 
     __slots__ = ("answers", "records", "sent", "since_s", "size", "ticket")
@@ -77,7 +81,7 @@ class SlotSender:
         confirming: Confirming,
         clock: Clock,
         settings: SlotSettings,
-        settled: Callable[[list[Batch]], None],
+        settled: Callable[[list[SlotBatch]], None],
         lost: Callable[[], None],
     ) -> None:
         """kafka: a connection to the cluster. settled: told of confirmed batches, in order. lost: told once."""
@@ -91,8 +95,8 @@ class SlotSender:
         self._loop = asyncio.get_running_loop()
         self._producer: ProducerIdentity = NOBODY
         self._sequence = 0
-        self._open: deque[Batch] = deque()
-        self._flying: dict[asyncio.Task[None], Batch] = {}
+        self._open: deque[SlotBatch] = deque()
+        self._flying: set[SlotBatch] = set()
         self._again = False
         self._failures = 0
         self._catching_up: asyncio.Task[None] | None = None
@@ -124,12 +128,12 @@ class SlotSender:
         builder = BatchBuilder(size_max=RECORD_BYTES_MAX, producer=(producer_id, epoch, self._sequence))
         builder.add(ticket.key, ticket.value, timestamp_ms=self._clock.now_ms())
         self._sequence += 1
-        self._open.append(Batch(ticket, builder.build(), answers, size, self._clock.monotonic()))
+        self._open.append(SlotBatch(ticket, builder.build(), answers, size, self._clock.monotonic()))
         self._transmit()
         if not self._watching:
             self._watch()
 
-    def read(self, found: Found) -> None:
+    def read(self, found: SlotRecords) -> None:
         """Records of the log, as whoever follows it found them; those that do not follow what is known are ignored."""
         confirming, confirmed = self.confirming, list[Ticket]()
         if found.start > confirming.reader.position:
@@ -144,7 +148,7 @@ class SlotSender:
         confirming.read_up_to(found.position)
         self._settle(confirmed + confirming.settle())
 
-    def end(self, reason: str) -> list[Batch]:
+    def end(self, reason: str) -> list[SlotBatch]:
         """Send nothing any more; what was not confirmed."""
         self.confirming.give_up(reason)
         self._ended = True
@@ -153,32 +157,25 @@ class SlotSender:
 
     async def closed(self) -> None:
         """After `end`: nothing runs any more."""
-        tasks = [*self._flying, *([self._catching_up] if self._catching_up else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._catching_up)
 
     # --- there --------------------------------------------------------------------------------------------------
 
     def _transmit(self) -> None:
-        if self._again or self._ended:
-            return
-        for batch in self._open:
-            if len(self._flying) >= self._settings.flying_max:
+        for batch in tuple(self._open):
+            if self._again or self._ended or len(self._flying) >= self._settings.flying_max:
                 return
             if not batch.sent:
-                self._send(batch)
+                batch.sent = True
+                self._flying.add(batch)
+                request = ProduceRequest(topic=self._reading.topic, partition=self._reading.slot, records=batch.records)
+                self._kafka.begin(request, partial(self._told, batch))
 
-    def _send(self, batch: Batch) -> None:
-        batch.sent = True
-        self._flying[self._loop.create_task(self._carry(batch))] = batch
-
-    async def _carry(self, batch: Batch) -> None:
-        request = ProduceRequest(topic=self._reading.topic, partition=self._reading.slot, records=batch.records)
+    def _told(self, batch: SlotBatch, finished: FinishedRequest) -> None:
         offset: int | None = None
         problem: Exception | None = None
         try:
-            answer = await self._kafka.send(request)
+            answer = finished.result()
             if answer.error is not ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 check(answer.error, answer.message, f"writing to {self.where}")
                 offset = answer.base_offset if answer.base_offset >= 0 else None
@@ -187,14 +184,12 @@ class SlotSender:
         except Exception as error:
             logger.exception("a write failed unexpectedly: %s", self.where)
             self.confirming.give_up(f"{type(error).__name__}: {error}")
-        task = asyncio.current_task()
-        assert task is not None
-        del self._flying[task]
+        self._flying.discard(batch)
         self._back(batch, offset, problem)
 
     # --- and back -----------------------------------------------------------------------------------------------
 
-    def _back(self, batch: Batch, offset: int | None, problem: Exception | None) -> None:
+    def _back(self, batch: SlotBatch, offset: int | None, problem: Exception | None) -> None:
         """What became of a batch that was sent."""
         if self._ended:
             return
@@ -215,7 +210,7 @@ class SlotSender:
             self._send_again_later()
         self._transmit()
 
-    def _failed(self, batch: Batch, problem: Exception) -> None:
+    def _failed(self, batch: SlotBatch, problem: Exception) -> None:
         """The batch was refused, or nobody knows."""
         if isinstance(problem, ServerError) and self._is_final(batch, problem):
             self.confirming.give_up(str(problem))
@@ -225,15 +220,14 @@ class SlotSender:
             logger.warning("what was written is sent again: %s %s", problem, self.where)
         self._again = True
 
-    def _is_final(self, batch: Batch, problem: ServerError) -> bool:
+    def _is_final(self, batch: SlotBatch, problem: ServerError) -> bool:
         if problem.code in OUT_OF_STEP:
             return batch is next((one for one in self._open if not one.ticket.found), None)
         return problem.code in FENCED or not passes(problem)
 
     def _send_again_later(self) -> None:
-        settings = self._settings
-        pause_s = min(settings.backoff_min_s * 2.0 ** min(self._failures, 30), settings.backoff_max_s)
         self._failures += 1
+        pause_s = backoff_s(self._failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
         self._clock.call_later(pause_s, self._send_again)
 
     def _send_again(self) -> None:
@@ -266,7 +260,7 @@ class SlotSender:
                 before = self.confirming.reader.position
                 self.read(await self._reading.read(before))
                 if self.confirming.reader.position == before:
-                    await self._clock.sleep(self._settings.backoff_min_s)
+                    await self._clock.sleep(self._settings.retry_backoff)
         except LogError as error:
             self.confirming.give_up(str(error))
             self._tell_lost()

@@ -14,8 +14,8 @@ when its record counts and this process was the owner at that place of the log.
     any but NEW  what lies in the log cannot be used       BROKEN     as when it is lost; `lead` refuses, saying why
     any          close                                     CLOSED
 
-While it is led the slot is tended: a claim is renewed when it is old, or when the slot was idle before a write, and the
-log is pruned (`slots.pruning`).
+While it is led the slot is maintained: a claim is renewed when it is old, or when the slot was idle before a write, and
+the log is pruned (`slots.pruning`).
 """
 
 from __future__ import annotations
@@ -23,34 +23,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.slot_log import SlotLog
-from flowshare.fleet.slot_reading import Found, SlotReading
-from flowshare.fleet.slot_replay import SlotReplay
-from flowshare.fleet.slot_settings import SlotSettings
-from flowshare.fleet.slot_tails import Follower
-from flowshare.fleet.slot_tending import SlotTending
-from flowshare.log.base import LogError, StorageDamaged, StorageError
+from flowshare.fleet.state.reading import Follower, SlotReading, SlotRecords, SlotReplay, SlotSettings
+from flowshare.fleet.state.writing import SlotLog, SlotMaintenance
+from flowshare.log.base import LogError, NotLed, StorageDamaged, StorageError
 from flowshare.slots.confirm import Confirming
 from flowshare.slots.records import Claim, Entry
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.fleet.slot_cache import SlotCache
-    from flowshare.fleet.slot_sender import Written
-    from flowshare.fleet.slot_tails import SlotTails
+    from flowshare.fleet.state.cache import SlotCache
+    from flowshare.fleet.state.reading import SlotTails
+    from flowshare.fleet.state.sender import Written
 
 CLAIMS_MAX: Final = 3
 """Tries to claim; each fails only when another worker's claim came in between."""
+QUIET_S: Final = 0.25
+"""An owner follows its slot when it has not written for so long: each of its writes would end the fetch for all."""
 
 logger = logging.getLogger(__name__)
 
 
-class State(Enum):
+class SlotState(Enum):
     """What this process has of the slot."""
 
     NEW = "new"
@@ -63,7 +61,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class SlotOwner:
     """Who claims. instance: names this life of this process. host, port: where clients reach it."""
 
     node_id: int
@@ -72,43 +70,36 @@ class Owner:
     port: int
 
 
+@dataclass(eq=False)
 class Slot:
-    """One slot. All methods are called on one event loop."""
+    """One slot. All methods are called on one event loop.
 
-    def __init__(
-        self,
-        kafka: Any,
-        *,
-        topic: str,
-        slot: int,
-        clock: Clock,
-        tails: SlotTails,
-        cache: SlotCache | None = None,
-        settings: SlotSettings | None = None,
-        lease: Callable[[], bool] = lambda: True,
-        on_lost: Callable[[Slot, str], None] = lambda slot, reason: None,
-    ) -> None:
-        """kafka: a connection to the cluster. cache: where the state is kept locally.
+    kafka: a connection to the cluster. slot: its number. cache: where the state is kept locally. lease: whether answers
+    may be given now; else they wait. on_lost: told why when the slot was led here and is not any longer, without this
+    process having given it away.
+    """
 
-        lease: whether answers may be given now; else they wait. on_lost: told when the slot was led here and is not any
-        longer, without this process having given it away.
-        """
-        self._kafka = kafka
-        self._clock = clock
-        self._tails = tails
-        self._settings = settings or SlotSettings()
-        self._lease = lease
-        self._cache = cache
-        self._on_lost = on_lost
-        self._reading = SlotReading(kafka, topic=topic, slot=slot, clock=clock, settings=self._settings)
-        self._replay = SlotReplay(self._reading, clock=clock, cache=cache)
+    kafka: Any
+    _: KW_ONLY
+    topic: str
+    slot: int
+    clock: Clock
+    tails: SlotTails
+    cache: SlotCache | None = None
+    settings: SlotSettings = field(default_factory=SlotSettings)
+    lease: Callable[[], bool] = lambda: True
+    on_lost: Callable[[str], object] = lambda reason: None
+
+    def __post_init__(self) -> None:
+        self._reading = SlotReading(
+            self.kafka, topic=self.topic, slot=self.slot, clock=self.clock, settings=self.settings
+        )
+        self._replay = SlotReplay(self._reading, clock=self.clock, cache=self.cache)
         self._log: SlotLog | None = None
-        self._owner: Owner | None = None
-        self._tending: SlotTending | None = None
+        self._owner: SlotOwner | None = None
+        self._maintenance: SlotMaintenance | None = None
         self._restarting: asyncio.Task[None] | None = None
-        self.topic = topic
-        self.number = slot
-        self.state = State.NEW
+        self.state = SlotState.NEW
         self.trouble: str | None = None
         """Why the slot is BROKEN."""
 
@@ -127,30 +118,28 @@ class Slot:
         """Whom the present owner gave the slot to."""
         return self._replay.reader.handed_over_to
 
-    @property
-    def position(self) -> int:
-        """Offset up to which the log was read."""
-        return self._replay.reader.position
-
     # --- following ----------------------------------------------------------------------------------------------
 
     async def standby(self) -> None:
         """Read the log to its end and follow it from there on. Raises: StorageError, StorageDamaged."""
-        assert self.state is State.NEW, f"the slot is {self.state.value} already"
+        assert self.state is SlotState.NEW, f"the slot is {self.state.value} already"
         await self._replay.load()
-        if self.state is State.NEW:
-            self.state = State.STANDBY
-            self._tails.follow(self.number, Follower(self._position, self._found, self._astray))
+        if self.state is SlotState.NEW:
+            self.state = SlotState.STANDBY
+            self.tails.follow(self.slot, Follower(self._position, self._found, self._astray))
 
     # --- what the tail says -------------------------------------------------------------------------------------
 
     def _position(self) -> int | None:
-        """Where to follow; an owner that is writing hears of others by its own writes."""
-        if self._restarting is not None or (self._log is not None and self._log.busy):
+        """Where to follow; an owner that is writing, or was just now, hears of others by its own writes."""
+        log = self._log
+        if self._restarting is not None:
+            return None
+        if log is not None and (log.busy or self.clock.monotonic() - log.written_s < QUIET_S):
             return None
         return self._replay.reader.position
 
-    def _found(self, found: Found) -> None:
+    def _found(self, found: SlotRecords) -> None:
         try:
             if self._log is not None:
                 self._log.read(found)
@@ -166,9 +155,8 @@ class Slot:
         if isinstance(error, StorageDamaged):
             self._break(error)
             return
-        logger.warning("slot %d is read from its start again: %s", self.number, error)
-        if self._log is not None:
-            self._lose_log(str(error))
+        logger.warning("slot %d is read from its start again: %s", self.slot, error)
+        self._lose_log(str(error))
         self._restarting = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:
@@ -177,26 +165,25 @@ class Slot:
         except StorageDamaged as error:
             self._break(error)
         except LogError as error:
-            logger.warning("slot %d: %s", self.number, error)  # the tail finds out again
+            logger.warning("slot %d: %s", self.slot, error)  # the tail finds out again
         finally:
             self._restarting = None
 
     def _break(self, error: StorageDamaged) -> None:
         self.trouble = str(error)
-        logger.error("slot %d of %s cannot be used: %s", self.number, self.topic, error)
-        self._tails.unfollow(self.number)
-        if self._log is not None:
-            self._lose_log(str(error))
-        if self.state is not State.CLOSED:
-            self.state = State.BROKEN
+        logger.error("slot %d of %s cannot be used: %s", self.slot, self.topic, error)
+        self.tails.unfollow(self.slot)
+        self._lose_log(str(error))
+        if self.state is not SlotState.CLOSED:
+            self.state = SlotState.BROKEN
 
     # --- leading ------------------------------------------------------------------------------------------------
 
-    async def lead(self, owner: Owner) -> None:
+    async def lead(self, owner: SlotOwner) -> None:
         """Claim the slot; returns when the claim counts. Raises: NotLed (others claim it too), StorageError."""
-        if self.state is not State.STANDBY:
-            raise StorageError(self.trouble or f"slot {self.number} is {self.state.value} and cannot be claimed now")
-        self.state = State.CLAIMING
+        if self.state is not SlotState.STANDBY:
+            raise StorageError(self.trouble or f"slot {self.slot} is {self.state.value} and cannot be claimed now")
+        self.state = SlotState.CLAIMING
         self._owner = owner
         try:
             for _ in range(CLAIMS_MAX):
@@ -209,38 +196,38 @@ class Slot:
                 except NotLed as error:
                     if self.epoch == before:
                         raise StorageError(str(error)) from error
-                    logger.info("slot %d was claimed by another worker meanwhile: %s", self.number, error)
+                    logger.info("slot %d was claimed by another worker meanwhile: %s", self.slot, error)
                 else:
                     break
             else:
-                raise NotLed(f"slot {self.number} is claimed by others again and again; leave it to them for now")
+                raise NotLed(f"slot {self.slot} is claimed by others again and again; leave it to them for now")
         except BaseException:
-            if self.state is State.CLAIMING:
-                self.state = State.STANDBY
+            if self.state is SlotState.CLAIMING:
+                self.state = SlotState.STANDBY
             raise
-        self.state = State.LED
+        self.state = SlotState.LED
         log = self._log
         assert log is not None
-        self._tending = SlotTending(
-            log, self._replay.reader, self._reading, claim=self._new_claim, clock=self._clock, settings=self._settings
+        self._maintenance = SlotMaintenance(
+            log, self._replay.reader, self._reading, claim=self._new_claim, clock=self.clock, settings=self.settings
         )
 
     async def _claim_once(self) -> None:
         log = self._log = SlotLog(
-            self._kafka,
+            self.kafka,
             reading=self._reading,
-            transactional_id=f"{self.topic}.{self.number}",
+            transactional_id=f"{self.topic}.{self.slot}",
             confirming=Confirming(self._replay.reader),
-            clock=self._clock,
-            settings=self._settings,
-            lease=self._lease,
+            clock=self.clock,
+            settings=self.settings,
+            lease=self.lease,
             on_lost=self._lost,
         )
         try:
             async with log.exclusive():
                 await log.claim(self._new_claim)
             if self._log is not log:
-                raise NotLed(f"slot {self.number} was lost as soon as it was claimed: {log.confirming.lost}")
+                raise NotLed(f"slot {self.slot} was lost as soon as it was claimed: {log.confirming.lost}")
         except BaseException:
             self._log = None
             await log.close("the claim was given up")
@@ -249,30 +236,22 @@ class Slot:
     def _new_claim(self, epoch: int) -> Claim:
         owner = self._owner
         assert owner is not None
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         return Claim(
             epoch=epoch, node_id=owner.node_id, owner=owner.instance, host=owner.host, port=owner.port, time_ms=now_ms
         )
 
-    def write_nowait(self, entries: Iterable[Entry]) -> Written:
-        """As `write`; the future ends when the write is confirmed. Raises at once: NotLed, StorageError."""
-        log = self._log
-        if log is None or self.state is not State.LED:
-            raise NotLed(f"slot {self.number} is not led here")
-        if self._clock.monotonic() - log.written_s > self._settings.idle_s and self._tending is not None:
-            self._tending.begin()
-        return log.write(entries)
+    def write(self, entries: Iterable[Entry]) -> Written:
+        """Put (None: delete) all or none, in order of calls; the future ends when the write is confirmed.
 
-    async def write(self, entries: Iterable[Entry]) -> None:
-        """Put (None: delete) all or none, in order of calls; returns when confirmed.
-
-        Raises: NotLed (it may have been written all the same), StorageError (nothing was written).
+        Raises: NotLed (if in the future: it may have been written all the same), StorageError (nothing was written).
         """
-        await self.write_nowait(entries)
-
-    async def tick(self) -> None:
-        """Returns when it is certain that the slot was still led here after the call. Raises: NotLed, StorageError."""
-        await self.write(())
+        log = self._log
+        if log is None or self.state is not SlotState.LED:
+            raise NotLed(f"slot {self.slot} is not led here")
+        if self.clock.monotonic() - log.written_s > self.settings.idle_s and self._maintenance is not None:
+            self._maintenance.begin()
+        return log.write(entries)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a prefix, in key order, confirmed writes included."""
@@ -286,42 +265,39 @@ class Slot:
     async def hand_over(self, to: str) -> None:
         """Take no more writes, confirm those that were, and tell the log who is next. Raises: NotLed."""
         log = self._log
-        if log is None or self.state is not State.LED:
-            raise NotLed(f"slot {self.number} is not led here")
-        self.state = State.GIVING
+        if log is None or self.state is not SlotState.LED:
+            raise NotLed(f"slot {self.slot} is not led here")
+        self.state = SlotState.GIVING
         try:
             await log.hand_over(to)
         finally:
-            if self.state is State.GIVING:
-                self.state = State.STANDBY
+            if self.state is SlotState.GIVING:
+                self.state = SlotState.STANDBY
             self._log = None
             await log.close(f"it was given to {to}")
 
     async def close(self) -> None:
         """Let go at once: what waits fails with NotLed. Nothing is said in the log (`hand_over` does)."""
-        self.state = State.CLOSED
-        self._tails.unfollow(self.number)
+        self.state = SlotState.CLOSED
+        self.tails.unfollow(self.slot)
         log, self._log = self._log, None
         if log is not None:
             await log.close("it was closed")
-        if self._tending is not None:
-            await self._tending.close()
-        if self._restarting is not None:
-            self._restarting.cancel()
-            await asyncio.gather(self._restarting, return_exceptions=True)
-        if self._cache is not None:
-            await self._cache.detach(self.number)
+        if self._maintenance is not None:
+            await self._maintenance.close()
+        await cancelled(self._restarting)
+        if self.cache is not None:
+            await self.cache.detach(self.slot)
 
     def _lose_log(self, reason: str) -> None:
-        log = self._log
-        if log is not None:
-            log.give_up(reason)
+        if self._log is not None:
+            self._log.give_up(reason)
 
     def _lost(self, reason: str) -> None:
         """The log says that this process owns nothing any more."""
-        led = self.state is State.LED
+        led = self.state is SlotState.LED
         self._log = None
         if led:
-            self.state = State.STANDBY
-            logger.warning("slot %d of %s is not led here any longer: %s", self.number, self.topic, reason)
-            self._on_lost(self, reason)
+            self.state = SlotState.STANDBY
+            logger.warning("slot %d of %s is not led here any longer: %s", self.slot, self.topic, reason)
+            self.on_lost(reason)

@@ -1,34 +1,48 @@
-"""`StateTopic`: the topic with a fleet's state is made, or found as it has to be, before anything is written to it.
+"""The topic with a fleet's state: what it is called, how it is made, and whether this release can read it.
 
-It is not compacted and nothing in it expires by age or size: what is needed no more is deleted by the slots' owners
-(`slots.pruning`). With a setting that would lose records a fleet does not start, and names the command that mends it.
-A topic that does not exist is made with the cluster's own replication factor; with three replicas or more, two of them
-have to have a record before it is confirmed. Another worker may be doing the same: what it has not finished is waited
-for. Without the right to read a topic's settings they are believed to be right, with a warning.
+One name serves for the topic, the slot group and the start of the producers' names, so that one prefixed ACL of each
+kind, `__flowshare_state.<fleet>`, covers all that a fleet needs for itself.
+
+`StateTopic` makes the topic, or finds it as it has to be, before anything is written to it. It is not compacted and
+nothing in it expires by age or size: what is needed no more is deleted by the slots' owners (`slots.pruning`). With a
+setting that would lose records a fleet does not start, and names the command that mends it. A topic that does not exist
+is made with the cluster's own replication factor; with three replicas or more, two of them have to have a record before
+it is confirmed. Another worker may be doing the same: what it has not finished is waited for. Without the right to read
+a topic's settings they are believed to be right, with a warning.
+
+`check_formats` is asked before a worker joins: who leads a slot has written in its own format, its claim first of all,
+so the last record of each slot shows which releases lead. A worker that could not follow them would be chosen for slots
+and never claim them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.errors import ServerError
-from flowshare.fleet.errors import StateTopicRefused
-from flowshare.fleet.names import state_topic
+from flowshare.client.errors import ClientError, ServerError, check
+from flowshare.fleet.state.reading import found_in
+from flowshare.log.base import OffsetOutOfRange, StorageDamaged
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CreateTopicRequest,
     DescribeConfigsRequest,
+    FetchRequest,
     IncrementalAlterConfigsRequest,
+    ListOffsetsRequest,
     MetadataRequest,
     TopicMetadata,
 )
+from flowshare.protocol.messages.records import LATEST, FetchPartition
+from flowshare.slots.errors import NewerFormat
 
 if TYPE_CHECKING:
     import uuid
 
-    from flowshare.client.routing import ClusterConnection
+    from flowshare.client.net.routing import ClusterConnection
 
 SETTLED_S: Final = 5.0
 """How long another worker, or a broker that is behind, is given to finish making the topic."""
@@ -49,6 +63,10 @@ ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNO
 FORBIDDEN: Final = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 
 logger = logging.getLogger(__name__)
+
+
+class StateTopicRefused(ClientError):
+    """The fleet's state topic is not as it has to be; the text has the command that mends it."""
 
 
 class StateTopic:
@@ -179,3 +197,51 @@ def wrong_settings(settings: Mapping[str, str], replicas: int) -> dict[str, str]
     if replicas >= REPLICAS_SAFE and int(settings.get(MIN_INSYNC, 2)) < 2:
         faults[MIN_INSYNC] = "2"
     return faults
+
+
+PREFIX: Final = "__flowshare_state."
+LENGTH_MAX: Final = 200
+"""A topic's name may have 249 characters; this leaves room for the prefix and a slot's number behind it."""
+_ALLOWED: Final = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def state_topic(fleet: str) -> str:
+    """Name of the topic with the fleet's state. Raises: ClientError when a fleet cannot have this name."""
+    if not _ALLOWED.fullmatch(fleet) or len(fleet) > LENGTH_MAX:
+        raise ClientError(
+            f"a fleet cannot be called {fleet!r}: use up to {LENGTH_MAX} letters, digits, dots, dashes and underscores"
+        )
+    return PREFIX + fleet
+
+
+def slot_group(fleet: str) -> str:
+    """Id of the consumer group in which the fleet's workers share its slots out. Raises: as `state_topic`."""
+    return state_topic(fleet)
+
+
+PART_BYTES: Final = 1
+"""Asked of each slot: brokers give at least one whole batch."""
+
+
+async def check_formats(kafka: Any, topic: str, slots: int) -> None:
+    """Look at the last record of each slot. kafka: a connection to the cluster.
+
+    Raises: StateTopicRefused, OSError, ClientError
+    """
+    asked = (ListOffsetsRequest(topic=topic, partition=slot, timestamp_ms=LATEST) for slot in range(slots))
+    ends = await asyncio.gather(*(kafka.send(one) for one in asked))
+    for end in ends:
+        check(end.error, end.message, f"looking for the ends of {topic}")
+    lasts = [FetchPartition(topic, slot, end.offset - 1, PART_BYTES) for slot, end in enumerate(ends) if end.offset > 0]
+    answers = await asyncio.gather(*(kafka.send(FetchRequest(partitions=(last,))) for last in lasts))
+    for last, answer in zip(lasts, answers, strict=True):
+        try:
+            found_in(answer.partitions[0], last.offset)
+        except StorageDamaged as error:
+            if isinstance(error.__cause__, NewerFormat):
+                where = f"{topic}-{last.partition}"
+                raise StateTopicRefused(
+                    f"the fleet's state in {where} was written by a newer flowshare: {error.__cause__}"
+                ) from None
+        except (OffsetOutOfRange, ServerError):
+            continue  # as with damage: whoever follows the slot tells what is wrong with it

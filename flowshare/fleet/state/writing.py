@@ -7,19 +7,26 @@ for those of the hand-over: a slot that is given away is fenced by its log, and 
 
 `exclusive` is for what needs a quiet log (a new claim, the hand-over, writing cold keys again): nothing else is under
 way inside, and what is written meanwhile waits. After a loss everything that waits fails with `NotLed`.
+
+`SlotMaintenance` is what an owner does for its slot's log beside writing: new claims in time, and pruning. A claim and
+the producer epoch that goes with it are renewed when they are old (`renew_s`) and before the first write after a long
+idleness (`idle_s`): brokers forget idle producers and transactional ids. The log is pruned step by step
+(`slots.pruning`); writes wait for each step, and run between two of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowshare.fleet.errors import NotLed
-from flowshare.fleet.slot_sender import Batch, SlotSender, Written
-from flowshare.log.base import StorageError
+from flowshare.fleet.state.sender import SlotBatch, SlotSender, Written
+from flowshare.log.base import LogError, NotLed, StorageError
+from flowshare.protocol.messages import DeleteRecordsRequest
+from flowshare.slots.pruning import ClaimAgain, Delete, WriteAgain, due, next_step
 from flowshare.slots.records import (
     CHUNK_BYTES,
     WRITE_BYTES_MAX,
@@ -31,12 +38,13 @@ from flowshare.slots.records import (
     encode_entries,
 )
 from flowshare.slots.records import parts as parts_of
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.fleet.slot_reading import Found, SlotReading
-    from flowshare.fleet.slot_settings import SlotSettings
+    from flowshare.fleet.state.reading import SlotReading, SlotRecords, SlotSettings
     from flowshare.slots.confirm import Confirming
+    from flowshare.slots.replay import SlotReader
 
 LEASE_POLL_S: Final = 0.05
 """How often answers that are held back for want of the lease are looked at."""
@@ -179,7 +187,7 @@ class SlotLog:
         self.give_up(reason)
         await self._sender.closed()
 
-    def read(self, found: Found) -> None:
+    def read(self, found: SlotRecords) -> None:
         """Records of the log, as whoever follows it found them."""
         self._sender.read(found)
 
@@ -247,7 +255,7 @@ class SlotLog:
 
     # --- the answers --------------------------------------------------------------------------------------------
 
-    def _settled(self, batches: list[Batch]) -> None:
+    def _settled(self, batches: list[SlotBatch]) -> None:
         for batch in batches:
             self._waiting_bytes -= batch.size
             if self._held or not self._lease():
@@ -298,3 +306,100 @@ def _answer(answers: Sequence[Written]) -> None:
     for written in answers:
         if not written.done():
             written.set_result(None)
+
+
+TEND_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class SlotMaintenance:
+    """For one ownership; it ends by itself when that is lost."""
+
+    def __init__(
+        self,
+        log: SlotLog,
+        reader: SlotReader,
+        reading: SlotReading,
+        *,
+        claim: Callable[[int], Claim],
+        clock: Clock,
+        settings: SlotSettings,
+    ) -> None:
+        """claim: makes the claim of an epoch."""
+        self._log = log
+        self._reader = reader
+        self._reading = reading
+        self._claim = claim
+        self._clock = clock
+        self._settings = settings
+        self._may_prune = True
+        self._task: asyncio.Task[None] | None = None
+        clock.call_later(TEND_S, self._look)
+
+    def begin(self) -> None:
+        """Do what is to be done, before anything that is written from now on."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._maintain(), name=f"maintenance of slot {self._reading.slot}")
+
+    async def close(self) -> None:
+        """Stop."""
+        await cancelled(self._task)
+
+    @property
+    def _outdated(self) -> bool:
+        now_s, settings = self._clock.monotonic(), self._settings
+        return now_s - self._log.claimed_s > settings.renew_s or now_s - self._log.written_s > settings.idle_s
+
+    def _look(self) -> None:
+        if self._log.confirming.lost is not None:
+            return
+        old = self._clock.monotonic() - self._log.claimed_s > self._settings.renew_s
+        if old or (self._may_prune and due(self._reader, self._settings.prune)):
+            self.begin()
+        self._clock.call_later(TEND_S, self._look)
+
+    async def _maintain(self) -> None:
+        log = self._log
+        try:
+            if self._outdated:
+                async with log.exclusive():
+                    await log.claim(self._claim)
+            while self._may_prune and await self._prune():
+                pass
+        except NotLed as error:
+            logger.info("slot %d is not maintained any longer: %s", self._reading.slot, error)
+        except LogError as error:
+            logger.warning("slot %d could not be maintained: %s", self._reading.slot, error)
+        finally:
+            self._task = None
+
+    async def _prune(self) -> bool:
+        """One step; whether there was one to do. Raises: NotLed, StorageError."""
+        log = self._log
+        async with log.exclusive():
+            step = next_step(self._reader, self._settings.prune)
+            if isinstance(step, ClaimAgain):
+                await log.claim(self._claim)
+            elif isinstance(step, WriteAgain):
+                await log.append_entries(step.entries)
+        if isinstance(step, Delete):
+            await self._delete(step.before)
+        return step is not None
+
+    async def _delete(self, before: int) -> None:
+        reading = self._reading
+        request = DeleteRecordsRequest(topic=reading.topic, partition=reading.slot, before=before)
+        try:
+            answer = await reading.tried(request)
+        except StorageError as error:
+            self._may_prune = False
+            logger.warning(
+                "the log of slot %d of %s is not cut any more: %s; allow this worker to delete records of the topic, "
+                "and start it again",
+                reading.slot,
+                reading.topic,
+                error,
+            )
+            return
+        self._reader.cut(max(before, answer.log_start))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from flowshare.groups.types import JoinedMember, MemberView, Supported
+from flowshare.protocol.declaration import OF_GROUP, Api, Array, Each, One, Shape, Via, rows_of_partitions
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import NOT_ASKED, Request, Response
+from flowshare.protocol.rights import NeededRight, Operation, ResourceType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +30,7 @@ class JoinGroupRequest(Request["JoinGroupResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinGroupResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class JoinGroupResponse(Response):
     member_id: str = ""
     generation: int = -1
     protocol_type: str | None = None
@@ -54,26 +55,18 @@ class SyncGroupRequest(Request["SyncGroupResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncGroupResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class SyncGroupResponse(Response):
     protocol_type: str | None = None
     protocol_name: str | None = None
     assignment: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatRequest(Request["HeartbeatResponse"]):
+class HeartbeatRequest(Request[Response]):
     group_id: str
     member_id: str
     instance_id: str | None = None
     generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
 
 
 class LeavingMember(NamedTuple):
@@ -98,9 +91,7 @@ class LeftMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveGroupResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class LeaveGroupResponse(Response):
     members: tuple[LeftMember, ...] = ()
 
 
@@ -178,9 +169,7 @@ class FetchedOffset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetFetchResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class OffsetFetchResponse(Response):
     partitions: tuple[FetchedOffset, ...] = ()
 
 
@@ -191,24 +180,164 @@ class OffsetDeleteRequest(Request["OffsetDeleteResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetDeleteResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class OffsetDeleteResponse(Response):
     partitions: tuple[OffsetResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeGroupRequest(Request["DescribeGroupResponse"]):
     group_id: str
+    authorized: bool = False
+    """Ask what the asker may do with the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeGroupResponse:
+class DescribeGroupResponse(Response):
     """A classic group; one that does not exist, or is of another kind, is Dead."""
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
-    state: str = "Dead"
+    state: str = ""
     protocol_type: str = ""
     protocol_name: str = ""
     members: tuple[MemberView, ...] = ()
+    authorized: int = NOT_ASKED
+    """What the asker may do: a bit for each number of an operation."""
+
+
+SYNC_WAIT_MS: Final = 10_000
+"""A SyncGroup is answered when the group's leader has sent its own; the request does not say how long that may take."""
+
+JOIN_GROUP: Final = Api(
+    ApiKey.JOIN_GROUP,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    server=(0, 9),
+    client=(5, 9),
+    route=OF_GROUP,
+    wait_ms=lambda request: max(request.rebalance_timeout_ms, request.session_timeout_ms),
+    request_shape={"protocols": Array("protocols", Supported)},
+    response_shape={"generation_id": "generation", "members": Array("members", JoinedMember)},
+)
+SYNC_GROUP: Final = Api(
+    ApiKey.SYNC_GROUP,
+    SyncGroupRequest,
+    SyncGroupResponse,
+    server=(0, 5),
+    client=(3, 5),
+    route=OF_GROUP,
+    wait_ms=lambda _: SYNC_WAIT_MS,
+    request_shape={
+        "generation_id": "generation",
+        "assignments": Array("assignments", tuple, {"member_id": 0, "assignment": 1}),
+    },
+    response_shape={},
+)
+HEARTBEAT: Final = Api(
+    ApiKey.HEARTBEAT,
+    HeartbeatRequest,
+    Response,
+    server=(0, 4),
+    right=NeededRight(Operation.READ, ResourceType.GROUP, "group_id"),
+    client=(3, 4),
+    route=OF_GROUP,
+    request_shape={"generation_id": "generation"},
+    response_shape={},
+)
+LEAVE_GROUP: Final = Api(
+    ApiKey.LEAVE_GROUP,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    server=(0, 5),
+    client=(3, 5),
+    route=OF_GROUP,
+    request_shape={
+        "member_id": Via("members", lambda members: members[0].member_id, lambda one: (LeavingMember(one),)),
+        "members": Array("members", LeavingMember),
+    },
+    response_shape={"members": Array("members", LeftMember)},
+)
+DESCRIBE_GROUPS: Final = Api(
+    ApiKey.DESCRIBE_GROUPS,
+    DescribeGroupRequest,
+    DescribeGroupResponse,
+    server=(0, 6),
+    client=(5, 6),
+    route=OF_GROUP,
+    request_shape={"groups": One("group_id"), "include_authorized_operations": "authorized"},
+    response_shape={
+        "groups": One(
+            {
+                "group_state": "state",
+                "protocol_data": "protocol_name",
+                "authorized_operations": "authorized",
+                "members": Array(
+                    "members", MemberView, {"member_metadata": "metadata", "member_assignment": "assignment"}
+                ),
+            }
+        )
+    },
+)
+_TO_COMMIT: Final = rows_of_partitions(
+    "offsets",
+    OffsetToCommit,
+    {"committed_offset": "offset", "committed_leader_epoch": "leader_epoch", "committed_metadata": "metadata"},
+)
+_RESULTS: Final = rows_of_partitions("partitions", OffsetResult)
+OFFSET_COMMIT: Final = Api(
+    ApiKey.OFFSET_COMMIT,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    server=(2, 9),
+    client=(8, 9),
+    route=OF_GROUP,
+    request_shape={
+        "generation_id_or_member_epoch": "generation",
+        "retention_time": "retention_ms",
+        "topics": _TO_COMMIT,
+    },
+    response_shape={"topics": _RESULTS},
+)
+TXN_OFFSET_COMMIT: Final = Api(
+    ApiKey.TXN_OFFSET_COMMIT,
+    TxnOffsetCommitRequest,
+    OffsetCommitResponse,
+    server=(
+        0,
+        4,
+    ),  # version 5 would add the group to the transaction by itself (KIP-890); so far AddOffsetsToTxn does that
+    client=(3, 4),
+    route=OF_GROUP,
+    request_shape={"generation_id": "generation", "topics": _TO_COMMIT},
+    response_shape={"topics": _RESULTS},
+)
+_WANTED: Final[Shape] = {"topics": Array("partitions", tuple, {"name": 0, "partition_indexes": Each(1)})}
+_FOUND: Final[Shape] = {
+    "topics": rows_of_partitions(
+        "partitions",
+        FetchedOffset,
+        {
+            "committed_offset": "offset",
+            "committed_leader_epoch": "leader_epoch",
+            "metadata": Via("metadata", str, lambda text: text or ""),
+        },
+    )
+}
+OFFSET_FETCH: Final = Api(
+    ApiKey.OFFSET_FETCH,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    server=(1, 9),
+    client=(7, 9),
+    route=OF_GROUP,
+    request_shape={**_WANTED, "groups": One(_WANTED)},
+    response_shape={**_FOUND, "groups": One(_FOUND)},
+)
+OFFSET_DELETE: Final = Api(
+    ApiKey.OFFSET_DELETE,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=OF_GROUP,
+    request_shape={"topics": Array("partitions", tuple, {"name": 0, "partitions": Each({"partition_index": 1})})},
+    response_shape={"topics": _RESULTS},
+)

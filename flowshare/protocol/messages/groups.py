@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Final
 
+from flowshare.protocol.declaration import Api, Array, Coded, CoordinatorKind, Fixed, Key, One, Route, To, Via
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request
-
-CoordinatorKind = Literal["group", "transaction", "share"]
-"""What has a coordinator; `share`: the state of a share-partition, asked by its leader."""
-"""What has a coordinator; those of both kinds may be different nodes under the same name."""
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Request, Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +39,8 @@ class DeleteGroupsRequest(Request["DeleteGroupsResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupResult:
+class GroupResult(Response):
     group_id: str
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,7 @@ class DeleteGroupsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
-    """Which node coordinates a group, or a transactional id. Asked of sockets only: in process there is one server."""
+    """Which node coordinates a group, or a transactional id. −1: the server that is asked."""
 
     key: str
     """The group's id, or the transactional id."""
@@ -61,9 +58,7 @@ class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindCoordinatorResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class FindCoordinatorResponse(Response):
     node_id: int = -1
     host: str = ""
     port: int = -1
@@ -87,9 +82,7 @@ class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeConfigsResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class DescribeConfigsResponse(Response):
     entries: tuple[ConfigEntry, ...] = ()
 
 
@@ -104,7 +97,7 @@ class ConfiguredGroupsResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"]):
+class IncrementalAlterConfigsRequest(Request[Response]):
     resource_type: str
     resource: str
     configs: Mapping[str, str | None]
@@ -114,7 +107,90 @@ class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"])
     """Principal and host of who asks at a socket, said by the server itself; None: its own process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncrementalAlterConfigsResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+_RESOURCES: Final = {"topic": 2, "broker": 4, "group": 32}
+_RESOURCE: Final = Coded("resource_type", _RESOURCES)
+
+
+def _operation(value: str | None) -> int:
+    """Set it, or remove it."""
+    return 1 if value is None else 0
+
+
+def _broker(request: DescribeConfigsRequest | IncrementalAlterConfigsRequest) -> int | None:
+    """The broker whose own settings are meant."""
+    return int(request.resource) if request.resource_type == "broker" and request.resource else None
+
+
+FIND_COORDINATOR: Final = Api(
+    ApiKey.FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    server=(0, 6),
+    client=(3, 6),
+    needs=lambda request: 6 if request.kind == "share" else 0,
+    request_shape={
+        "coordinator_keys": One("key"),
+        "key_type": Coded("kind", {"group": 0, "transaction": 1, "share": 2}, other=""),
+    },
+    response_shape={"coordinators": One({})},
+)
+LIST_GROUPS: Final = Api(
+    ApiKey.LIST_GROUPS,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    server=(0, 5),
+    client=(4, 5),
+    route=Route(To.ALL),
+    needs=lambda request: 5 if request.types else 0,
+    request_shape={"states_filter": "states", "types_filter": "types"},
+    response_shape={
+        "groups": Array(
+            "groups",
+            partial(ListedGroup, type="classic"),  # before version 5 there were no others
+            {"group_state": "state", "group_type": "type"},
+        )
+    },
+)
+DELETE_GROUPS: Final = Api(
+    ApiKey.DELETE_GROUPS,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    server=(0, 2),
+    client=(2, 2),
+    route=Route(To.COORDINATORS),
+    request_shape={"groups_names": "group_ids"},
+    response_shape={"results": Array("groups", GroupResult)},
+)
+DESCRIBE_CONFIGS: Final = Api(
+    ApiKey.DESCRIBE_CONFIGS,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    server=(1, 4),
+    client=(4, 4),
+    route=Route(To.BROKER, _broker),
+    request_shape={
+        "resources": One({"resource_type": _RESOURCE, "resource_name": "resource", "configuration_keys": Fixed(None)}),
+        "include_synonyms": Fixed(False),
+        "include_documentation": Fixed(True),
+    },
+)
+INCREMENTAL_ALTER_CONFIGS: Final = Api(
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    IncrementalAlterConfigsRequest,
+    Response,
+    server=(0, 1),
+    client=(1, 1),
+    route=Route(To.BROKER, _broker),
+    request_shape={
+        "resources": One(
+            {
+                "resource_type": _RESOURCE,
+                "resource_name": "resource",
+                "configs": Array("configs", dict, {"name": 0, "config_operation": Via(1, _operation, int), "value": 1}),
+            }
+        )
+    },
+    response_shape={
+        "responses": One({"resource_type": Key("resource_type", codes=_RESOURCES), "resource_name": Key("resource")})
+    },
+)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request
+from flowshare.protocol.declaration import LEADER, Api, Coded, Fixed, Route, To, of_partitions
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Request, Response
 
 LATEST: Final = -1
 """Timestamp that stands for the log's end; readers of committed records: for the last stable offset."""
@@ -27,9 +28,7 @@ class ProduceRequest(Request["ProduceResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class ProduceResponse(Response):
     base_offset: int = -1
     log_start: int = -1
     append_time_ms: int = -1
@@ -78,7 +77,7 @@ class AbortedTransaction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedLog:
+class FetchedLog(Response):
     """What was read of one partition: whole batches; the first may begin before the offset asked for.
 
     diverging: nothing was read, because the log was cut: the highest leader epoch up to the one asked for, and where
@@ -87,8 +86,6 @@ class FetchedLog:
 
     topic: str
     partition: int
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     records: bytes = b""
     log_start: int = -1
     high_watermark: int = -1
@@ -98,15 +95,13 @@ class FetchedLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchResponse:
+class FetchResponse(Response):
     """`partitions` are in the order in which they were asked for, all of them but in a session.
 
     session_id: the session that the broker keeps, 0: none. throttle_ms: how long the broker answers nothing on this
     connection, because of a quota; what was asked for may be missing in an answer with one (KIP-219).
     """
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     partitions: tuple[FetchedLog, ...] = ()
     session_id: int = 0
     throttle_ms: int = 0
@@ -120,16 +115,18 @@ class ListOffsetsRequest(Request["ListOffsetsResponse"]):
     partition: int
     timestamp_ms: int
     committed: bool = False
+    current_epoch: int = -1
+    """The epoch that the asker takes for the present one; the broker refuses another. −1: it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsResponse:
+class ListOffsetsResponse(Response):
     """Offset −1: there is no such record."""
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     offset: int = -1
     timestamp_ms: int = -1
+    leader_epoch: int = -1
+    """Leader epoch of the record, −1 when it is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +157,9 @@ class OffsetForLeaderEpochRequest(Request["OffsetForLeaderEpochResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetForLeaderEpochResponse:
+class OffsetForLeaderEpochResponse(Response):
     """The highest epoch up to the one asked for, and the offset behind its last record; −1, −1: there is none."""
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     leader_epoch: int = -1
     end_offset: int = -1
 
@@ -178,7 +173,59 @@ class DeleteRecordsRequest(Request["DeleteRecordsResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteRecordsResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class DeleteRecordsResponse(Response):
     log_start: int = -1
+
+
+_COMMITTED: Final = Coded("committed", {False: 0, True: 1}, other=False)
+"""The isolation level."""
+_NO_REPLICA: Final = Fixed(-1)
+WAIT_MS: Final = 15_000
+"""How long a broker may wait for replicas; below request_timeout, so that its answer still comes."""
+
+PRODUCE: Final = Api(ApiKey.PRODUCE, ProduceRequest, ProduceResponse, server=(3, 13), client=(9, 11), route=LEADER)
+FETCH: Final = Api(
+    ApiKey.FETCH,
+    FetchRequest,
+    FetchResponse,
+    server=(4, 18),
+    client=(12, 12),
+    route=Route(To.LEADERS),
+    wait_ms=lambda request: request.max_wait_ms,
+)
+LIST_OFFSETS: Final = Api(
+    ApiKey.LIST_OFFSETS,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    server=(1, 11),
+    client=(6, 9),
+    route=LEADER,
+    needs=lambda request: 7 if request.timestamp_ms == MAX_TIMESTAMP else 0,  # KIP-734
+    request_shape={
+        "replica_id": _NO_REPLICA,
+        "isolation_level": _COMMITTED,
+        **of_partitions("topics", {"current_leader_epoch": "current_epoch"}),
+    },
+    response_shape=of_partitions("topics"),
+)
+LIST_MANY_OFFSETS: Final = Api(ApiKey.LIST_OFFSETS, ManyOffsetsRequest, ManyOffsetsResponse, client=(6, 9))
+OFFSET_FOR_LEADER_EPOCH: Final = Api(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    server=(2, 4),
+    client=(4, 4),
+    route=LEADER,
+    request_shape={"replica_id": _NO_REPLICA, **of_partitions("topics", {"current_leader_epoch": "current_epoch"})},
+    response_shape=of_partitions("topics"),
+)
+DELETE_RECORDS: Final = Api(
+    ApiKey.DELETE_RECORDS,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    server=(0, 2),
+    client=(2, 2),
+    route=LEADER,
+    request_shape={**of_partitions("topics", {"offset": "before"}), "timeout": Fixed(WAIT_MS)},
+    response_shape=of_partitions("topics", {"low_watermark": "log_start"}),
+)

@@ -7,12 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from flowshare.protocol.declaration import (
+    OF_GROUP,
+    Api,
+    Array,
+    Each,
+    Fixed,
+    Inside,
+    Key,
+    One,
+    Parts,
+    Route,
+    To,
+    rows_of_partitions,
+)
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request, TopicPartition
-from flowshare.share.types import AcquiredRange
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import NOT_ASKED, Request, Response, TopicPartition
+from flowshare.share.types import AcknowledgeType, AcquiredRange
 
 NO_LEADER: Final = (-1, -1)
 """The current leader of a partition when it is not told."""
+MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+"""Errors that come with the current leader; beside others brokers send 0 and do not mean it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +42,7 @@ class ShareGroupHeartbeatRequest(Request["ShareGroupHeartbeatResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupHeartbeatResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class ShareGroupHeartbeatResponse(Response):
     member_id: str | None = None
     member_epoch: int = 0
     heartbeat_interval_ms: int = 5000
@@ -76,11 +91,9 @@ class ShareFetchRequest(Request["ShareFetchResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedPartition:
+class FetchedPartition(Response):
     topic_id: uuid.UUID
     partition: int
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     ack_error: ErrorCode = ErrorCode.NONE
     ack_message: str | None = None
     records: bytes = b""
@@ -90,9 +103,7 @@ class FetchedPartition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareFetchResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class ShareFetchResponse(Response):
     lock_timeout_ms: int = 0
     partitions: tuple[FetchedPartition, ...] = ()
     node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
@@ -112,18 +123,14 @@ class ShareAcknowledgeRequest(Request["ShareAcknowledgeResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcknowledgedPartition:
+class AcknowledgedPartition(Response):
     topic_id: uuid.UUID
     partition: int
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     current_leader: tuple[int, int] = NO_LEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareAcknowledgeResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class ShareAcknowledgeResponse(Response):
     lock_timeout_ms: int = 0
     partitions: tuple[AcknowledgedPartition, ...] = ()
     node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
@@ -155,22 +162,30 @@ class ShareResumeRequest(Request["ShareResumeResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareResumeResponse:
+class ShareResumeResponse(Response):
     """What of it is still the member's. Whatever else was locked for it went back: without costing an attempt, unless
     the member said that it had lapsed.
 
     elsewhere: what this worker of a fleet does not lead (yet, or any more): nothing is said of that, and nothing done.
     """
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     partitions: tuple[HeldRanges, ...] = ()
     elsewhere: tuple[TopicPartition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupDescribeRequest(Request["ShareGroupDescribeResponse"]):
-    group_ids: tuple[str, ...]
+class ShareGroupDescribeRequest(Request["GroupDescription"]):
+    group_id: str
+    authorized: bool = False
+    """Ask what the asker may do with the group."""
+
+
+class AssignedTopic(NamedTuple):
+    """What a member is assigned of one topic."""
+
+    topic_id: uuid.UUID
+    topic: str
+    partitions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,21 +196,105 @@ class MemberDescription:
     client_host: str
     rack_id: str | None
     subscribed_topics: tuple[str, ...]
-    assignment: Mapping[str, tuple[int, ...]]
+    assigned: tuple[AssignedTopic, ...] = ()
+
+    @property
+    def assignment(self) -> dict[str, tuple[int, ...]]:
+        """Topic -> partitions."""
+        return {one.topic: one.partitions for one in self.assigned}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupDescription:
-    group_id: str
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class GroupDescription(Response):
+    group_id: str = ""
     state: str = "Dead"
     group_epoch: int = 0
     assignment_epoch: int = 0
     assignor: str = ""
     members: tuple[MemberDescription, ...] = ()
+    authorized: int = NOT_ASKED
+    """What the asker may do: a bit for each number of an operation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupDescribeResponse:
-    groups: tuple[GroupDescription, ...] = ()
+def _pair(*two: int) -> tuple[int, ...]:
+    return two
+
+
+def _renews(request: ShareFetchRequest | ShareAcknowledgeRequest) -> bool:
+    return request.is_renew_ack or any(
+        AcknowledgeType.RENEW in ack.types for part in request.partitions for ack in part.acks
+    )
+
+
+SHARE_GROUP_HEARTBEAT: Final = Api(
+    ApiKey.SHARE_GROUP_HEARTBEAT,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+    server=(1, 1),
+    client=(1, 1),
+    route=OF_GROUP,
+    request_shape={"subscribed_topic_names": "subscribed_topics"},
+    response_shape={
+        "assignment": Inside(
+            {"topic_partitions": Array("assignment", TopicPartition, {"partitions": Each("partition")})},
+            null_without="assignment",
+        )
+    },
+)
+SHARE_FETCH: Final = Api(
+    ApiKey.SHARE_FETCH,
+    ShareFetchRequest,
+    ShareFetchResponse,
+    server=(1, 2),
+    client=(1, 2),
+    route=Route(To.SESSION),
+    needs=lambda request: 2 if request.acquire_mode != 0 or _renews(request) else 1,
+    wait_ms=lambda request: request.max_wait_ms,
+)
+SHARE_ACKNOWLEDGE: Final = Api(
+    ApiKey.SHARE_ACKNOWLEDGE,
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    server=(1, 2),
+    client=(1, 2),
+    route=Route(To.SESSION),
+    needs=lambda request: 2 if _renews(request) else 1,
+    response_shape={
+        "acquisition_lock_timeout": "lock_timeout_ms",
+        "responses": rows_of_partitions(
+            "partitions",
+            AcknowledgedPartition,
+            {"current_leader": Inside({("leader_id", "leader_epoch"): Parts("current_leader", _pair)})},
+        ),
+        "node_endpoints": Array(
+            "node_endpoints", dict, {"node_id": 0, "host": (1, 0), "port": (1, 1), "rack": Fixed(None)}
+        ),
+    },
+)
+SHARE_GROUP_DESCRIBE: Final = Api(
+    ApiKey.SHARE_GROUP_DESCRIBE,
+    ShareGroupDescribeRequest,
+    GroupDescription,
+    server=(1, 1),
+    client=(1, 1),
+    route=OF_GROUP,
+    request_shape={"group_ids": One("group_id"), "include_authorized_operations": "authorized"},
+    response_shape={
+        "groups": One(
+            {
+                "group_id": Key("group_id", "group_id"),
+                "group_state": "state",
+                "assignor_name": "assignor",
+                "authorized_operations": "authorized",
+                "members": Array(
+                    "members",
+                    MemberDescription,
+                    {
+                        "subscribed_topic_names": "subscribed_topics",
+                        "assignment": Inside({"topic_partitions": Array("assigned", AssignedTopic)}),
+                    },
+                ),
+            }
+        )
+    },
+)

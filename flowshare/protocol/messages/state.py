@@ -1,67 +1,290 @@
-"""The state of share-partitions as a share coordinator keeps it (share-groups.md §5.3): one share-partition each."""
+"""Where share groups are: the state of one share-partition as a share coordinator keeps it (SG-14.5), and the offsets
+of groups for those who look after them (KIP-932)."""
 
 from __future__ import annotations
 
+import base64
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
+from flowshare.protocol.declaration import (
+    OF_GROUP,
+    Api,
+    Array,
+    Each,
+    One,
+    Route,
+    Shape,
+    To,
+    Via,
+    of_partitions,
+    rows_of_partitions,
+)
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request
-from flowshare.share.types import PartitionState, StateRun
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Request, Response
+from flowshare.protocol.messages.topics import TopicResult
+from flowshare.share.types import PartitionState, RecordState, StateRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitializeShareGroupStateRequest(Request["ShareGroupStateResponse"]):
+class ShareGroupStateRequest(Request["ShareGroupStateResponse"]):
+    """What all of them name."""
+
     group_id: str
     topic_id: uuid.UUID
     partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitializeShareGroupStateRequest(ShareGroupStateRequest):
     state_epoch: int
     start_offset: int
     """−1: found by share.auto.offset.reset at the first fetch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadShareGroupStateRequest(Request["ShareGroupStateResponse"]):
+class ReadShareGroupStateRequest(ShareGroupStateRequest):
     """Read for a new leader: leaders with a lower epoch can no longer write."""
 
-    group_id: str
-    topic_id: uuid.UUID
-    partition: int
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadShareGroupStateSummaryRequest(Request["ShareGroupStateResponse"]):
-    """Read without consequences, and without runs."""
+class ReadShareGroupStateSummaryRequest(ShareGroupStateRequest):
+    """Asks for the start offset and epochs only, without states of records; changes nothing."""
 
-    group_id: str
-    topic_id: uuid.UUID
-    partition: int
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteShareGroupStateRequest(Request["ShareGroupStateResponse"]):
-    group_id: str
-    topic_id: uuid.UUID
-    partition: int
+class WriteShareGroupStateRequest(ShareGroupStateRequest):
     state_epoch: int
     leader_epoch: int
     start_offset: int
-    delivery_complete_count: int
+    delivery_complete_count: int = -1
     runs: tuple[StateRun, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteShareGroupStateRequest(Request["ShareGroupStateResponse"]):
-    group_id: str
-    topic_id: uuid.UUID
-    partition: int
+class DeleteShareGroupStateRequest(ShareGroupStateRequest):
+    """Forget it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupStateResponse:
+class ShareGroupStateResponse(Response):
     """`state` is what was read; None where nothing was asked for, and for a share-partition that has none."""
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     state: PartitionState | None = None
+
+    @property
+    def told(self) -> PartitionState:
+        """`state`, or what stands for none."""
+        return self.state or NO_STATE
+
+
+NO_TOPIC: Final = uuid.UUID(int=0)
+"""Where a request names no topic."""
+NO_STATE: Final = PartitionState(delivery_complete_count=-1)
+DELIVERIES_MAX: Final = 2**15 - 1
+
+
+def _state_key(request: ReadShareGroupStateRequest) -> str:
+    """By which Kafka finds who keeps the state of a share-partition."""
+    topic_id = base64.urlsafe_b64encode(request.topic_id.bytes).decode().rstrip("=")
+    return f"{request.group_id}:{topic_id}:{request.partition}"
+
+
+def _read_state(error: ErrorCode, message: str | None, **told: Any) -> ShareGroupStateResponse:
+    if error:
+        return ShareGroupStateResponse(error=error, message=message)
+    return ShareGroupStateResponse(state=PartitionState(**{name.removeprefix("told."): told[name] for name in told}))
+
+
+def _stored(state: RecordState) -> int:
+    """Records in the hands of members stand as available in Kafka's state: a new leader gives them again."""
+    return int(RecordState.AVAILABLE if state is RecordState.ACQUIRED else state)
+
+
+def _asked(**fields: Any) -> Shape:
+    """A request about share-partitions."""
+    topic_id = Via("topic_id", lambda topic_id: topic_id, lambda topic_id: topic_id or NO_TOPIC)
+    return {"topics": One({"topic_id": topic_id, "partitions": One(fields)})}
+
+
+def _told(*names: str, **fields: Any) -> Shape:
+    """An answer that says this of the state of each share-partition."""
+    return of_partitions("results", {**{name: f"told.{name}" for name in names}, **fields})
+
+
+INITIALIZE_SHARE_GROUP_STATE: Final = Api(
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+    InitializeShareGroupStateRequest,
+    ShareGroupStateResponse,
+    server=(0, 0),
+    request_shape=_asked(),
+    response_shape=_told(),
+)
+READ_SHARE_GROUP_STATE: Final = Api(
+    ApiKey.READ_SHARE_GROUP_STATE,
+    ReadShareGroupStateRequest,
+    _read_state,
+    server=(0, 0),
+    client=(0, 0),
+    route=Route(To.COORDINATOR, _state_key, "share"),
+    request_shape=_asked(),
+    response_shape=_told(
+        "state_epoch",
+        "start_offset",
+        error_code="error",
+        error_message="message",
+        state_batches=Array(
+            "told.runs",
+            StateRun,
+            {
+                "first_offset": "first",
+                "last_offset": "last",
+                "delivery_state": Via("state", _stored, RecordState),
+                "delivery_count": Via("delivery_count", lambda count: min(count, DELIVERIES_MAX), int),
+            },
+        ),
+    ),
+)
+WRITE_SHARE_GROUP_STATE: Final = Api(
+    ApiKey.WRITE_SHARE_GROUP_STATE,
+    WriteShareGroupStateRequest,
+    ShareGroupStateResponse,
+    server=(0, 1),
+    request_shape=_asked(
+        state_batches=Array(
+            "runs", StateRun, {"first_offset": "first", "last_offset": "last", "delivery_state": "state"}
+        )
+    ),
+    response_shape=_told(),
+)
+DELETE_SHARE_GROUP_STATE: Final = Api(
+    ApiKey.DELETE_SHARE_GROUP_STATE,
+    DeleteShareGroupStateRequest,
+    ShareGroupStateResponse,
+    server=(0, 0),
+    request_shape=_asked(),
+    response_shape=_told(),
+)
+READ_SHARE_GROUP_STATE_SUMMARY: Final = Api(
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+    ReadShareGroupStateSummaryRequest,
+    ShareGroupStateResponse,
+    server=(0, 1),
+    request_shape=_asked(),
+    response_shape=_told("state_epoch", "leader_epoch", "start_offset", "delivery_complete_count"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeShareGroupOffsetsRequest(Request["DescribeShareGroupOffsetsResponse"]):
+    group_id: str
+    topics: Mapping[str, tuple[int, ...]] | None = None
+    """None: every partition the group has state for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePartitionOffsets(Response):
+    topic: str
+    topic_id: uuid.UUID | None
+    partition: int
+    start_offset: int = -1
+    leader_epoch: int = 0
+    lag: int = -1
+    in_flight: int = 0
+    """Acquired records, −1 when unknown (flowshare's own, as are the following)."""
+    delayed: int = 0
+    """Available records whose not-before has not come, −1 when unknown."""
+    redeliveries: int = 0
+    """Deliveries after the first since the share-partition was loaded, −1 when unknown."""
+    oldest_ms: int = -1
+    """Timestamp of the first unfinished record, −1 when unknown or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeShareGroupOffsetsResponse(Response):
+    partitions: tuple[SharePartitionOffsets, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterShareGroupOffsetsRequest(Request["AlterShareGroupOffsetsResponse"]):
+    group_id: str
+    offsets: Mapping[tuple[str, int], int]
+    finished: Mapping[tuple[str, int], tuple[tuple[int, int], ...]] = field(
+        default_factory=dict[tuple[str, int], tuple[tuple[int, int], ...]]
+    )
+    """Offsets from there on that count as processed: (first, last), ascending and disjoint (flowshare's own)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionResult(Response):
+    topic: str
+    partition: int
+    topic_id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterShareGroupOffsetsResponse(Response):
+    partitions: tuple[PartitionResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteShareGroupOffsetsRequest(Request["DeleteShareGroupOffsetsResponse"]):
+    group_id: str
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteShareGroupOffsetsResponse(Response):
+    topics: tuple[TopicResult, ...] = ()
+
+
+DESCRIBE_SHARE_GROUP_OFFSETS: Final = Api(
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    server=(0, 1),
+    client=(0, 1),
+    route=OF_GROUP,
+    request_shape={"groups": One({"topics": Array("topics", dict, {"topic_name": 0, "partitions": 1})})},
+    response_shape={
+        "groups": One(
+            {
+                "topics": rows_of_partitions(
+                    "partitions", partial(SharePartitionOffsets, in_flight=-1, delayed=-1, redeliveries=-1)
+                )
+            }
+        )
+    },
+)
+ALTER_SHARE_GROUP_OFFSETS: Final = Api(
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=OF_GROUP,
+    request_shape={
+        "topics": Array(
+            "offsets", dict, {"topic_name": (0, 0), "partitions": Each({"partition_index": (0, 1), "start_offset": 1})}
+        )
+    },
+    response_shape={"responses": rows_of_partitions("partitions", PartitionResult)},
+)
+DELETE_SHARE_GROUP_OFFSETS: Final = Api(
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=OF_GROUP,
+    request_shape={"topics": Array("topics", str, {"topic_name": ()})},
+    response_shape={"responses": Array("topics", TopicResult)},
+)

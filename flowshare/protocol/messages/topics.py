@@ -5,9 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from flowshare.protocol.declaration import CONTROLLER, Api, Array, Fixed, Key, One, Shape, of_partitions
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Request, Response
+from flowshare.protocol.rights import NeededRight, Operation, ResourceType
+
+TOPIC_IDS_FROM: Final = 12
+"""Version of Metadata from which on topics can be asked for by id (KIP-516)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +53,8 @@ class MetadataResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicResult:
+class TopicResult(Response):
     topic: str
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     topic_id: uuid.UUID | None = None
     throttle_ms: int = 0
     """With THROTTLING_QUOTA_EXCEEDED: when to ask again."""
@@ -73,3 +78,85 @@ class CreatePartitionsRequest(Request[TopicResult]):
     name: str
     total: int
     validate_only: bool = False
+
+
+_TIMEOUT: Final = Fixed(15_000)
+"""How long a broker may work on a change; below request_timeout, so that its answer still comes."""
+_TOLD: Final[Shape] = {"name": Key("name", "topic")}
+
+METADATA: Final = Api(
+    ApiKey.METADATA,
+    MetadataRequest,
+    MetadataResponse,
+    server=(0, 13),
+    client=(10, 13),
+    needs=lambda request: TOPIC_IDS_FROM if request.topic_ids else 0,
+)
+CREATE_TOPICS: Final = Api(
+    ApiKey.CREATE_TOPICS,
+    CreateTopicRequest,
+    TopicResult,
+    server=(2, 7),
+    client=(7, 7),
+    route=CONTROLLER,
+    request_shape={
+        "topics": One(
+            {
+                "num_partitions": "partitions",
+                "replication_factor": Fixed(-1),
+                "assignments": Fixed(()),
+                "configs": Array("configs", dict, {"name": 0, "value": 1}),
+            }
+        ),
+        "timeout": _TIMEOUT,
+    },
+    response_shape={"topics": One(_TOLD)},
+)
+DELETE_TOPICS: Final = Api(
+    ApiKey.DELETE_TOPICS,
+    DeleteTopicRequest,
+    TopicResult,
+    server=(1, 6),
+    client=(6, 6),
+    route=CONTROLLER,
+    request_shape={"topics": One({"topic_id": Fixed(None)}), "timeout": _TIMEOUT},
+    response_shape={"responses": One(_TOLD)},
+)
+CREATE_PARTITIONS: Final = Api(
+    ApiKey.CREATE_PARTITIONS,
+    CreatePartitionsRequest,
+    TopicResult,
+    server=(0, 3),
+    client=(3, 3),
+    route=CONTROLLER,
+    request_shape={"topics": One({"count": "total", "assignments": Fixed(None)}), "timeout": _TIMEOUT},
+    response_shape={"results": One({"name": Key("name", "topic")})},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeaderRequest(Request[Response]):
+    """Let a partition's preferred replica lead (KIP-183); where every partition has one replica, it does."""
+
+    topic: str
+    partition: int
+
+
+ELECT_LEADERS: Final = Api(
+    ApiKey.ELECT_LEADERS,
+    ElectLeaderRequest,
+    Response,
+    server=(0, 2),
+    client=(1, 2),
+    route=CONTROLLER,
+    right=NeededRight(Operation.ALTER, ResourceType.CLUSTER),
+    request_shape={
+        "election_type": Fixed(0),
+        "topic_partitions": One({"partitions": One("partition")}),
+        "timeout": _TIMEOUT,
+    },
+    response_shape={
+        "error_code": Fixed(ErrorCode.NONE),
+        **of_partitions("replica_election_results", {"partition_id": Key("partition")}, "partition_result"),
+    },
+)

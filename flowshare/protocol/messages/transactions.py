@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from flowshare.protocol.declaration import LEADER, OF_TRANSACTION, Api, Array, Each, Fixed, One, Parts, of_partitions
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.base import Request
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.base import Request, Response
+from flowshare.protocol.rights import NeededRight, Operation, ResourceType
 
 
 class ProducerIdentity(NamedTuple):
@@ -33,14 +36,12 @@ class InitProducerIdRequest(Request["InitProducerIdResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitProducerIdResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class InitProducerIdResponse(Response):
     producer: ProducerIdentity = NOBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitionsToTxnRequest(Request["TransactionResponse"]):
+class AddPartitionsToTxnRequest(Request[Response]):
     """Partitions that the transaction is going to write to; all are added, or none."""
 
     transactional_id: str
@@ -49,7 +50,7 @@ class AddPartitionsToTxnRequest(Request["TransactionResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddOffsetsToTxnRequest(Request["TransactionResponse"]):
+class AddOffsetsToTxnRequest(Request[Response]):
     """A group whose offsets the transaction is going to commit."""
 
     transactional_id: str
@@ -58,20 +59,12 @@ class AddOffsetsToTxnRequest(Request["TransactionResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndTxnRequest(Request["TransactionResponse"]):
+class EndTxnRequest(Request[Response]):
     """Commit or abort; answered when that is decided durably and, unless the disk fails, carried out everywhere."""
 
     transactional_id: str
     producer: ProducerIdentity
     committed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionResponse:
-    """What became of a request about a transaction."""
-
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +75,12 @@ class DescribeTransactionRequest(Request["DescribeTransactionResponse"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeTransactionResponse:
-    """`state` is Kafka's word (Empty, Ongoing, …); started_ms is −1 without an open transaction."""
+class DescribeTransactionResponse(Response):
+    """`state` is Kafka's word (Empty, Ongoing, …); started_ms is −1 without an open transaction, 0 with an error."""
 
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
     state: str = ""
-    timeout_ms: int = -1
-    started_ms: int = -1
+    timeout_ms: int = 0
+    started_ms: int = 0
     producer: ProducerIdentity = NOBODY
     partitions: tuple[tuple[str, int], ...] = ()
 
@@ -141,7 +132,129 @@ class ActiveProducer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeProducersResponse:
-    error: ErrorCode = ErrorCode.NONE
-    message: str | None = None
+class DescribeProducersResponse(Response):
     producers: tuple[ActiveProducer, ...] = ()
+
+
+_PRODUCER: Final = {("producer_id", "producer_epoch"): Parts("producer", ProducerIdentity)}
+
+
+def _first_error(results: tuple[tuple[Any, ...], ...]) -> Response:
+    """Partitions are added all or none: what speaks against one of them is the answer, not that others were left."""
+    nothing = (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)
+    return Response(error=next((error for *_, error in results if error not in nothing), ErrorCode.NONE))
+
+
+INIT_PRODUCER_ID: Final = Api(
+    ApiKey.INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    server=(0, 5),
+    client=(2, 5),
+    route=OF_TRANSACTION,
+    needs=lambda request: 0 if request.known == NOBODY else 3,  # KIP-360
+    request_shape={
+        "transaction_timeout": "timeout_ms",
+        ("producer_id", "producer_epoch"): Parts("known", ProducerIdentity),
+    },
+    response_shape=_PRODUCER,
+)
+ADD_PARTITIONS_TO_TXN: Final = Api(
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    _first_error,
+    server=(0, 3),
+    client=(3, 3),
+    route=OF_TRANSACTION,
+    request_shape={
+        "v3_and_below_transactional_id": "transactional_id",
+        ("v3_and_below_producer_id", "v3_and_below_producer_epoch"): Parts("producer", ProducerIdentity),
+        "v3_and_below_topics": Array("partitions", tuple, {"name": 0, "partitions": Each(1)}),
+    },
+    response_shape={
+        "results_by_topic_v3_and_below": Array(
+            "results",
+            tuple,
+            {"name": 0, "results_by_partition": Each({"partition_index": 1, "partition_error_code": 2})},
+        )
+    },
+)
+ADD_OFFSETS_TO_TXN: Final = Api(
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    AddOffsetsToTxnRequest,
+    Response,
+    server=(0, 4),
+    client=(3, 4),
+    route=OF_TRANSACTION,
+    request_shape=_PRODUCER,
+    response_shape={},
+)
+END_TXN: Final = Api(
+    ApiKey.END_TXN,
+    EndTxnRequest,
+    Response,
+    server=(0, 4),
+    client=(3, 4),
+    route=OF_TRANSACTION,
+    request_shape=_PRODUCER,
+    response_shape={},
+)
+DESCRIBE_PRODUCERS: Final = Api(
+    ApiKey.DESCRIBE_PRODUCERS,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=LEADER,
+    right=NeededRight(Operation.READ, ResourceType.TOPIC, "topic"),
+    request_shape={"topics": One({"partition_indexes": One("partition")})},
+    response_shape={
+        **of_partitions(
+            "topics",
+            {
+                "active_producers": Array(
+                    "producers",
+                    ActiveProducer,
+                    {
+                        "producer_epoch": "epoch",
+                        "last_timestamp": "touched_ms",
+                        "coordinator_epoch": Fixed(0),
+                        "current_txn_start_offset": "open_since",
+                    },
+                )
+            },
+        )
+    },
+)
+DESCRIBE_TRANSACTIONS: Final = Api(
+    ApiKey.DESCRIBE_TRANSACTIONS,
+    DescribeTransactionRequest,
+    DescribeTransactionResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=OF_TRANSACTION,
+    request_shape={"transactional_ids": One("transactional_id")},
+    response_shape={
+        "transaction_states": One(
+            {
+                **_PRODUCER,
+                "transaction_state": "state",
+                "transaction_timeout": "timeout_ms",
+                "transaction_start_time": "started_ms",
+                "topics": Array("partitions", tuple, {"topic": 0, "partitions": Each(1)}),
+            }
+        )
+    },
+)
+LIST_TRANSACTIONS: Final = Api(
+    ApiKey.LIST_TRANSACTIONS,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    server=(0, 1),
+    request_shape={"state_filters": "states", "producer_id_filters": "producer_ids", "duration_filter": "running_ms"},
+    response_shape={
+        "error_code": Fixed(ErrorCode.NONE),
+        "unknown_state_filters": "unknown_states",
+        "transaction_states": Array("transactions", ListedTransaction, {"transaction_state": "state"}),
+    },
+)

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.log.base import LogError
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
-from flowshare.server import answers
-from flowshare.server.answers import AnswerTooLarge
-from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, ResourceType
+from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
+from flowshare.protocol.translation import NO_TIME, kafka_error
+from flowshare.server.edge.base import Endpoint, SocketCall
 from flowshare.server.edge.forms import ENTITY_BYTES
-from flowshare.server.failures import Refused, failure
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.failures import Refused, failure
+from flowshare.server.security.acl_store import AclStore, TooManyAcls
 from flowshare.server.security.acls import Acl, AclFilter, Pattern
-from flowshare.server.security.authorizer import AclStore, TooManyAcls
 
 if TYPE_CHECKING:
-    from flowshare.server.turns import Turns
+    from flowshare.server.runtime.turns import Turns
 
-LOWEST: Final = 1
-HIGHEST: Final = 3
+K = TypeVar("K", ResourceType, Operation)
+VERSIONS: Final = (1, 3)
 
 ANY: Final = 1
 """Kafka's code of "any" for kinds, operations and permissions."""
@@ -45,38 +46,35 @@ class AclApis:
     def __init__(self, store: AclStore | None) -> None:
         self._store = store
 
-    def apis(self) -> Sequence[Api]:
+    def apis(self) -> Sequence[Endpoint]:
         """DescribeAcls, CreateAcls and DeleteAcls, v1-3 each."""
         served = {
             ApiKey.DESCRIBE_ACLS: self._describe,
             ApiKey.CREATE_ACLS: self._create,
             ApiKey.DELETE_ACLS: self._delete,
         }
-        return tuple(Api(key=key, lowest=LOWEST, highest=HIGHEST, answer=answer) for key, answer in served.items())
+        return tuple(Endpoint(Api(key, server=VERSIONS), answer) for key, answer in served.items())
 
-    async def _describe(self, call: Call) -> Any:
+    async def _describe(self, call: SocketCall) -> Any:
         made: Any = module("describe_acls", call.version, "response")
-        try:
-            acls = self._checked(call, Operation.DESCRIBE).matching(_filter(call.request))
-        except Refused as error:
-            return _described(made, failure(error), ())
         resources: list[Any] = []
         try:
+            acls = self._checked(call, Operation.DESCRIBE).matching(_filter(call.request))
             for (resource, name, pattern), together in groupby(
                 acls, key=lambda acl: (acl.resource, acl.name, acl.pattern)
             ):
                 bindings = await call.peer.turns.each(partial(_description, made), together)
-                answers.room().add(ENTITY_BYTES + len(name))
+                answers.space().add(ENTITY_BYTES + len(name))
                 resources.append(
                     made.DescribeAclsResource(
                         resource_type=int(resource), resource_name=name, pattern_type=int(pattern), acls=bindings
                     )
                 )
-        except AnswerTooLarge as error:
+        except Refused as error:  # AnswerTooLarge among them
             return _described(made, failure(error), ())
         return _described(made, (ErrorCode.NONE, None), tuple(resources))
 
-    async def _create(self, call: Call) -> Any:
+    async def _create(self, call: SocketCall) -> Any:
         made: Any = module("create_acls", call.version, "response")
         outcomes: list[tuple[ErrorCode, str | None]] = [(ErrorCode.NONE, None)] * len(call.request.creations)
         good: dict[int, Acl] = {}
@@ -89,20 +87,20 @@ class AclApis:
                 except Refused as error:
                     outcomes[position] = failure(error)
             await store.create(tuple(good.values()))
-        except TooManyAcls as error:
-            outcomes = _all_failed(outcomes, good, (ErrorCode.POLICY_VIOLATION, str(error)))
-        except LogError as error:
-            outcomes = _all_failed(outcomes, good, failure(error))
+        except (TooManyAcls, LogError) as error:
+            full = isinstance(error, TooManyAcls)
+            outcome = (ErrorCode.POLICY_VIOLATION, str(error)) if full else failure(error)
+            outcomes = [outcome if position in good else one for position, one in enumerate(outcomes)]
         except Refused as error:
             outcomes = [failure(error)] * len(outcomes)
         return made.CreateAclsResponse(
-            throttle_time=timedelta(),
+            throttle_time=NO_TIME,
             results=tuple(
-                made.AclCreationResult(error_code=_kafka(code), error_message=text) for code, text in outcomes
+                made.AclCreationResult(error_code=kafka_error(code), error_message=text) for code, text in outcomes
             ),
         )
 
-    async def _delete(self, call: Call) -> Any:
+    async def _delete(self, call: SocketCall) -> Any:
         made: Any = module("delete_acls", call.version, "response")
         filters = call.request.filters
         try:
@@ -111,23 +109,19 @@ class AclApis:
             results = await _deleted(made, store, filters, call.peer.turns)
         except (Refused, LogError) as error:
             results = [_filter_result(made, failure(error), ()) for _ in filters]
-        return made.DeleteAclsResponse(throttle_time=timedelta(), filter_results=tuple(results))
+        return made.DeleteAclsResponse(throttle_time=NO_TIME, filter_results=tuple(results))
 
-    def _checked(self, call: Call, operation: Operation) -> AclStore:
+    def _checked(self, call: SocketCall, operation: Operation) -> AclStore:
         """The bindings, if the caller may. Raises: Refused."""
         if self._store is None:
             raise Refused(ErrorCode.SECURITY_DISABLED, "this listener has no ACLs; start it with a file of ACLs")
-        if not call.peer.may(operation, ResourceType.CLUSTER, CLUSTER_NAME):
-            raise Refused(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-                f"{call.peer.principal} has no right to {operation.name.lower()} the cluster",
-            )
+        call.peer.need(operation, ResourceType.CLUSTER)
         return self._store
 
 
 def _description(made: Any, acl: Acl) -> Any:
     """Raises: AnswerTooLarge."""
-    answers.room().add(ENTITY_BYTES + len(acl.principal) + len(acl.host))
+    answers.space().add(ENTITY_BYTES + len(acl.principal) + len(acl.host))
     return made.AclDescription(**_rights(acl))
 
 
@@ -153,7 +147,7 @@ async def _meant(store: AclStore, filters: Sequence[Any], turns: Turns) -> list[
         except Refused as error:
             meant.append(error)
             continue
-        candidates = store.candidates(wanted)
+        candidates = len(store.candidates(wanted))
         looked_at += candidates
         if looked_at > LOOKED_AT_MAX:
             raise _invalid("so many filters without a name take too long with so many ACLs; send fewer at a time")
@@ -169,7 +163,7 @@ async def _meant(store: AclStore, filters: Sequence[Any], turns: Turns) -> list[
 def _matched(made: Any, store: AclStore, acl: Acl) -> Any:
     kept = store.from_file(acl)
     return made.DeleteAclsMatchingAcl(
-        error_code=_kafka(ErrorCode.POLICY_VIOLATION if kept else ErrorCode.NONE),
+        error_code=kafka_error(ErrorCode.POLICY_VIOLATION if kept else ErrorCode.NONE),
         error_message="it stands in the server's file of ACLs; change that" if kept else None,
         resource_type=int(acl.resource),
         resource_name=acl.name,
@@ -180,23 +174,14 @@ def _matched(made: Any, store: AclStore, acl: Acl) -> Any:
 
 def _filter_result(made: Any, outcome: tuple[ErrorCode, str | None], matching: Iterable[Any]) -> Any:
     code, text = outcome
-    return made.DeleteAclsFilterResult(error_code=_kafka(code), error_message=text, matching_acls=tuple(matching))
+    return made.DeleteAclsFilterResult(error_code=kafka_error(code), error_message=text, matching_acls=tuple(matching))
 
 
 def _described(made: Any, outcome: tuple[ErrorCode, str | None], resources: tuple[Any, ...]) -> Any:
     code, text = outcome
     return made.DescribeAclsResponse(
-        throttle_time=timedelta(), error_code=_kafka(code), error_message=text, resources=resources
+        throttle_time=NO_TIME, error_code=kafka_error(code), error_message=text, resources=resources
     )
-
-
-def _all_failed(
-    outcomes: Sequence[tuple[ErrorCode, str | None]], positions: Iterable[int], outcome: tuple[ErrorCode, str]
-) -> list[tuple[ErrorCode, str | None]]:
-    changed = list(outcomes)
-    for position in positions:
-        changed[position] = outcome
-    return changed
 
 
 def _rights(acl: Acl) -> dict[str, Any]:
@@ -210,7 +195,8 @@ def _rights(acl: Acl) -> dict[str, Any]:
 
 def _binding(creation: Any) -> Acl:
     """What is to be created. Raises: Refused."""
-    resource, operation = _resource(creation.resource_type), _operation(creation.operation)
+    resource = _kind(ResourceType, creation.resource_type, "resource type")
+    operation = _kind(Operation, creation.operation, "operation")
     allow = _permission(creation.permission_type)
     if resource is None or operation is None or allow is None:
         raise _invalid("an ACL names one kind of thing, one operation and one permission, not 'any'")
@@ -246,8 +232,8 @@ def _filter(wanted: Any) -> AclFilter:
         raise _invalid(f"there is no pattern type {wanted.pattern_type_filter}") from None
     return AclFilter(
         principal=wanted.principal_filter,
-        operation=_operation(wanted.operation),
-        resource=_resource(wanted.resource_type_filter),
+        operation=_kind(Operation, wanted.operation, "operation"),
+        resource=_kind(ResourceType, wanted.resource_type_filter, "resource type"),
         name=wanted.resource_name_filter,
         pattern=pattern,
         host=wanted.host_filter,
@@ -255,22 +241,14 @@ def _filter(wanted: Any) -> AclFilter:
     )
 
 
-def _resource(code: int) -> ResourceType | None:
+def _kind(kinds: type[K], code: int, what: str) -> K | None:
+    """The kind of a number, None for any. Raises: Refused."""
     if code == ANY:
         return None
     try:
-        return ResourceType(code)
+        return kinds(code)
     except ValueError:
-        raise _invalid(f"ACLs for resource type {code} are not kept here") from None
-
-
-def _operation(code: int) -> Operation | None:
-    if code == ANY:
-        return None
-    try:
-        return Operation(code)
-    except ValueError:
-        raise _invalid(f"ACLs for operation {code} are not kept here") from None
+        raise _invalid(f"ACLs for {what} {code} are not kept here") from None
 
 
 def _permission(code: int) -> bool | None:
@@ -286,9 +264,3 @@ def _check_count(parts: Sequence[Any]) -> None:
 
 def _invalid(text: str) -> Refused:
     return Refused(ErrorCode.INVALID_REQUEST, text)
-
-
-def _kafka(code: ErrorCode) -> Any:
-    from kio.schema.errors import ErrorCode as KafkaError
-
-    return KafkaError(int(code))

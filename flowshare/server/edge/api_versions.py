@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module, write_response
 from flowshare.protocol.software import OWN_SOFTWARE, worker_of
-from flowshare.server.edge.base import Api, Call
+from flowshare.protocol.translation import kafka_error
+from flowshare.server.edge.base import Endpoint, SocketCall
 
 LOWEST: Final = 0
 HIGHEST: Final = 4
@@ -19,30 +22,24 @@ SHARE_VERSION: Final = ("share.version", 1, 1)
 """Feature name, lowest and highest level: clients look for it before they join a share group (KIP-1022)."""
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
-_NAME: Final = "api_versions"
 
 
-class ApiVersionsApi:
-    """Advertises exactly the given APIs, and itself."""
+def endpoint(others: Iterable[Endpoint]) -> Endpoint:
+    """What advertises exactly the given APIs, and itself."""
+    api = Api(ApiKey.API_VERSIONS, server=(LOWEST, HIGHEST))
+    ranges = sorted([(int(api.key), LOWEST, HIGHEST), *((int(one.key), *one.versions) for one in others)])
+    return Endpoint(api, partial(_answer, ranges))
 
-    def __init__(self, others: Iterable[Api]) -> None:
-        own = Api(key=ApiKey.API_VERSIONS, lowest=LOWEST, highest=HIGHEST, answer=self._answer)
-        self._apis = (own,)
-        self._ranges = tuple(sorted((int(api.key), api.lowest, api.highest) for api in (own, *others)))
 
-    def apis(self) -> Sequence[Api]:
-        """The one API."""
-        return self._apis
-
-    async def _answer(self, call: Call) -> Any:
-        if call.version >= 3:
-            name, version = call.request.client_software_name, call.request.client_software_version
-            if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
-                return _response(call.version, ErrorCode.INVALID_REQUEST, ())
-            call.peer.software = name
-            call.peer.connection.own = name == OWN_SOFTWARE
-            call.peer.connection.worker = worker_of(version) if name == OWN_SOFTWARE else None
-        return _response(call.version, ErrorCode.NONE, self._ranges)
+async def _answer(ranges: Sequence[tuple[int, int, int]], call: SocketCall) -> Any:
+    if call.version >= 3:
+        name, version = call.request.client_software_name, call.request.client_software_version
+        if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
+            return _response(call.version, ErrorCode.INVALID_REQUEST, ())
+        call.peer.software = name
+        call.peer.connection.own = name == OWN_SOFTWARE
+        call.peer.connection.worker = worker_of(version) if name == OWN_SOFTWARE else None
+    return _response(call.version, ErrorCode.NONE, ranges)
 
 
 def refusal(correlation_id: int) -> bytes:
@@ -52,11 +49,9 @@ def refusal(correlation_id: int) -> bytes:
 
 
 def _response(version: int, error: ErrorCode, ranges: Iterable[tuple[int, int, int]]) -> Any:
-    from kio.schema.errors import ErrorCode as KafkaError
-
-    made: Any = module(_NAME, version, "response")
+    made: Any = module("api_versions", version, "response")
     fields: dict[str, Any] = {
-        "error_code": KafkaError(int(error)),
+        "error_code": kafka_error(error),
         "api_keys": tuple(
             made.ApiVersion(api_key=key, min_version=lowest, max_version=highest) for key, lowest, highest in ranges
         ),

@@ -1,112 +1,46 @@
-"""What an API is at the socket: kio's request in, kio's response out, the server's direct connection behind it.
+"""What an API is at the socket: who asks, what may be asked, and what answers.
 
-`server/listener.py` reads frames and finds the `Api` by key; each module of this package has one family of them,
-which turns kio's messages into the plain ones of `protocol.messages`, sends those over `Peer.connection`, and turns
-the answers back. Whatever may be asked by a stranger is checked here: rights, limits, versions.
+The listener reads frames and finds the `Endpoint` by key. A module of this package has one family of them; each turns
+kio's messages into the plain ones of `protocol.messages`, sends those over `Peer.connection` and turns the answers
+back, by the API's declaration (`derived`) or by hand. Whatever may be asked by a stranger is checked here: rights,
+limits, versions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import (
+    REQUEST_PARTS_MAX,
+    ApiKey,
+    RequestStart,
+    read_request,
+    request_body,
+    write_response,
+)
+from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.security.acls import ANONYMOUS, Authorizer
 from flowshare.server.security.guesses import network_of
 
 if TYPE_CHECKING:
-    from flowshare.server.connection import InProcess
-    from flowshare.server.turns import Turns
+    from flowshare.clock import Clock
+    from flowshare.protocol.declaration import Api
+    from flowshare.server.runtime.connection import InProcess
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.runtime.turns import Turns
+    from flowshare.share.config import ServerConfig
 
-ANONYMOUS: Final = "User:ANONYMOUS"
 BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 """What a listener with SASL answers while it does not know who is at the other end."""
 
 
-class ResourceType(enum.IntEnum):
-    """Kinds of things that rights are given on (Kafka's ResourceType codes)."""
-
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
-
-
-class Operation(enum.IntEnum):
-    """What a principal may be allowed to do (Kafka's AclOperation codes)."""
-
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-
-_SETTINGS: Final = frozenset({Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS})
-OPERATIONS: Final[Mapping[ResourceType, frozenset[Operation]]] = {
-    ResourceType.TOPIC: _SETTINGS
-    | {
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-    },
-    ResourceType.GROUP: _SETTINGS | {Operation.READ, Operation.DESCRIBE, Operation.DELETE},
-    ResourceType.CLUSTER: _SETTINGS
-    | {
-        Operation.CREATE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.CLUSTER_ACTION,
-        Operation.IDEMPOTENT_WRITE,
-    },
-    ResourceType.TRANSACTIONAL_ID: frozenset({Operation.DESCRIBE, Operation.WRITE}),
-}
-"""What can be done to each kind of thing, beside ALL (KIP-430)."""
-
-
-CLUSTER_NAME: Final = "kafka-cluster"
-"""The one name that CLUSTER resources have."""
-
-
-class Authorizer(Protocol):
-    """Decides who may do what; the ACLs of a server, or `AllowAll`."""
-
-    def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether `principal` (`User:alice`), coming from the address `host`, may do `operation`."""
-        ...
-
-    def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
-        """Whether there can be a thing of this kind on which it is allowed."""
-        ...
-
-
-class AllowAll:
-    """Everybody may do everything: a listener without security."""
-
-    def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Yes."""
-        del principal, host, operation, resource, name
-        return True
-
-    def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
-        """Yes."""
-        del principal, host, operation, resource
-        return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class AdvertisedNode:
     """The one broker that clients are told of: where it is advertised, and the cluster's id."""
 
     host: str
@@ -115,16 +49,44 @@ class Node:
     cluster_id: str = "flowshare"
 
 
+class ServerBehind(Protocol):
+    """What sockets are connected to: a whole server, or a fleet's worker."""
+
+    @property
+    def config(self) -> ServerConfig:
+        """Its settings."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """What rules all waiting."""
+        ...
+
+    @property
+    def topics(self) -> TopicIndex:
+        """The topics that are known here."""
+        ...
+
+    def connect(self, *, client_id: str, host: str) -> InProcess:
+        """A new connection within the process."""
+        ...
+
+    def authorize(self, authorizer: Authorizer) -> None:
+        """Who may do what at the sockets."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Peer:
     """One socket's state: its direct connection to the server, and who is at the other end."""
 
+    server: ServerBehind
     connection: InProcess
-    node: Node
+    node: AdvertisedNode
     host: str
     turns: Turns
     """Taken by what goes through the many things that a request may name."""
-    authorizer: Authorizer = field(default_factory=AllowAll)
+    authorizer: Authorizer = field(default_factory=Authorizer)
     producing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a Produce request begins its appends, which may take it several turns: what comes behind it and
     depends on its records waits for it, in the order in which it came."""
@@ -147,7 +109,7 @@ class Peer:
 
     def __post_init__(self) -> None:
         """What waits behind the connection asks for rights again when it is woken."""
-        self.connection.party = lambda: self.party
+        self.connection.counts_as = lambda: self.party
         self.connection.may_read = lambda topic: self.may(Operation.READ, ResourceType.TOPIC, topic)
         self.connection.may_share = lambda group_id: self.may(Operation.READ, ResourceType.GROUP, group_id)
 
@@ -174,6 +136,13 @@ class Peer:
             return False
         return self.authorizer.allowed(self.principal, self.host, operation, resource, name)
 
+    def need(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> None:
+        """As `may`. Raises: Refused."""
+        if not self.may(operation, resource, name):
+            thing = "the cluster" if resource is ResourceType.CLUSTER else f"{resource.name.lower()} {name}"
+            code = ErrorCode[f"{resource.name}_AUTHORIZATION_FAILED"]
+            raise Refused(code, f"{operation.name} on {thing} is not allowed for {self.principal}")
+
     def may_somewhere(self, operation: Operation, resource: ResourceType) -> bool:
         """Whether the peer may do `operation` on some thing of this kind.
 
@@ -185,41 +154,67 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class SocketCall:
     """One request off a socket."""
 
     peer: Peer
     version: int
     client_id: str | None
     request: Any
-    """kio's request entity of this version, or what `Api.decode` made of the body."""
+    """kio's request entity of this version, or what `Endpoint.decode` made of the body."""
 
 
-Answer = Callable[[Call], Awaitable[Any]]
-"""Answers with kio's response entity of the call's version, or with what `Api.encode` takes.
+Answer = Callable[[SocketCall], Awaitable[Any]]
+"""Answers with kio's response entity of the call's version, or with what `Endpoint.encode` takes.
 
 None: no answer is sent (Produce with acks=0). A request is accepted (its place in the order of the connection's
 requests taken) before the first await. Raises nothing but ConnectionError (the socket is closed).
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
-    """One API with exactly the versions that work."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An API as it is served at a socket: exactly the versions that work, and what answers it."""
 
-    key: ApiKey
-    lowest: int
-    highest: int
+    api: Api
     answer: Answer
     decode: Callable[[bytes, int, int], Any] | None = None
     """(frame, position of the body, version) -> request, instead of kio's reader."""
     encode: Callable[[int, int, Any], bytes] | None = None
     """(correlation id, version, answer) -> frame with its length, instead of kio's writer."""
 
+    @property
+    def key(self) -> ApiKey:
+        """Kafka's number of it."""
+        return self.api.key
 
-class Family(Protocol):
-    """A family of APIs."""
+    @property
+    def name(self) -> str:
+        """kio's name of it."""
+        return self.api.name
 
-    def apis(self) -> Sequence[Api]:
-        """The APIs of this family."""
-        ...
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Lowest and highest."""
+        assert self.api.server is not None
+        return self.api.server
+
+    def serves(self, version: int) -> bool:
+        """Whether it is one of the versions."""
+        lowest, highest = self.versions
+        return lowest <= version <= highest
+
+    def read(self, start: RequestStart, frame: bytes, parts_max: int = REQUEST_PARTS_MAX) -> tuple[str | None, Any]:
+        """Client id and request of a frame. Raises: as `read_request`."""
+        if self.decode is None:
+            header, body = read_request(self.name, start, frame, parts_max=parts_max)
+        else:
+            header, position = request_body(self.name, start, frame)
+            body = self.decode(frame, position, start.version)
+        return header.client_id, body
+
+    def write(self, correlation_id: int, version: int, answer: Any) -> bytes:
+        """The frame of an answer, its length included."""
+        if self.encode is None:
+            return write_response(correlation_id, answer)
+        return self.encode(correlation_id, version, answer)

@@ -2,7 +2,7 @@
 
 Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster. Who
 says where a group's dead letters go needs WRITE on that topic, too, and READ on what the group's members subscribe to:
-the server copies records there. It stays answerable for what comes later, see `server.dead_letters`.
+the server copies records there. It stays answerable for what comes later, see `server.share.dead_letters`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
@@ -22,10 +23,12 @@ from flowshare.protocol.messages import (
     MetadataRequest,
     ShareGroupDescribeRequest,
 )
-from flowshare.server.answers import fitting
-from flowshare.server.edge.base import Api, Call, Operation, Peer
-from flowshare.server.edge.forms import NO_TIME, Form, duplicates, form, may_cluster, may_group, may_topic
-from flowshare.server.failures import Refused
+from flowshare.protocol.messages.groups import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.edge.forms import Form, duplicates, form, may_cluster, may_topic
+from flowshare.server.runtime.answers import fitting
+from flowshare.server.runtime.failures import Refused
 from flowshare.share.config import DEAD_LETTER_CONFIGS, DEAD_LETTER_TOPIC
 
 TELEMETRY_ONLY: Final = 0
@@ -42,7 +45,7 @@ class ConfigType(enum.IntEnum):
     GROUP = 32
 
 
-class Source(enum.IntEnum):
+class ConfigSource(enum.IntEnum):
     """Where a value comes from (Kafka's ConfigSource)."""
 
     TOPIC = 1
@@ -52,7 +55,7 @@ class Source(enum.IntEnum):
     GROUP = 8
 
 
-class Change(enum.IntEnum):
+class ConfigOperation(enum.IntEnum):
     """What is done to a setting (KIP-339)."""
 
     SET = 0
@@ -64,9 +67,9 @@ class Change(enum.IntEnum):
 KINDS: Final = {ConfigType.TOPIC: "topic", ConfigType.BROKER: "broker", ConfigType.GROUP: "group"}
 """Their names in plain requests."""
 SET_BY: Final = {
-    ConfigType.TOPIC: Source.TOPIC,
-    ConfigType.BROKER: Source.DYNAMIC_DEFAULT_BROKER,
-    ConfigType.GROUP: Source.GROUP,
+    ConfigType.TOPIC: ConfigSource.TOPIC,
+    ConfigType.BROKER: ConfigSource.DYNAMIC_DEFAULT_BROKER,
+    ConfigType.GROUP: ConfigSource.GROUP,
 }
 SETTINGS: Final = 20
 """So many settings has a resource, about."""
@@ -74,142 +77,132 @@ BOOLEAN, STRING, LONG = 1, 2, 5
 """Types of values (KIP-569)."""
 
 
-class ConfigsEdge:
-    """Answers the config APIs."""
+async def describe(call: SocketCall) -> Any:
+    """Settings as they act; what is asked for twice is answered once."""
+    make = form("describe_configs", call.version)
+    resources = _wanted(call.request.resources)
+    with_docs = call.version >= 3 and call.request.include_documentation
+    return make(
+        "DescribeConfigsResponse",
+        results=tuple(
+            [
+                await _describe(make, call.peer, *at, wanted, call.request.include_synonyms, with_docs)
+                for at, wanted in resources.items()
+            ]
+        ),
+    )
 
-    def apis(self) -> Sequence[Api]:
-        """The three APIs."""
-        return (
-            Api(key=ApiKey.DESCRIBE_CONFIGS, lowest=1, highest=4, answer=self.describe),
-            Api(key=ApiKey.INCREMENTAL_ALTER_CONFIGS, lowest=0, highest=1, answer=self.alter),
-            Api(key=ApiKey.LIST_CONFIG_RESOURCES, lowest=0, highest=1, answer=self.resources),
-        )
 
-    async def describe(self, call: Call) -> Any:
-        """Settings as they act; what is asked for twice is answered once."""
-        make = form("describe_configs", call.version)
-        resources = _wanted(call.request.resources)
-        with_docs = call.version >= 3 and call.request.include_documentation
-        return make(
-            "DescribeConfigsResponse",
-            throttle_time=NO_TIME,
-            results=tuple(
-                [
-                    await self._describe(make, call.peer, *at, wanted, call.request.include_synonyms, with_docs)
-                    for at, wanted in resources.items()
-                ]
+async def _describe(
+    make: Form,
+    peer: Peer,
+    resource_type: int,
+    name: str,
+    wanted: Container[str] | None,
+    with_synonyms: bool,
+    with_docs: bool,
+) -> Any:
+    await peer.turns.take(SETTINGS)
+    entries: Iterable[ConfigEntry] = ()
+    error, message = ErrorCode.NONE, None
+    try:
+        kind = _checked(peer, resource_type, name, Operation.DESCRIBE_CONFIGS)
+        answer = await peer.connection.send(DescribeConfigsRequest(resource_type=KINDS[kind], resource=name))
+        entries, error, message = answer.entries, answer.error, answer.message
+    except Refused as refusal:
+        error, message = refusal.code, str(refusal)
+    told = partial(make, "DescribeConfigsResult", resource_type=resource_type, resource_name=name)
+    return fitting(
+        lambda: told(
+            error_code=error,
+            error_message=message,
+            configs=tuple(
+                _entry(make, entry, resource_type, with_synonyms, with_docs)
+                for entry in entries
+                if wanted is None or entry.name in wanted
             ),
-        )
+        ),
+        lambda refusal: told(error_code=refusal.code, error_message=str(refusal), configs=()),
+    )
 
-    async def _describe(
-        self,
-        make: Form,
-        peer: Peer,
-        resource_type: int,
-        name: str,
-        wanted: Container[str] | None,
-        with_synonyms: bool,
-        with_docs: bool,
-    ) -> Any:
-        await peer.turns.take(SETTINGS)
-        entries: Iterable[ConfigEntry] = ()
-        error, message = ErrorCode.NONE, None
-        try:
-            kind = _checked(peer, resource_type, name, Operation.DESCRIBE_CONFIGS)
-            answer = await peer.connection.send(DescribeConfigsRequest(resource_type=KINDS[kind], resource=name))
-            entries, error, message = answer.entries, answer.error, answer.message
-        except Refused as refusal:
-            error, message = refusal.code, str(refusal)
-        told = partial(make, "DescribeConfigsResult", resource_type=resource_type, resource_name=name)
-        return fitting(
-            lambda: told(
+
+async def alter(call: SocketCall) -> Any:
+    """Set and unset settings; each resource's all or none."""
+    make, asked = form("incremental_alter_configs", call.version), call.request
+    twice = duplicates([(resource.resource_type, resource.resource_name) for resource in asked.resources])
+    done: dict[tuple[int, str], tuple[ErrorCode, str | None]] = {}
+    for resource in asked.resources:
+        await call.peer.turns.take(SETTINGS)
+        at = (resource.resource_type, resource.resource_name)
+        if at in twice:
+            done[at] = (ErrorCode.INVALID_REQUEST, "a resource may stand in a request only once")
+        else:
+            done[at] = await _alter(call.peer, resource, asked.validate_only)
+    return make(
+        "IncrementalAlterConfigsResponse",
+        responses=tuple(
+            make(
+                "AlterConfigsResourceResponse",
                 error_code=error,
                 error_message=message,
-                configs=tuple(
-                    _entry(make, entry, resource_type, with_synonyms, with_docs)
-                    for entry in entries
-                    if wanted is None or entry.name in wanted
-                ),
-            ),
-            lambda refusal: told(error_code=refusal.code, error_message=str(refusal), configs=()),
-        )
-
-    async def alter(self, call: Call) -> Any:
-        """Set and unset settings; each resource's all or none."""
-        make, asked = form("incremental_alter_configs", call.version), call.request
-        twice = duplicates([(resource.resource_type, resource.resource_name) for resource in asked.resources])
-        done: dict[tuple[int, str], tuple[ErrorCode, str | None]] = {}
-        for resource in asked.resources:
-            await call.peer.turns.take(SETTINGS)
-            at = (resource.resource_type, resource.resource_name)
-            if at in twice:
-                done[at] = (ErrorCode.INVALID_REQUEST, "a resource may stand in a request only once")
-            else:
-                done[at] = await self._alter(call.peer, resource, asked.validate_only)
-        return make(
-            "IncrementalAlterConfigsResponse",
-            throttle_time=NO_TIME,
-            responses=tuple(
-                make(
-                    "AlterConfigsResourceResponse",
-                    error_code=error,
-                    error_message=message,
-                    resource_type=kind,
-                    resource_name=name,
-                )
-                for (kind, name), (error, message) in done.items()
-            ),
-        )
-
-    async def _alter(self, peer: Peer, resource: Any, validate_only: bool) -> tuple[ErrorCode, str | None]:
-        try:
-            kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.ALTER_CONFIGS)
-            changes = _changes(resource.configs)
-            if kind is ConfigType.GROUP:
-                await _check_dead_letters(peer, resource.resource_name, changes)
-        except Refused as refusal:
-            return refusal.code, str(refusal)
-        answer = await peer.connection.send(
-            IncrementalAlterConfigsRequest(
-                resource_type=KINDS[kind],
-                resource=resource.resource_name,
-                configs=changes,
-                validate_only=validate_only,
-                by=None if peer.principal is None else (peer.principal, peer.host),
+                resource_type=kind,
+                resource_name=name,
             )
-        )
-        return answer.error, answer.message
+            for (kind, name), (error, message) in done.items()
+        ),
+    )
 
-    async def resources(self, call: Call) -> Any:
-        """What has settings that can be described (KIP-1142)."""
-        make, peer = form("list_config_resources", call.version), call.peer
-        error, found = ErrorCode.NONE, list[tuple[ConfigType, str]]()
-        wanted = {ConfigType.CLIENT_METRICS}
-        if call.version > TELEMETRY_ONLY:
-            wanted = set(call.request.resource_types) or set(ConfigType)
-        if not may_cluster(peer, Operation.DESCRIBE_CONFIGS):
-            error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        elif not wanted <= set(ConfigType):
-            error = ErrorCode.UNSUPPORTED_VERSION
-        else:
-            found = [(kind, name) for kind, name in await self._resources(peer) if kind in wanted]
-        return make(
-            "ListConfigResourcesResponse",
-            throttle_time=NO_TIME,
-            error_code=error,
-            config_resources=await peer.turns.each(
-                lambda one: make("ConfigResource", resource_name=one[1], resource_type=int(one[0])), found
-            ),
-        )
 
-    async def _resources(self, peer: Peer) -> list[tuple[ConfigType, str]]:
-        topics = await peer.connection.send(MetadataRequest())
-        groups = await peer.connection.send(ConfiguredGroupsRequest())
-        return [
-            *((ConfigType.TOPIC, topic.name) for topic in topics.topics),
-            *((ConfigType.GROUP, group_id) for group_id in groups.group_ids),
-            (ConfigType.BROKER, str(peer.node.node_id)),
-        ]
+async def _alter(peer: Peer, resource: Any, validate_only: bool) -> tuple[ErrorCode, str | None]:
+    try:
+        kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.ALTER_CONFIGS)
+        changes = _changes(resource.configs)
+        if kind is ConfigType.GROUP:
+            await _check_dead_letters(peer, resource.resource_name, changes)
+    except Refused as refusal:
+        return refusal.code, str(refusal)
+    answer = await peer.connection.send(
+        IncrementalAlterConfigsRequest(
+            resource_type=KINDS[kind],
+            resource=resource.resource_name,
+            configs=changes,
+            validate_only=validate_only,
+            by=None if peer.principal is None else (peer.principal, peer.host),
+        )
+    )
+    return answer.error, answer.message
+
+
+async def resources(call: SocketCall) -> Any:
+    """What has settings that can be described (KIP-1142)."""
+    make, peer = form("list_config_resources", call.version), call.peer
+    error, found = ErrorCode.NONE, list[tuple[ConfigType, str]]()
+    wanted = {ConfigType.CLIENT_METRICS}
+    if call.version > TELEMETRY_ONLY:
+        wanted = set(call.request.resource_types) or set(ConfigType)
+    if not may_cluster(peer, Operation.DESCRIBE_CONFIGS):
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    elif not wanted <= set(ConfigType):
+        error = ErrorCode.UNSUPPORTED_VERSION
+    else:
+        found = [(kind, name) for kind, name in await _resources(peer) if kind in wanted]
+    return make(
+        "ListConfigResourcesResponse",
+        error_code=error,
+        config_resources=await peer.turns.each(
+            lambda one: make("ConfigResource", resource_name=one[1], resource_type=int(one[0])), found
+        ),
+    )
+
+
+async def _resources(peer: Peer) -> list[tuple[ConfigType, str]]:
+    topics = await peer.connection.send(MetadataRequest())
+    groups = await peer.connection.send(ConfiguredGroupsRequest())
+    return [
+        *((ConfigType.TOPIC, topic.name) for topic in topics.topics),
+        *((ConfigType.GROUP, group_id) for group_id in groups.group_ids),
+        (ConfigType.BROKER, str(peer.node.node_id)),
+    ]
 
 
 def _wanted(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
@@ -227,20 +220,13 @@ def _wanted(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
 
 def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigType:
     """The kind of a resource that the peer may do `operation` on. Raises: Refused."""
-    verb = "describing" if operation is Operation.DESCRIBE_CONFIGS else "altering"
     match kind:
         case ConfigType.TOPIC:
-            if not may_topic(peer, operation, name):
-                text = f"{verb} the settings of topic {name} is not allowed"
-                raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
+            peer.need(operation, ResourceType.TOPIC, name)
         case ConfigType.GROUP:
-            if not may_group(peer, operation, name):
-                text = f"{verb} the settings of group {name} is not allowed"
-                raise Refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, text)
+            peer.need(operation, ResourceType.GROUP, name)
         case ConfigType.BROKER:
-            if not may_cluster(peer, operation):
-                text = f"{verb} the server's settings is not allowed"
-                raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, text)
+            peer.need(operation, ResourceType.CLUSTER)
             if name not in ("", str(peer.node.node_id)):
                 text = f"there is no broker {name!r}; this is {peer.node.node_id}"
                 raise Refused(ErrorCode.INVALID_REQUEST, text)
@@ -263,8 +249,8 @@ async def _check_dead_letters(peer: Peer, group_id: str, changes: Mapping[str, s
     if not may_topic(peer, Operation.WRITE, topic):
         text = f"dead letters would go to topic {topic}, and writing to it is not allowed"
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
-    described = await peer.connection.send(ShareGroupDescribeRequest(group_ids=(group_id,)))
-    subscribed = {name for group in described.groups for one in group.members for name in one.subscribed_topics}
+    described = await peer.connection.send(ShareGroupDescribeRequest(group_id=group_id))
+    subscribed = {name for one in described.members for name in one.subscribed_topics}
     closed = sorted(name for name in subscribed if not may_topic(peer, Operation.READ, name))
     if closed:
         named = [name for name in closed if may_topic(peer, Operation.DESCRIBE, name)]
@@ -281,13 +267,13 @@ def _changes(configs: Sequence[Any]) -> dict[str, str | None]:
     changes: dict[str, str | None] = {}
     for config in configs:
         match config.config_operation:
-            case Change.DELETE:
+            case ConfigOperation.DELETE:
                 changes[config.name] = None
-            case Change.SET if config.value is not None:
+            case ConfigOperation.SET if config.value is not None:
                 changes[config.name] = config.value
-            case Change.SET:
+            case ConfigOperation.SET:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
-            case Change.APPEND | Change.SUBTRACT:
+            case ConfigOperation.APPEND | ConfigOperation.SUBTRACT:
                 raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is no list; set it as a whole")
             case other:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"operation {other} on {config.name} is unknown")
@@ -295,8 +281,8 @@ def _changes(configs: Sequence[Any]) -> dict[str, str | None]:
 
 
 def _entry(make: Form, entry: ConfigEntry, kind: int, with_synonyms: bool, with_docs: bool) -> Any:
-    set_by = Source.STATIC_BROKER if entry.read_only else SET_BY[ConfigType(kind)]
-    source = int(Source.DEFAULT if entry.is_default else set_by)
+    set_by = ConfigSource.STATIC_BROKER if entry.read_only else SET_BY[ConfigType(kind)]
+    source = int(ConfigSource.DEFAULT if entry.is_default else set_by)
     synonyms: tuple[Any, ...] = ()
     if with_synonyms:
         synonyms = (make("DescribeConfigsSynonym", name=entry.name, value=entry.value, source=source),)
@@ -317,3 +303,10 @@ def _type_of(value: str) -> int:
     if value in ("true", "false"):
         return BOOLEAN
     return LONG if value.lstrip("-").isdigit() else STRING
+
+
+ENDPOINTS: Final = (
+    Endpoint(DESCRIBE_CONFIGS, describe),
+    Endpoint(INCREMENTAL_ALTER_CONFIGS, alter),
+    Endpoint(Api(ApiKey.LIST_CONFIG_RESOURCES, server=(0, 1)), resources),
+)

@@ -5,7 +5,6 @@ A version of a message lacks the fields that later ones added (and has those the
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,23 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module
-from flowshare.server import answers
-from flowshare.server.edge.base import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
-from flowshare.server.failures import Refused
+from flowshare.protocol.rights import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
+from flowshare.protocol.translation import NO_TIME, kafka_error
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
     from flowshare.server.edge.base import Peer
-    from flowshare.server.turns import Turns
+    from flowshare.server.runtime.turns import Turns
 
 K = TypeVar("K")
 V = TypeVar("V")
 R = TypeVar("R")
 
-NO_TIME: Final = datetime.timedelta()
 ENTITY_BYTES: Final = 256
 """What a part of an answer takes in memory, about, beside its texts."""
-NOT_ASKED: Final = -(2**31)
-"""Authorized operations that were not asked for."""
 LEADER_EPOCH: Final = 0
 """Epoch of every partition's leader: a log has one server at a time, and its store says which."""
 
@@ -39,24 +36,27 @@ LEADER_EPOCH: Final = 0
 class Form:
     """The parts of one version's response."""
 
-    __slots__ = ("_module", "_parts")
+    __slots__ = ("_module", "_parts", "whole")
 
     def __init__(self, name: str, version: int) -> None:
         self._module: ModuleType = module(name, version, "response")
         self._parts: dict[str, tuple[Any, frozenset[str]]] = {}
+        self.whole = "".join(word.capitalize() for word in name.split("_")) + "Response"
+        """The name of all parts together, with which that of a part may begin."""
 
     def __call__(self, part: str, **values: Any) -> Any:
-        """The entity `part` with those of `values` that this version has; `error_code` may be ours.
+        """The entity `part` with those of `values` that this version has; `error_code` may be ours. Nobody is throttled
+        unless `values` say so.
 
         Raises: AnswerTooLarge.
         """
         entity, known = self._parts.get(part) or self._learn(part)
-        if entity.__type__.name != "response":  # that is the whole, whose parts were counted
-            answers.room().add(_size(values))
+        if "throttle_time" in known:
+            values.setdefault("throttle_time", NO_TIME)
         error = values.get("error_code")
         if error is not None:
             values["error_code"] = kafka_error(error)
-        return entity(**{name: value for name, value in values.items() if name in known})
+        return counted(entity, {name: value for name, value in values.items() if name in known})
 
     def has(self, part: str) -> bool:
         """Whether this version has the entity."""
@@ -66,6 +66,13 @@ class Form:
         entity = getattr(self._module, part)
         self._parts[part] = found = (entity, frozenset(one.name for one in fields(entity)))
         return found
+
+
+def counted(schema: Any, values: dict[str, Any]) -> Any:
+    """An entity, what it takes in its answer's space. Raises: AnswerTooLarge."""
+    if schema.__type__.name != "response":  # that is the whole, whose parts were counted
+        answers.space().add(_size(values))
+    return schema(**values)
 
 
 def _size(values: dict[str, Any]) -> int:
@@ -84,32 +91,6 @@ def _size(values: dict[str, Any]) -> int:
 def form(name: str, version: int) -> Form:
     """The form of kio's response `name` in a version."""
     return Form(name, version)
-
-
-@functools.cache
-def kafka_error(code: ErrorCode) -> Any:
-    """kio's error for ours."""
-    from kio.schema.errors import ErrorCode as KafkaError
-
-    return KafkaError(int(code))
-
-
-def milliseconds(duration: datetime.timedelta) -> int:
-    """A duration that kio read."""
-    return duration // datetime.timedelta(milliseconds=1)
-
-
-def duration(duration_ms: int) -> datetime.timedelta:
-    """A duration as kio writes it; it has 31 bits of milliseconds."""
-    return datetime.timedelta(milliseconds=min(duration_ms, 2**31 - 1))
-
-
-def by_topic(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Values under their topics, topics in the order in which they first come."""
-    found: dict[K, list[V]] = {}
-    for topic, value in pairs:
-        found.setdefault(topic, []).append(value)
-    return found
 
 
 async def topics_of(turns: Turns, pairs: Iterable[tuple[K, V]], make: Callable[[K, tuple[V, ...]], R]) -> tuple[R, ...]:
@@ -152,21 +133,14 @@ async def once(
     return found
 
 
-def topics_by_group(groups: Iterable[Any]) -> dict[str, list[Any] | None]:
-    """What a request asks of each group: its topics, None for all; those of a group that is named twice together."""
-    found: dict[str, list[Any] | None] = {}
-    for one in groups:
-        earlier = found.setdefault(one.group_id, [])
-        if one.topics is None:
-            found[one.group_id] = None
-        elif earlier is not None:
-            earlier += one.topics
-    return found
-
-
 def duplicates(values: Iterable[V]) -> set[V]:
     """What stands there more than once."""
     return {value for value, count in Counter(values).items() if count > 1}
+
+
+def denied(things: Iterable[V], may: Iterable[bool]) -> list[V]:
+    """What `compress` leaves out."""
+    return [thing for thing, one in zip(things, may, strict=True) if not one]
 
 
 def may_topic(peer: Peer, operation: Operation, topic: str) -> bool:

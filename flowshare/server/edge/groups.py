@@ -1,157 +1,126 @@
-"""The group APIs that know no kind of group: FindCoordinator, ListGroups, DeleteGroups.
+"""Consumer groups at the socket, and what is asked about groups of any kind.
 
-There is one server, so that it coordinates everything; FindCoordinator still checks what is asked for. Rights:
-DESCRIBE on what is looked for, CLUSTER_ACTION for share-partitions; DESCRIBE on the cluster or on a group to list it;
-DELETE on a group to delete it.
+There is one server, so that it coordinates everything; FindCoordinator still checks what is asked for. Rights: DESCRIBE
+on what is looked for, CLUSTER_ACTION for share-partitions; DESCRIBE on the cluster or on a group to list it, on a group
+to look at it; DELETE on a group to delete it; READ for its members. READ on group and topics to commit offsets, WRITE
+on a transactional id; DESCRIBE on both to fetch them; DELETE on the group and READ on topics to delete them. What is
+not allowed of topics is told partition by partition.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
 from itertools import compress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.messages import DeleteGroupsRequest, GroupResult, ListGroupsRequest
-from flowshare.server.edge.base import Api, Call, Node, Operation, ResourceType
-from flowshare.server.edge.forms import NO_TIME, form, may_cluster, may_group
-from flowshare.server.failures import Refused
+from flowshare.protocol.messages.classic import (
+    DESCRIBE_GROUPS,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    SYNC_GROUP,
+    TXN_OFFSET_COMMIT,
+    DescribeGroupRequest,
+    DescribeGroupResponse,
+    FetchedOffset,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetResult,
+    OffsetToCommit,
+    SyncGroupRequest,
+    SyncGroupResponse,
+    TxnOffsetCommitRequest,
+)
+from flowshare.protocol.messages.groups import (
+    DELETE_GROUPS,
+    FIND_COORDINATOR,
+    LIST_GROUPS,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    GroupResult,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.derived import derived
+from flowshare.server.edge.forms import authorized_operations, denied, may_cluster, may_group, may_topic
+from flowshare.server.runtime.failures import Refused
 
-BATCHED: Final = 4
-"""Version of FindCoordinator from which on it takes many keys (KIP-699)."""
-WITH_SHARE: Final = 6
+if TYPE_CHECKING:
+    from flowshare.server.edge.base import Peer, SocketCall
+
+SHARE_FROM: Final = 6
 """Version of FindCoordinator from which on share-partitions have coordinators (KIP-932)."""
+MANY_LEAVE_FROM: Final = 3
+"""Version of LeaveGroup from which on several members leave, each with its own result."""
+UNKNOWN_FROM: Final = 6
+"""Version of DescribeGroups from which on an error says that there is no such group; before it was only Dead."""
+OF_WHOLE_FROM: Final = 2
+"""First version of OffsetFetch with a place for an error of the whole; before it stands at every partition."""
+Place = tuple[str, int]
+
+# --- groups of any kind -----------------------------------------------------------------------------------------------
 
 
-class KeyType(enum.IntEnum):
-    """What a coordinator is looked for."""
-
-    GROUP = 0
-    TRANSACTION = 1
-    SHARE = 2
-
-
-Place = tuple[int, str, int]
-"""Node id, host, port."""
+async def find(call: SocketCall, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    """Where the coordinator of a group, a transactional id or a share-partition is: here, unless the server knows."""
+    _check(call, request)
+    answer = await call.peer.connection.send(request)
+    if answer.error is not ErrorCode.NONE or answer.node_id >= 0:
+        return answer
+    node = call.peer.node
+    return FindCoordinatorResponse(node_id=node.node_id, host=node.host, port=node.port)
 
 
-class GroupsEdge:
-    """Answers what is asked about groups of any kind."""
-
-    def __init__(self, place: Callable[[KeyType, str], Place] | None = None) -> None:
-        """place: who coordinates what, raises Refused; None: this server everything."""
-        self._place = place
-
-    def apis(self) -> Sequence[Api]:
-        """The three APIs."""
-        return (
-            Api(key=ApiKey.FIND_COORDINATOR, lowest=0, highest=6, answer=self.find),
-            Api(key=ApiKey.LIST_GROUPS, lowest=0, highest=5, answer=self.listed),
-            Api(key=ApiKey.DELETE_GROUPS, lowest=0, highest=2, answer=self.delete),
-        )
-
-    async def find(self, call: Call) -> Any:
-        """Where the coordinator of groups, transactions or share-partitions is."""
-        make = form("find_coordinator", call.version)
-        asked = call.request
-        kind = asked.key_type if call.version >= 1 else KeyType.GROUP
-        if call.version < BATCHED:
-            return make("FindCoordinatorResponse", throttle_time=NO_TIME, **self._told(call, kind, asked.key))
-        return make(
-            "FindCoordinatorResponse",
-            throttle_time=NO_TIME,
-            coordinators=await call.peer.turns.each(
-                lambda key: make("Coordinator", key=key, **self._told(call, kind, key)),
-                dict.fromkeys(asked.coordinator_keys),
-            ),
-        )
-
-    def _told(self, call: Call, kind: int, key: str) -> dict[str, Any]:
-        """The fields that say where the coordinator is, or why it is not told."""
-        try:
-            _check(call, kind, key)
-            node_id, host, port = self._find(call.peer.node, KeyType(kind), key)
-        except Refused as error:
-            return {"error_code": error.code, "error_message": str(error), "node_id": -1, "host": "", "port": -1}
-        return {"error_code": ErrorCode.NONE, "error_message": None, "node_id": node_id, "host": host, "port": port}
-
-    def _find(self, here: Node, kind: KeyType, key: str) -> Place:
-        """Raises: Refused."""
-        if self._place is not None:
-            return self._place(kind, key)
-        return here.node_id, here.host, here.port
-
-    async def listed(self, call: Call) -> Any:
-        """Groups by state and type."""
-        make, peer, asked = form("list_groups", call.version), call.peer, call.request
-        answer = await peer.connection.send(
-            ListGroupsRequest(
-                states=asked.states_filter if call.version >= 4 else (),
-                types=asked.types_filter if call.version >= 5 else (),
-            )
-        )
-        groups = answer.groups
-        if not may_cluster(peer, Operation.DESCRIBE):
-            may = await peer.turns.each(lambda group: may_group(peer, Operation.DESCRIBE, group.group_id), groups)
-            groups = tuple(compress(groups, may))
-        return make(
-            "ListGroupsResponse",
-            throttle_time=NO_TIME,
-            error_code=answer.error,
-            groups=await peer.turns.each(
-                lambda group: make(
-                    "ListedGroup",
-                    group_id=group.group_id,
-                    protocol_type=group.protocol_type,
-                    group_state=group.state,
-                    group_type=group.type,
-                ),
-                groups,
-            ),
-        )
-
-    async def delete(self, call: Call) -> Any:
-        """Delete empty groups."""
-        make, peer = form("delete_groups", call.version), call.peer
-        names = tuple(dict.fromkeys(call.request.groups_names))
-        turns = peer.turns
-        may = dict(await turns.each(lambda name: (name, may_group(peer, Operation.DELETE, name)), names))
-        answer = await peer.connection.send(DeleteGroupsRequest(group_ids=tuple(name for name in names if may[name])))
-        refused = (
-            GroupResult(group_id=name, error=ErrorCode.GROUP_AUTHORIZATION_FAILED) for name in names if not may[name]
-        )
-        return make(
-            "DeleteGroupsResponse",
-            throttle_time=NO_TIME,
-            results=await turns.each(
-                lambda result: make("DeletableGroupResult", group_id=result.group_id, error_code=result.error),
-                (*answer.groups, *refused),
-            ),
-        )
+async def listed(call: SocketCall, request: ListGroupsRequest) -> ListGroupsResponse:
+    """Groups by state and type."""
+    peer, answer = call.peer, await call.peer.connection.send(request)
+    if may_cluster(peer, Operation.DESCRIBE):
+        return answer
+    may = await peer.turns.each(lambda group: may_group(peer, Operation.DESCRIBE, group.group_id), answer.groups)
+    return replace(answer, groups=tuple(compress(answer.groups, may)))
 
 
-def _check(call: Call, kind: int, key: str) -> None:
+async def delete(call: SocketCall, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+    """Delete empty groups."""
+    peer, names = call.peer, tuple(dict.fromkeys(request.group_ids))
+    may = await peer.turns.each(lambda name: may_group(peer, Operation.DELETE, name), names)
+    answer = await peer.connection.send(DeleteGroupsRequest(group_ids=tuple(compress(names, may))))
+    error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    refused = [GroupResult(group_id=name, error=error) for name in denied(names, may)]
+    return DeleteGroupsResponse(groups=(*answer.groups, *refused))
+
+
+def _check(call: SocketCall, request: FindCoordinatorRequest) -> None:
     """Raises: Refused."""
-    peer = call.peer
-    match kind:
-        case KeyType.GROUP:
-            if not may_group(peer, Operation.DESCRIBE, key):
-                raise Refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {key} is not allowed")
-        case KeyType.TRANSACTION:
-            if not peer.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key):
-                raise Refused(
-                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, f"describing transactional id {key} is not allowed"
-                )
-        case KeyType.SHARE if call.version >= WITH_SHARE:
-            if not may_cluster(peer, Operation.CLUSTER_ACTION):
-                raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this needs CLUSTER_ACTION on the cluster")
+    peer, key = call.peer, request.key
+    match request.kind:
+        case "group":
+            peer.need(Operation.DESCRIBE, ResourceType.GROUP, key)
+        case "transaction":
+            peer.need(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key)
+        case "share" if call.version >= SHARE_FROM:
+            peer.need(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
             check_share_key(key)
         case _:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"key type {kind} is unknown in version {call.version}")
+            raise Refused(ErrorCode.INVALID_REQUEST, f"the type of the key is unknown in version {call.version}")
 
 
 def check_share_key(key: str) -> None:
@@ -165,3 +134,136 @@ def check_share_key(key: str) -> None:
         raise Refused(
             ErrorCode.INVALID_REQUEST, f"{key!r} is no share-partition; group id:topic id in base64:partition is"
         )
+
+
+# --- members of consumer groups ---------------------------------------------------------------------------------------
+
+
+async def join(call: SocketCall, request: JoinGroupRequest) -> JoinGroupResponse:
+    """Join; it may wait for minutes, so rights are asked for again."""
+    call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    protocols = tuple({one.name: one for one in request.protocols}.values())
+    client_id = call.client_id or ""
+    request = replace(request, protocols=protocols, client_id=client_id, version=call.version)
+    answer = await call.peer.connection.send(request)
+    call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    return answer
+
+
+async def sync(call: SocketCall, request: SyncGroupRequest) -> SyncGroupResponse:
+    """Get an assignment; it waits for the group's leader, so rights are asked for again."""
+    call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    answer = await call.peer.connection.send(request)
+    call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    return answer
+
+
+async def leave(call: SocketCall, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """Members leave."""
+    call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    answer = await call.peer.connection.send(replace(request, members=tuple(dict.fromkeys(request.members))))
+    if call.version < MANY_LEAVE_FROM and answer.error is ErrorCode.NONE:
+        return replace(answer, error=answer.members[0].error)
+    return answer
+
+
+async def describe(call: SocketCall, request: DescribeGroupRequest) -> DescribeGroupResponse:
+    """A group; one of another kind is Dead."""
+    call.peer.need(Operation.DESCRIBE, ResourceType.GROUP, request.group_id)
+    answer = await call.peer.connection.send(request)
+    if request.authorized:
+        answer = replace(answer, authorized=authorized_operations(call.peer, ResourceType.GROUP, request.group_id))
+    if call.version < UNKNOWN_FROM and answer.error is ErrorCode.GROUP_ID_NOT_FOUND:
+        return replace(answer, error=ErrorCode.NONE)
+    return answer
+
+
+# --- committed offsets ------------------------------------------------------------------------------------------------
+
+
+async def commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
+    """Commit what may be committed, in a transaction or at once; of a partition that is named twice the last counts."""
+    transactional_id = None
+    if isinstance(request, TxnOffsetCommitRequest):
+        transactional_id = request.transactional_id
+    else:
+        request = replace(request, version=call.version)
+    peer, turns = call.peer, call.peer.turns
+    latest: dict[Place, OffsetToCommit] = {}
+    async for some in turns.few(request.offsets):
+        latest.update(((one.topic, one.partition), one) for one in some)
+    may = await turns.each(_rights(peer, Operation.READ), latest)
+    error = ErrorCode.NONE
+    if transactional_id is not None and not peer.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+        error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    elif not may_group(peer, Operation.READ, request.group_id):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if error is not ErrorCode.NONE:
+        return OffsetCommitResponse(partitions=await turns.each(lambda at: OffsetResult(*at, error), latest))
+    allowed = tuple(compress(latest.values(), may))
+    answer = OffsetCommitResponse()
+    if allowed:
+        answer = await peer.connection.send(replace(request, offsets=allowed))
+    return replace(answer, partitions=(*_refused(latest, may), *answer.partitions))
+
+
+async def delete_offsets(call: SocketCall, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """Forget offsets of a group."""
+    peer, places = call.peer, tuple(dict.fromkeys(request.partitions))
+    may = await peer.turns.each(_rights(peer, Operation.READ), places)
+    peer.need(Operation.DELETE, ResourceType.GROUP, request.group_id)
+    answer = await peer.connection.send(replace(request, partitions=tuple(compress(places, may))))
+    if answer.error is not ErrorCode.NONE:
+        return OffsetDeleteResponse(error=answer.error)
+    return replace(answer, partitions=(*_refused(places, may), *answer.partitions))
+
+
+async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """One group's offsets; of topics that the peer may not see nothing is said unless it asks for them."""
+    peer, turns = call.peer, call.peer.turns
+    places = None if request.partitions is None else tuple(dict.fromkeys(request.partitions))
+    if not may_group(peer, Operation.DESCRIBE, request.group_id):
+        answer = OffsetFetchResponse(error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    elif places is None:
+        answer = await peer.connection.send(request)
+        seen = await turns.each(_rights(peer, Operation.DESCRIBE), answer.partitions)
+        answer = replace(answer, partitions=tuple(compress(answer.partitions, seen)))
+    else:
+        may = await turns.each(_rights(peer, Operation.DESCRIBE), places)
+        answer = await peer.connection.send(replace(request, partitions=tuple(compress(places, may))))
+        hidden = [FetchedOffset(*one[:2], error=one.error) for one in _refused(places, may)]
+        answer = replace(answer, partitions=(*answer.partitions, *hidden))
+    if call.version < OF_WHOLE_FROM and answer.error is not ErrorCode.NONE:
+        told = await turns.each(lambda at: FetchedOffset(*at, error=answer.error), places or ())
+        return replace(answer, partitions=told)
+    return answer
+
+
+def _rights(peer: Peer, operation: Operation) -> Callable[[Sequence[Any]], bool]:
+    """Whether the operation is allowed on the topic of a place; asked once for each topic."""
+
+    @cache
+    def may(topic: str) -> bool:
+        return may_topic(peer, operation, topic)
+
+    return lambda place: may(place[0])
+
+
+def _refused(places: Iterable[Place], may: Iterable[bool]) -> tuple[OffsetResult, ...]:
+    """What is said of those places that may not be used."""
+    return tuple([OffsetResult(*place, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for place in denied(places, may)])
+
+
+ENDPOINTS: Final = (
+    derived(FIND_COORDINATOR, find),
+    derived(LIST_GROUPS, listed),
+    derived(DELETE_GROUPS, delete),
+    derived(JOIN_GROUP, join),
+    derived(SYNC_GROUP, sync),
+    derived(LEAVE_GROUP, leave),
+    derived(DESCRIBE_GROUPS, describe),
+    derived(OFFSET_COMMIT, commit),
+    derived(OFFSET_FETCH, fetch_offsets, joined=True),
+    derived(OFFSET_DELETE, delete_offsets),
+    derived(TXN_OFFSET_COMMIT, commit),
+)

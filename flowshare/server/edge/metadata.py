@@ -7,32 +7,33 @@ without it. A topic asked for by a name that does not exist is made if the clien
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.log.base import InvalidTopic
 from flowshare.log.topics import RESERVED_PREFIX, check_name
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import CreateTopicRequest, MetadataRequest, TopicMetadata
-from flowshare.server import answers
-from flowshare.server.answers import AnswerTooLarge
-from flowshare.server.edge.base import CLUSTER_NAME, Api, Call, Operation, Peer, ResourceType
+from flowshare.protocol.messages.base import NOT_ASKED
+from flowshare.protocol.messages.topics import METADATA
+from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall
 from flowshare.server.edge.forms import (
     LEADER_EPOCH,
-    NO_TIME,
-    NOT_ASKED,
     Form,
     authorized_operations,
     form,
     may_cluster,
     may_topic,
 )
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.answers import AnswerTooLarge
 
 if TYPE_CHECKING:
-    from flowshare.server.failures import Refused
-    from flowshare.share.config import ServerConfig
+    from flowshare.server.runtime.failures import Refused
 
 PARTITIONS_MAX: Final = 2_000
 """Partitions that one answer of DescribeTopicPartitions lists at most (max.request.partition.size.limit)."""
@@ -44,184 +45,162 @@ BROKERS, CONTROLLERS = 1, 2
 """Endpoint types of DescribeCluster."""
 
 
-class MetadataEdge:
-    """Answers where things are."""
+async def metadata(call: SocketCall) -> Any:
+    """Brokers and topics."""
+    make, peer, asked = form("metadata", call.version), call.peer, call.request
+    topics = asked.topics
+    if topics is None or (call.version == 0 and not topics):
+        found = await _all(peer)
+    else:
+        found = await _asked(call, topics)
+    nodes, controller = await _nodes(peer)
+    cluster_operations = NOT_ASKED
+    if 8 <= call.version <= 10 and asked.include_cluster_authorized_operations:
+        cluster_operations = _cluster_operations(peer)
+    return make(
+        "MetadataResponse",
+        brokers=tuple(make("MetadataResponseBroker", **node) for node in nodes),
+        cluster_id=peer.node.cluster_id,
+        controller_id=controller,
+        topics=await _topics(make, call, found),
+        cluster_authorized_operations=cluster_operations,
+        error_code=ErrorCode.NONE,
+    )
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
 
-    def apis(self) -> Sequence[Api]:
-        """The four APIs."""
-        return (
-            Api(key=ApiKey.METADATA, lowest=0, highest=13, answer=self.metadata),
-            Api(key=ApiKey.DESCRIBE_CLUSTER, lowest=0, highest=2, answer=self.cluster),
-            Api(key=ApiKey.DESCRIBE_TOPIC_PARTITIONS, lowest=0, highest=0, answer=self.partitions),
-            Api(key=ApiKey.LIST_PARTITION_REASSIGNMENTS, lowest=0, highest=0, answer=self.reassignments),
-        )
-
-    async def metadata(self, call: Call) -> Any:
-        """Brokers and topics."""
-        make, peer, asked = form("metadata", call.version), call.peer, call.request
-        topics = asked.topics
-        if topics is None or (call.version == 0 and not topics):
-            found = await _all(peer)
-        else:
-            found = await self._asked(call, topics)
-        nodes, controller = await _nodes(peer)
-        cluster_operations = NOT_ASKED
-        if 8 <= call.version <= 10 and asked.include_cluster_authorized_operations:
-            cluster_operations = _cluster_operations(peer)
-        return make(
-            "MetadataResponse",
-            throttle_time=NO_TIME,
-            brokers=tuple(make("MetadataResponseBroker", **node, rack=None) for node in nodes),
-            cluster_id=peer.node.cluster_id,
-            controller_id=controller,
-            topics=await self._topics(make, call, found),
-            cluster_authorized_operations=cluster_operations,
-            error_code=ErrorCode.NONE,
-        )
-
-    async def _topics(self, make: Form, call: Call, topics: Iterable[TopicMetadata]) -> tuple[Any, ...]:
-        peer, version = call.peer, call.version
-        with_operations = version >= 8 and call.request.include_topic_authorized_operations
-        room = answers.room()
-        told: list[Any] = []
-        for topic in topics:
-            operations = NOT_ASKED
-            if with_operations and topic.error is ErrorCode.NONE:
-                operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
-            before = room.built
-            try:
-                one = partial(_made, make, peer, topic)
-                partitions = await peer.turns.each(one, range(topic.partitions))
-                told.append(_topic(make, topic, version, partitions, operations))
-            except AnswerTooLarge as refusal:
-                room.without(before)
-                told.append(room.freely(partial(_no_topic, make, topic, version), refusal))
-        return tuple(told)
-
-    async def _asked(self, call: Call, topics: Iterable[Any]) -> list[TopicMetadata]:
-        by_name = call.version < WITH_IDS
-        names = dict.fromkeys(topic.name for topic in topics if topic.name is not None)
-        ids = dict.fromkeys(topic.topic_id for topic in topics if not by_name and topic.name is None)
-        found = await self._named(call, names)
-        asked = tuple(topic_id for topic_id in ids if topic_id is not None)
-        if asked:
-            answer = await call.peer.connection.send(MetadataRequest(topic_ids=asked))
-            found += [_visible(call.peer, topic) for topic in answer.topics]
-        return found
-
-    async def _named(self, call: Call, names: Iterable[str]) -> list[TopicMetadata]:
-        peer = call.peer
-        wanted = self._config.auto_create_topics
-        if call.version >= CREATION_ASKED:
-            wanted = wanted and call.request.allow_auto_topic_creation
-        answer = await peer.connection.send(MetadataRequest(topics=tuple(await _describable(peer, names))))
-        known = {topic.name: topic for topic in answer.topics}
-        found: list[TopicMetadata] = []
-        for name in names:
-            await peer.turns.take()
-            topic = known.get(name)
-            if topic is None:
-                topic = TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            elif topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                topic = await self._missing(peer, topic, create=wanted)
-            found.append(topic)
-        return found
-
-    async def _missing(self, peer: Peer, topic: TopicMetadata, *, create: bool) -> TopicMetadata:
-        """What is said of a topic that does not exist; it may be made."""
+async def _topics(make: Form, call: SocketCall, topics: Iterable[TopicMetadata]) -> tuple[Any, ...]:
+    peer, version = call.peer, call.version
+    with_operations = version >= 8 and call.request.include_topic_authorized_operations
+    space = answers.space()
+    told: list[Any] = []
+    for topic in topics:
+        operations = NOT_ASKED
+        if with_operations and topic.error is ErrorCode.NONE:
+            operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+        before = space.built
         try:
-            check_name(topic.name)
-        except InvalidTopic:
-            return TopicMetadata(name=topic.name, error=ErrorCode.INVALID_TOPIC_EXCEPTION)
-        if not create:
-            return topic
-        if not (may_cluster(peer, Operation.CREATE) or may_topic(peer, Operation.CREATE, topic.name)):
-            return TopicMetadata(name=topic.name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        made = await peer.connection.send(
-            CreateTopicRequest(name=topic.name, partitions=self._config.partitions_default)
-        )
-        if made.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
-            # Clients ask again for a topic whose leader is not there yet; they do not expect a quota here.
-            return TopicMetadata(name=topic.name, error=ErrorCode.LEADER_NOT_AVAILABLE)
-        if made.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            return TopicMetadata(name=topic.name, error=made.error)
-        answer = await peer.connection.send(MetadataRequest(topics=(topic.name,)))
-        return answer.topics[0]
+            one = partial(_partition, make, peer, topic)
+            partitions = await peer.turns.each(one, range(topic.partitions))
+            told.append(_topic(make, topic, version, partitions, operations))
+        except AnswerTooLarge as refusal:
+            space.without(before)
+            told.append(space.freely(partial(_no_topic, make, topic, version), refusal))
+    return tuple(told)
 
-    async def cluster(self, call: Call) -> Any:
-        """The brokers."""
-        make, peer, asked = form("describe_cluster", call.version), call.peer, call.request
-        kind = asked.endpoint_type if call.version >= 1 else BROKERS
-        if kind != BROKERS:
-            error = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
-            if kind == CONTROLLERS:
-                error = ErrorCode.MISMATCHED_ENDPOINT_TYPE
-            return make(
-                "DescribeClusterResponse",
-                throttle_time=NO_TIME,
-                error_code=error,
-                error_message=f"this is a broker's address; endpoints of type {kind} are not known here",
-                cluster_id="",
-                brokers=(),
-            )
-        operations = _cluster_operations(peer) if asked.include_cluster_authorized_operations else NOT_ASKED
-        nodes, controller = await _nodes(peer)
+
+async def _asked(call: SocketCall, topics: Iterable[Any]) -> list[TopicMetadata]:
+    by_name = call.version < WITH_IDS
+    names = dict.fromkeys(topic.name for topic in topics if topic.name is not None)
+    ids = dict.fromkeys(topic.topic_id for topic in topics if not by_name and topic.name is None)
+    found = await _named(call, names)
+    asked = tuple(topic_id for topic_id in ids if topic_id is not None)
+    if asked:
+        answer = await call.peer.connection.send(MetadataRequest(topic_ids=asked))
+        found += [_visible(call.peer, topic) for topic in answer.topics]
+    return found
+
+
+async def _named(call: SocketCall, names: Iterable[str]) -> list[TopicMetadata]:
+    peer = call.peer
+    wanted = peer.server.config.auto_create_topics
+    if call.version >= CREATION_ASKED:
+        wanted = wanted and call.request.allow_auto_topic_creation
+    answer = await peer.connection.send(MetadataRequest(topics=tuple(await _describable(peer, names))))
+    known = {topic.name: topic for topic in answer.topics}
+    found: list[TopicMetadata] = []
+    for name in names:
+        await peer.turns.take()
+        topic = known.get(name)
+        if topic is None:
+            topic = TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        elif topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            topic = await _missing(peer, topic, create=wanted)
+        found.append(topic)
+    return found
+
+
+async def _missing(peer: Peer, topic: TopicMetadata, *, create: bool) -> TopicMetadata:
+    """What is said of a topic that does not exist; it may be made."""
+    try:
+        check_name(topic.name)
+    except InvalidTopic:
+        return TopicMetadata(name=topic.name, error=ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if not create:
+        return topic
+    if not (may_cluster(peer, Operation.CREATE) or may_topic(peer, Operation.CREATE, topic.name)):
+        return TopicMetadata(name=topic.name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    made = await peer.connection.send(
+        CreateTopicRequest(name=topic.name, partitions=peer.server.config.partitions_default)
+    )
+    if made.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
+        # Clients ask again for a topic whose leader is not there yet; they do not expect a quota here.
+        return TopicMetadata(name=topic.name, error=ErrorCode.LEADER_NOT_AVAILABLE)
+    if made.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+        return TopicMetadata(name=topic.name, error=made.error)
+    answer = await peer.connection.send(MetadataRequest(topics=(topic.name,)))
+    return answer.topics[0]
+
+
+async def cluster(call: SocketCall) -> Any:
+    """The brokers."""
+    make, peer, asked = form("describe_cluster", call.version), call.peer, call.request
+    kind = asked.endpoint_type if call.version >= 1 else BROKERS
+    if kind != BROKERS:
+        error = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        if kind == CONTROLLERS:
+            error = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         return make(
             "DescribeClusterResponse",
-            throttle_time=NO_TIME,
-            error_code=ErrorCode.NONE,
-            error_message=None,
-            endpoint_type=kind,
-            cluster_id=peer.node.cluster_id,
-            controller_id=controller,
-            brokers=tuple(
-                make(
-                    "DescribeClusterBroker",
-                    broker_id=node["node_id"],
-                    host=node["host"],
-                    port=node["port"],
-                    rack=None,
-                    is_fenced=False,
-                )
-                for node in nodes
-            ),
-            cluster_authorized_operations=operations,
-        )
-
-    async def partitions(self, call: Call) -> Any:
-        """Topics with their partitions, in pages (KIP-966)."""
-        make, peer, asked = form("describe_topic_partitions", call.version), call.peer, call.request
-        if asked.topics:
-            names = dict.fromkeys(topic.name for topic in asked.topics)
-            allowed = await _describable(peer, names)
-            answer = await peer.connection.send(MetadataRequest(topics=tuple(allowed)))
-            denied = [
-                TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-                for name in names
-                if name not in allowed
-            ]
-            found = [*answer.topics, *denied]
-        else:
-            found = await _all(peer)
-        limit = min(max(asked.response_partition_limit, 1), PARTITIONS_MAX)
-        return await _page(make, peer, sorted(found, key=lambda topic: topic.name), asked.cursor, limit)
-
-    async def reassignments(self, call: Call) -> Any:
-        """Partitions that move to other brokers: none."""
-        make = form("list_partition_reassignments", call.version)
-        error = ErrorCode.NONE
-        if not may_cluster(call.peer, Operation.DESCRIBE):
-            error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        return make(
-            "ListPartitionReassignmentsResponse",
-            throttle_time=NO_TIME,
             error_code=error,
-            error_message=None,
-            topics=(),
+            error_message=f"this is a broker's address; endpoints of type {kind} are not known here",
+            cluster_id="",
+            brokers=(),
         )
+    operations = _cluster_operations(peer) if asked.include_cluster_authorized_operations else NOT_ASKED
+    nodes, controller = await _nodes(peer)
+    return make(
+        "DescribeClusterResponse",
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        endpoint_type=kind,
+        cluster_id=peer.node.cluster_id,
+        controller_id=controller,
+        brokers=tuple(make("DescribeClusterBroker", **node) for node in nodes),
+        cluster_authorized_operations=operations,
+    )
+
+
+async def partitions(call: SocketCall) -> Any:
+    """Topics with their partitions, in pages (KIP-966)."""
+    make, peer, asked = form("describe_topic_partitions", call.version), call.peer, call.request
+    if asked.topics:
+        names = dict.fromkeys(topic.name for topic in asked.topics)
+        allowed = await _describable(peer, names)
+        answer = await peer.connection.send(MetadataRequest(topics=tuple(allowed)))
+        denied = [
+            TopicMetadata(name=name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            for name in names
+            if name not in allowed
+        ]
+        found = [*answer.topics, *denied]
+    else:
+        found = await _all(peer)
+    limit = min(max(asked.response_partition_limit, 1), PARTITIONS_MAX)
+    return await _page(make, peer, sorted(found, key=lambda topic: topic.name), asked.cursor, limit)
+
+
+async def reassignments(call: SocketCall) -> Any:
+    """Partitions that move to other brokers: none."""
+    make = form("list_partition_reassignments", call.version)
+    error = ErrorCode.NONE
+    if not may_cluster(call.peer, Operation.DESCRIBE):
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return make(
+        "ListPartitionReassignmentsResponse",
+        error_code=error,
+        error_message=None,
+        topics=(),
+    )
 
 
 async def _all(peer: Peer) -> list[TopicMetadata]:
@@ -248,9 +227,12 @@ async def _nodes(peer: Peer) -> tuple[list[dict[str, Any]], int]:
     told = await peer.connection.send(MetadataRequest(topics=()))
     if not told.nodes:
         node = peer.node
-        return [{"node_id": node.node_id, "host": node.host, "port": node.port}], node.node_id
-    nodes = [{"node_id": node_id, "host": host, "port": port} for node_id, (host, port) in told.nodes.items()]
-    return nodes, told.controller
+        return [_node(node.node_id, node.host, node.port)], node.node_id
+    return [_node(node_id, *address) for node_id, address in told.nodes.items()], told.controller
+
+
+def _node(node_id: int, host: str, port: int) -> dict[str, Any]:
+    return {"node_id": node_id, "broker_id": node_id, "host": host, "port": port, "rack": None, "is_fenced": False}
 
 
 def _cluster_operations(peer: Peer) -> int:
@@ -263,7 +245,7 @@ def _topic(
     make: Form, topic: TopicMetadata, version: int, partitions: tuple[Any, ...] = (), operations: int = NOT_ASKED
 ) -> Any:
     return make(
-        "MetadataResponseTopic",
+        f"{make.whole}Topic",
         error_code=topic.error,
         name=topic.name or (None if version >= WITH_IDS else ""),
         topic_id=topic.topic_id,
@@ -273,26 +255,26 @@ def _topic(
     )
 
 
-def _made(make: Form, peer: Peer, topic: TopicMetadata, number: int) -> Any:
-    return make("MetadataResponsePartition", **_partition(peer, topic, number), offline_replicas=())
-
-
 def _no_topic(make: Form, topic: TopicMetadata, version: int, error: Refused) -> Any:
     return _topic(make, TopicMetadata(name=topic.name, topic_id=topic.topic_id, error=error.code), version)
 
 
-def _partition(peer: Peer, topic: TopicMetadata, number: int) -> dict[str, Any]:
-    """Who leads a partition: this node, unless the topic says otherwise."""
+def _partition(make: Form, peer: Peer, topic: TopicMetadata, number: int) -> Any:
+    """A partition and who leads it: this node, unless the topic says otherwise."""
     leader = topic.leaders[number] if topic.leaders else peer.node.node_id
     nodes = () if leader < 0 else (leader,)
-    return {
-        "error_code": ErrorCode.LEADER_NOT_AVAILABLE if leader < 0 else ErrorCode.NONE,
-        "partition_index": number,
-        "leader_id": leader,
-        "leader_epoch": topic.leader_epochs[number] if topic.leader_epochs else LEADER_EPOCH,
-        "replica_nodes": nodes,
-        "isr_nodes": nodes,
-    }
+    return make(
+        f"{make.whole}Partition",
+        error_code=ErrorCode.LEADER_NOT_AVAILABLE if leader < 0 else ErrorCode.NONE,
+        partition_index=number,
+        leader_id=leader,
+        leader_epoch=topic.leader_epochs[number] if topic.leader_epochs else LEADER_EPOCH,
+        replica_nodes=nodes,
+        isr_nodes=nodes,
+        eligible_leader_replicas=(),
+        last_known_elr=(),
+        offline_replicas=(),
+    )
 
 
 async def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor: Any, limit: int) -> Any:
@@ -309,33 +291,21 @@ async def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor:
             break
         first = start[1] if topic.name == start[0] else 0
         numbers = range(first, min(topic.partitions, first + left))
-        listed.append(_paged(make, peer, topic, numbers))
+        operations = NOT_ASKED
+        if topic.error is ErrorCode.NONE:
+            operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+        told = tuple(_partition(make, peer, topic, number) for number in numbers)
+        listed.append(_topic(make, topic, 0, told, operations))
         left -= len(numbers)
         if numbers.stop < topic.partitions:
             following = make("Cursor", topic_name=topic.name, partition_index=numbers.stop)
             break
-    return make("DescribeTopicPartitionsResponse", throttle_time=NO_TIME, topics=tuple(listed), next_cursor=following)
+    return make("DescribeTopicPartitionsResponse", topics=tuple(listed), next_cursor=following)
 
 
-def _paged(make: Form, peer: Peer, topic: TopicMetadata, numbers: Iterable[int]) -> Any:
-    operations = NOT_ASKED
-    if topic.error is ErrorCode.NONE:
-        operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
-    return make(
-        "DescribeTopicPartitionsResponseTopic",
-        error_code=topic.error,
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.name.startswith(RESERVED_PREFIX),
-        partitions=tuple(
-            make(
-                "DescribeTopicPartitionsResponsePartition",
-                **_partition(peer, topic, number),
-                eligible_leader_replicas=(),
-                last_known_elr=(),
-                offline_replicas=(),
-            )
-            for number in numbers
-        ),
-        topic_authorized_operations=operations,
-    )
+ENDPOINTS: Final = (
+    Endpoint(METADATA, metadata),
+    Endpoint(Api(ApiKey.DESCRIBE_CLUSTER, server=(0, 2)), cluster),
+    Endpoint(Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, server=(0, 0)), partitions),
+    Endpoint(Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, server=(0, 0)), reassignments),
+)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
@@ -14,6 +16,7 @@ from flowshare.protocol.messages import (
     HeldRanges,
     ShareResumeRequest,
 )
+from flowshare.protocol.messages.base import Response
 from flowshare.protocol.private import (
     SHARE_OFFSETS,
     SHARE_PLACE,
@@ -22,111 +25,98 @@ from flowshare.protocol.private import (
     decode_call,
     encode_answer,
 )
-from flowshare.server.edge.base import Api, Call, Operation
-from flowshare.server.edge.forms import may_group, may_topic
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.base import Endpoint, SocketCall
+from flowshare.server.edge.forms import may_topic
+from flowshare.server.runtime.failures import Refused
 
 Body = dict[str, Any]
+Handler = Callable[[SocketCall], Awaitable[Body]]
 TOPICS_MAX: Final = 10_000
 """Topics, and partitions of a topic, that one call may name."""
 
 
-class PrivateApis:
-    """Answers flowshare's own calls, by name."""
+def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
+    """The one API. more: further calls by name."""
+    calls = {SHARE_OFFSETS: share_offsets, SHARE_RESUME: share_resume, SHARE_PLACE: share_place, **(more or {})}
+    api = Api(ApiKey.FLOWSHARE, server=(VERSION, VERSION))
+    return Endpoint(api, partial(_answer, calls), decode=decode_call, encode=encode_answer)
 
-    def __init__(self, more: Mapping[str, Callable[[Call], Awaitable[Body]]] | None = None) -> None:
-        """more: further calls by name."""
-        self._calls: dict[str, Callable[[Call], Awaitable[Body]]] = {
-            SHARE_OFFSETS: self.share_offsets,
-            SHARE_RESUME: self.share_resume,
-            SHARE_PLACE: self.share_place,
-            **(more or {}),
-        }
 
-    def apis(self) -> Sequence[Api]:
-        """The one API."""
-        return (
-            Api(
-                key=ApiKey.FLOWSHARE,
-                lowest=VERSION,
-                highest=VERSION,
-                answer=self.answer,
-                decode=decode_call,
-                encode=encode_answer,
-            ),
-        )
-
-    async def answer(self, call: Call) -> Body:
-        """What the call asks for, or why not."""
-        name = call.request.get("call")
-        handler = self._calls.get(name) if isinstance(name, str) else None
-        if handler is None:
-            known = ", ".join(self._calls)
-            message = f"this server has no call {name!r} (it has: {known}); upgrade it"
-            return refusal(ErrorCode.UNSUPPORTED_VERSION, message)
+async def _answer(calls: Mapping[str, Handler], call: SocketCall) -> Body:
+    """What the call asks for, or why not."""
+    name = call.request.get("call")
+    handler = calls.get(name) if isinstance(name, str) else None
+    if handler is None:
+        message = f"this server has no call {name!r} (it has: {', '.join(calls)}); upgrade it"
+        return refusal(ErrorCode.UNSUPPORTED_VERSION, message)
+    try:
         return await handler(call)
+    except Refused as error:
+        return refusal(error.code, str(error))
 
-    async def share_offsets(self, call: Call) -> Body:
-        """What flowshare knows of a group's share-partitions beyond Kafka's answer. Needs DESCRIBE, as that does."""
-        group_id, topics = call.request.get("group_id"), _topics(call.request.get("topics"))
-        if not isinstance(group_id, str) or topics is INVALID:
-            return refusal(ErrorCode.INVALID_REQUEST, "share_offsets needs a group_id, and topics or null")
-        if not may_group(call.peer, Operation.DESCRIBE, group_id):
-            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"describing group {group_id} is not allowed")
-        answer = await call.peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=topics))
-        if answer.error is not ErrorCode.NONE:
-            return refusal(answer.error, answer.message)
-        return {
-            "partitions": [
-                [part.topic, part.partition, part.in_flight, part.delayed, part.redeliveries, part.oldest_ms]
-                for part in answer.partitions
-                if part.error is ErrorCode.NONE and may_topic(call.peer, Operation.DESCRIBE, part.topic)
-            ]
-        }
 
-    async def share_resume(self, call: Call) -> Body:
-        """What of a member's records is still its own. Needs READ on group and topics, as acknowledging does.
+async def share_offsets(call: SocketCall) -> Body:
+    """What flowshare knows of a group's share-partitions beyond Kafka's answer. Needs DESCRIBE, as that does."""
+    group_id, topics = call.request.get("group_id"), _topics(call.request.get("topics"))
+    if not isinstance(group_id, str) or topics is INVALID:
+        return refusal(ErrorCode.INVALID_REQUEST, "share_offsets needs a group_id, and topics or null")
+    call.peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
+    answer = await call.peer.connection.send(DescribeShareGroupOffsetsRequest(group_id=group_id, topics=topics))
+    _check(answer)
+    return {
+        "partitions": [
+            [part.topic, part.partition, part.in_flight, part.delayed, part.redeliveries, part.oldest_ms]
+            for part in answer.partitions
+            if part.error is ErrorCode.NONE and may_topic(call.peer, Operation.DESCRIBE, part.topic)
+        ]
+    }
 
-        Partitions of topics that may not be read are left out.
-        """
-        group_id, member_id = call.request.get("group_id"), call.request.get("member_id")
-        partitions = _held(call.request.get("partitions"))
-        if not isinstance(group_id, str) or not isinstance(member_id, str) or partitions is None:
-            return refusal(ErrorCode.INVALID_REQUEST, "share_resume needs a group_id, a member_id and partitions")
-        if not may_group(call.peer, Operation.READ, group_id):
-            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"reading with group {group_id} is not allowed")
-        request = ShareResumeRequest(group_id=group_id, member_id=member_id, partitions=partitions)
-        answer = await call.peer.connection.send(request)
-        if answer.error is not ErrorCode.NONE:
-            return refusal(answer.error, answer.message)
-        return {
-            "partitions": [[part.topic_id.hex, part.partition, part.ranges] for part in answer.partitions],
-            "elsewhere": [[tp.topic_id.hex, tp.partition] for tp in answer.elsewhere],
-        }
 
-    async def share_place(self, call: Call) -> Body:
-        """Let an empty group begin at offsets with gaps behind them. Needs READ on group and topics, as altering does.
+async def share_resume(call: SocketCall) -> Body:
+    """What of a member's records is still its own. Needs READ on group and topics, as acknowledging does.
 
-        All or nothing: a topic that may not be read refuses the call.
-        """
-        group_id, placed = call.request.get("group_id"), _placed(call.request.get("partitions"))
-        if not isinstance(group_id, str) or placed is None:
-            return refusal(ErrorCode.INVALID_REQUEST, "share_place needs a group_id and partitions")
-        if not may_group(call.peer, Operation.READ, group_id):
-            return refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"reading with group {group_id} is not allowed")
-        for topic in {topic for topic, _ in placed}:
-            if not may_topic(call.peer, Operation.READ, topic):
-                return refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic} is not allowed")
-        request = AlterShareGroupOffsetsRequest(
-            group_id=group_id,
-            offsets={at: offset for at, (offset, _) in placed.items()},
-            finished={at: ranges for at, (_, ranges) in placed.items()},
-        )
-        answer = await call.peer.connection.send(request)
-        if answer.error is not ErrorCode.NONE:
-            return refusal(answer.error, answer.message)
-        return {
-            "partitions": [[part.topic, part.partition, int(part.error), part.message] for part in answer.partitions]
-        }
+    Partitions of topics that may not be read are left out.
+    """
+    group_id, member_id = call.request.get("group_id"), call.request.get("member_id")
+    partitions = _held(call.request.get("partitions"))
+    if not isinstance(group_id, str) or not isinstance(member_id, str) or partitions is None:
+        return refusal(ErrorCode.INVALID_REQUEST, "share_resume needs a group_id, a member_id and partitions")
+    call.peer.need(Operation.READ, ResourceType.GROUP, group_id)
+    request = ShareResumeRequest(group_id=group_id, member_id=member_id, partitions=partitions)
+    answer = await call.peer.connection.send(request)
+    _check(answer)
+    return {
+        "partitions": [[part.topic_id.hex, part.partition, part.ranges] for part in answer.partitions],
+        "elsewhere": [[tp.topic_id.hex, tp.partition] for tp in answer.elsewhere],
+    }
+
+
+async def share_place(call: SocketCall) -> Body:
+    """Let an empty group begin at offsets with gaps behind them. Needs READ on group and topics, as altering does.
+
+    All or nothing: a topic that may not be read refuses the call.
+    """
+    group_id, placed = call.request.get("group_id"), _placed(call.request.get("partitions"))
+    if not isinstance(group_id, str) or placed is None:
+        return refusal(ErrorCode.INVALID_REQUEST, "share_place needs a group_id and partitions")
+    call.peer.need(Operation.READ, ResourceType.GROUP, group_id)
+    for topic in {topic for topic, _ in placed}:
+        call.peer.need(Operation.READ, ResourceType.TOPIC, topic)
+    request = AlterShareGroupOffsetsRequest(
+        group_id=group_id,
+        offsets={at: offset for at, (offset, _) in placed.items()},
+        finished={at: ranges for at, (_, ranges) in placed.items()},
+    )
+    answer = await call.peer.connection.send(request)
+    _check(answer)
+    return {"partitions": [[part.topic, part.partition, int(part.error), part.message] for part in answer.partitions]}
+
+
+def _check(answer: Response) -> None:
+    """Raises: Refused."""
+    if answer.error is not ErrorCode.NONE:
+        raise Refused(answer.error, answer.message or "")
 
 
 INVALID: Final[dict[str, tuple[int, ...]]] = {}

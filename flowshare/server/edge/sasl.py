@@ -1,8 +1,8 @@
-"""SaslHandshake and SaslAuthenticate: a socket says who it is (KIP-43, KIP-152).
+"""SASL: a socket says who it is (KIP-43, KIP-152), and users that are made over the wire (KIP-554).
 
 A login holds for connections.max.reauth.ms, which the client is told; until then it logs in again on the same
 connection, as the same user by the same mechanism (KIP-368), while other requests go on. Who does not loses the
-connection (`listener_socket`), so a user that was removed, or whose password is another, has none any more after that
+connection (`server.net.socket`), so a user that was removed, or whose password is another, has none any more after that
 time. A failed login, the first or a later one, is answered after `FAILED_S` and ends the connection.
 """
 
@@ -10,15 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.log.base import LogError
+from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module
-from flowshare.server.edge.base import Api, Call, Peer
-from flowshare.server.edge.forms import duration, form
+from flowshare.protocol.messages.security import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.protocol.scram import ScramError
+from flowshare.protocol.translation import NO_TIME, kafka_error
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.edge.derived import derived
+from flowshare.server.runtime.failures import Refused, failure
+from flowshare.server.security.credentials import Credential, from_salted
 from flowshare.server.security.guesses import Guesses
-from flowshare.server.security.sasl import Login, LoginFailed, Sasl, UnknownMechanism
+from flowshare.server.security.sasl import LoginFailed, Sasl, ServerLogin, UnknownMechanism
+from flowshare.server.security.users import STORED_MAX, Users
+from flowshare.server.security.users_file import BadUsersFile, check_name
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -35,6 +54,15 @@ MADE: Final = "login made"
 AGAIN_S: Final = 1.0
 """Least time from a login to the next one of the connection, as in Kafka."""
 
+MECHANISMS: Final[Mapping[int, str]] = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+"""Kafka's codes (ScramMechanism)."""
+CODES: Final[Mapping[str, int]] = {name: code for code, name in MECHANISMS.items()}
+CHANGES_MAX: Final = 1_000
+"""Most changes in one request."""
+SALTED_BYTES: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
+
+Outcome = tuple[ErrorCode, str | None]
+
 
 class SaslApis:
     """The two APIs of a listener with SASL."""
@@ -44,39 +72,42 @@ class SaslApis:
         self._clock = clock
         self._guesses = Guesses(clock)
 
-    def apis(self) -> Sequence[Api]:
-        """SaslHandshake v0-1, SaslAuthenticate v0-2."""
-        return (
-            Api(key=ApiKey.SASL_HANDSHAKE, lowest=0, highest=1, answer=self._handshake),
-            Api(key=ApiKey.SASL_AUTHENTICATE, lowest=0, highest=2, answer=self._authenticate),
-        )
+    def apis(self) -> Sequence[Endpoint]:
+        """Both."""
+        return (derived(SASL_HANDSHAKE, self._handshake), derived(SASL_AUTHENTICATE, self._authenticate))
 
-    async def _handshake(self, call: Call) -> Any:
-        peer = call.peer
-        if LOGIN in peer.extra or not self._may_begin(peer, call.version, call.request.mechanism):
-            return self._mechanisms(call.version, ErrorCode.ILLEGAL_SASL_STATE)
+    async def _handshake(self, call: SocketCall, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+        peer, answer = call.peer, partial(SaslHandshakeResponse, mechanisms=self._sasl.mechanisms)
+        if LOGIN in peer.extra or not self._may_begin(peer, call.version, request.mechanism):
+            return answer(error=ErrorCode.ILLEGAL_SASL_STATE)
         try:
-            peer.extra[LOGIN] = self._sasl.login(call.request.mechanism)
+            peer.extra[LOGIN] = self._sasl.login(request.mechanism)
         except UnknownMechanism:
             peer.closing = True
-            return self._mechanisms(call.version, ErrorCode.UNSUPPORTED_SASL_MECHANISM)
+            return answer(error=ErrorCode.UNSUPPORTED_SASL_MECHANISM)
         if call.version == 0:
-            peer.raw = _RawLogin(self, peer)
-        return self._mechanisms(call.version, ErrorCode.NONE)
+            peer.raw = partial(self._raw, peer)
+        return answer()
 
-    async def _authenticate(self, call: Call) -> Any:
+    async def _authenticate(self, call: SocketCall, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
         peer = call.peer
         if LOGIN not in peer.extra:
             peer.closing = peer.principal is None
-            text = "send a SaslHandshake first"
-            return _authenticated(call.version, ErrorCode.ILLEGAL_SASL_STATE, text)
+            return SaslAuthenticateResponse(error=ErrorCode.ILLEGAL_SASL_STATE, message="send a SaslHandshake first")
         try:
-            reply = await self.step(peer, call.request.auth_bytes)
+            reply = await self._step(peer, request.auth_bytes)
         except LoginFailed as error:
             peer.closing = True
-            return _authenticated(call.version, ErrorCode.SASL_AUTHENTICATION_FAILED, str(error))
+            return SaslAuthenticateResponse(error=ErrorCode.SASL_AUTHENTICATION_FAILED, message=str(error))
         lifetime_ms = 0 if LOGIN in peer.extra else peer.reauth_max_ms or 0
-        return _authenticated(call.version, ErrorCode.NONE, None, reply, lifetime_ms)
+        return SaslAuthenticateResponse(auth_bytes=reply, session_lifetime_ms=lifetime_ms)
+
+    async def _raw(self, peer: Peer, token: bytes) -> bytes:
+        """Take a bare token after a SaslHandshake v0."""
+        try:
+            return await self._step(peer, token)
+        except LoginFailed as error:
+            raise ConnectionError(str(error)) from None
 
     def _may_begin(self, peer: Peer, version: int, mechanism: str) -> bool:
         """Whether a login may begin: the first one, or another like it, not by bare tokens and not at once."""
@@ -86,14 +117,14 @@ class SaslApis:
         before, at_s = made
         return version > 0 and mechanism == before and self._clock.monotonic() - at_s >= AGAIN_S
 
-    async def step(self, peer: Peer, message: bytes) -> bytes:
+    async def _step(self, peer: Peer, message: bytes) -> bytes:
         """Take a login's next message; the reply.
 
         Raises: LoginFailed, after a time that tells nothing; ConnectionError: too many failed before it.
         """
-        login: Login = peer.extra[LOGIN]
+        login: ServerLogin = peer.extra[LOGIN]
         name = login.decides(message)
-        attempt = None if name is None else await self._guesses.begin(peer.host, name)
+        end = None if name is None else await self._guesses.begin(peer.host, name)
         begun = self._clock.monotonic()
         user: str | None = None
         try:
@@ -104,8 +135,8 @@ class SaslApis:
             await self._clock.sleep(max(0.0, begun + FAILED_S - self._clock.monotonic()))
             raise
         finally:
-            if attempt is not None:
-                attempt.end(failed=user is None)
+            if end is not None:
+                end(failed=user is None)
         if user is not None:
             self._logged_in(peer, f"User:{user}", login.mechanism)
         return step.reply
@@ -123,34 +154,125 @@ class SaslApis:
         lifetime_ms = peer.reauth_max_ms
         peer.logged_in_until_s = None if lifetime_ms is None else now_s + lifetime_ms / 1000
 
-    def _mechanisms(self, version: int, error: ErrorCode) -> Any:
-        from kio.schema.errors import ErrorCode as KafkaError
 
-        made: Any = module("sasl_handshake", version, "response")
-        return made.SaslHandshakeResponse(error_code=KafkaError(int(error)), mechanisms=self._sasl.mechanisms)
+class ScramApis:
+    """The two APIs of a listener with SASL. The password itself never comes here: clients send it salted and hashed."""
 
+    def __init__(self, users: Users) -> None:
+        self._users = users
 
-class _RawLogin:
-    """What takes the bare tokens after a SaslHandshake v0."""
+    def apis(self) -> Sequence[Endpoint]:
+        """Both v0."""
+        return (
+            Endpoint(Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, server=(0, 0)), self._describe),
+            Endpoint(Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, server=(0, 0)), self._alter),
+        )
 
-    def __init__(self, apis: SaslApis, peer: Peer) -> None:
-        self._apis = apis
-        self._peer = peer
-
-    async def __call__(self, token: bytes) -> bytes:
+    async def _describe(self, call: SocketCall) -> Any:
+        made: Any = module("describe_user_scram_credentials", 0, "response")
+        outcome: Outcome = (ErrorCode.NONE, None)
+        results: tuple[Any, ...] = ()
         try:
-            return await self._apis.step(self._peer, token)
-        except LoginFailed as error:
-            raise ConnectionError(str(error)) from None
+            call.peer.need(Operation.DESCRIBE, ResourceType.CLUSTER)
+        except Refused as error:
+            outcome = failure(error)
+        else:
+            known = self._users.all()
+            asked = [user.name for user in call.request.users or ()] or sorted(known)
+            times = Counter(asked)
+            results = tuple(_described(made, name, known.get(name, ()), times[name]) for name in times)
+        return made.DescribeUserScramCredentialsResponse(
+            throttle_time=NO_TIME, error_code=kafka_error(outcome[0]), error_message=outcome[1], results=results
+        )
+
+    async def _alter(self, call: SocketCall) -> Any:
+        made: Any = module("alter_user_scram_credentials", 0, "response")
+        request = call.request
+        names = dict.fromkeys(change.name for change in (*request.deletions, *request.upsertions))
+        try:
+            call.peer.need(Operation.ALTER, ResourceType.CLUSTER)
+            if len(request.deletions) + len(request.upsertions) > CHANGES_MAX:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"a request has at most {CHANGES_MAX} changes; send several")
+            outcomes = await self._altered(request, names)
+        except (Refused, LogError) as error:
+            outcomes = dict.fromkeys(names, failure(error))
+        return made.AlterUserScramCredentialsResponse(
+            throttle_time=NO_TIME,
+            results=tuple(
+                made.AlterUserScramCredentialsResult(user=name, error_code=kafka_error(code), error_message=text)
+                for name, (code, text) in outcomes.items()
+            ),
+        )
+
+    async def _altered(self, request: Any, names: Iterable[str]) -> dict[str, Outcome]:
+        """What became of each user's changes; those of one user are made together or not at all. Raises: LogError."""
+        outcomes: dict[str, Outcome] = dict.fromkeys(names, (ErrorCode.NONE, None))
+        puts: list[tuple[str, Credential]] = []
+        removals: list[tuple[str, str]] = []
+        added = 0
+        for name in outcomes:
+            try:
+                new = [_credential(put) for put in request.upsertions if put.name == name]
+                gone = [_mechanism(removal.mechanism) for removal in request.deletions if removal.name == name]
+                added += self._check_changes(name, new, gone, added)
+            except Refused as error:
+                outcomes[name] = failure(error)
+            else:
+                puts += [(name, credential) for credential in new]
+                removals += [(mechanism, name) for mechanism in gone]
+        await self._users.alter(puts, removals)
+        return outcomes
+
+    def _check_changes(self, name: str, new: Sequence[Credential], gone: Sequence[str], before: int) -> int:
+        """How many credentials there are more by it. before: what the request has added so far. Raises: Refused."""
+        try:
+            check_name(name)
+        except BadUsersFile as error:
+            raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, str(error)) from None
+        if self._users.fixed(name):
+            raise Refused(ErrorCode.POLICY_VIOLATION, f"the user {name} stands in the server's file; change that")
+        mechanisms = [*gone, *(credential.mechanism for credential in new)]
+        if len(mechanisms) != len(set(mechanisms)):
+            raise Refused(ErrorCode.DUPLICATE_RESOURCE, "a user's mechanism is changed twice in one request")
+        if not all(self._users.stored(mechanism, name) for mechanism in gone):
+            raise Refused(ErrorCode.RESOURCE_NOT_FOUND, "a credential that is to be deleted does not exist")
+        added = sum(not self._users.stored(credential.mechanism, name) for credential in new)
+        if added and self._users.count + before + added > STORED_MAX:
+            raise Refused(ErrorCode.POLICY_VIOLATION, f"there may be {STORED_MAX} credentials; delete some first")
+        return added
 
 
-def _authenticated(version: int, error: ErrorCode, text: str | None, reply: bytes = b"", lifetime_ms: int = 0) -> Any:
-    """lifetime_ms: how long the login holds, once it is complete."""
-    make = form("sasl_authenticate", version)
-    return make(
-        "SaslAuthenticateResponse",
-        error_code=error,
-        error_message=text,
-        auth_bytes=reply,
-        session_lifetime=duration(lifetime_ms),
+def _described(made: Any, name: str, credentials: Sequence[Credential], times: int) -> Any:
+    code, text = ErrorCode.NONE, None
+    if times > 1:
+        code, text = ErrorCode.DUPLICATE_RESOURCE, "the user is asked for more than once"
+    elif not credentials:
+        code, text = ErrorCode.RESOURCE_NOT_FOUND, "there is no such user"
+    infos = (
+        made.CredentialInfo(mechanism=CODES[credential.mechanism], iterations=credential.iterations)
+        for credential in (credentials if code is ErrorCode.NONE else ())
     )
+    return made.DescribeUserScramCredentialsResult(
+        user=name, error_code=kafka_error(code), error_message=text, credential_infos=tuple(infos)
+    )
+
+
+def _credential(put: Any) -> Credential:
+    """The credential that a client hashed. Raises: Refused."""
+    mechanism = _mechanism(put.mechanism)
+    if len(put.salted_password) != SALTED_BYTES[mechanism]:
+        raise Refused(
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"the salted password of {mechanism} has {SALTED_BYTES[mechanism]} bytes",
+        )
+    try:
+        return from_salted(mechanism, put.salted_password, salt=put.salt, iterations=put.iterations)
+    except ScramError as error:
+        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, str(error)) from None
+
+
+def _mechanism(code: int) -> str:
+    name = MECHANISMS.get(code)
+    if name is None:
+        raise Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, f"there is no SCRAM mechanism {code}")
+    return name

@@ -1,167 +1,228 @@
-"""The APIs of share-group members: ShareGroupHeartbeat, ShareFetch, ShareAcknowledge (KIP-932, KIP-1206, KIP-1222).
+"""Share groups at the socket: what members ask, what those ask who look after groups, and the state APIs (KIP-932).
 
-Rights: READ on the group for all three; DESCRIBE on each subscribed topic for a heartbeat; READ on each topic for
-records and acknowledgements, told partition by partition (share-groups.md F26, V06, V07). A fetch that was parked needs
-them again for what it is given (`server.share_fetch`).
+Rights of members (SG-16.1): READ on the group; DESCRIBE on each subscribed topic for a heartbeat; READ on each topic
+for records and acknowledgements, told partition by partition. A fetch that was parked needs them again for what it is
+given (`server.share.fetch`). Of administrators (SG-16.2): DESCRIBE on the group and its topics to describe; READ on
+both to alter offsets; DELETE on the group and READ on the topics to delete offsets. A topic that may not be described
+is left out where nobody named it. The state APIs need CLUSTER_ACTION on the cluster (SG-16.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from itertools import compress
+from typing import Any, Final, TypeVar
 
+from flowshare.protocol import translation
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
-    ShareAcknowledgeRequest,
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    GroupDescription,
+    InitializeShareGroupStateRequest,
+    PartitionResult,
     ShareAcknowledgeResponse,
-    ShareFetchRequest,
     ShareFetchResponse,
+    ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
+    ShareGroupStateRequest,
+    ShareGroupStateResponse,
+    SharePartitionOffsets,
+    TopicResult,
+    WriteShareGroupStateRequest,
 )
-from flowshare.protocol.share_answers import encode_fetched
-from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch
-from flowshare.server.edge.base import Api, Call, Operation, Peer
-from flowshare.server.edge.forms import NO_TIME, Form, by_topic, duration, form, may_group, may_topic
+from flowshare.protocol.messages.share import (
+    SHARE_ACKNOWLEDGE,
+    SHARE_FETCH,
+    SHARE_GROUP_DESCRIBE,
+    SHARE_GROUP_HEARTBEAT,
+)
+from flowshare.protocol.messages.state import (
+    ALTER_SHARE_GROUP_OFFSETS,
+    DELETE_SHARE_GROUP_OFFSETS,
+    DELETE_SHARE_GROUP_STATE,
+    DESCRIBE_SHARE_GROUP_OFFSETS,
+    INITIALIZE_SHARE_GROUP_STATE,
+    NO_TOPIC,
+    READ_SHARE_GROUP_STATE,
+    READ_SHARE_GROUP_STATE_SUMMARY,
+    WRITE_SHARE_GROUP_STATE,
+)
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_fetched
+from flowshare.server.edge.base import Endpoint, SocketCall
+from flowshare.server.edge.derived import derived, entity_of
+from flowshare.server.edge.forms import authorized_operations, denied, may_topic
+from flowshare.server.runtime.failures import Refused, refusal
+from flowshare.share.types import RecordState, StateRun
 
-GROUP_REFUSED: Final = "reading in group {} is not allowed"
+R = TypeVar("R")
+TOPIC_REFUSED: Final = "{} topic {} is not allowed"
+STORED_STATES: Final = frozenset(RecordState) - {RecordState.ACQUIRED}
+
+# --- members ----------------------------------------------------------------------------------------------------------
 
 
-class ShareApis:
-    """Answers members of share groups."""
+async def heartbeat(call: SocketCall, request: ShareGroupHeartbeatRequest) -> ShareGroupHeartbeatResponse:
+    """Join, go on or leave."""
+    peer, named = call.peer, request.subscribed_topics
+    topics = None if named is None else tuple(dict.fromkeys(named))
+    closed = [name for name in topics or () if not may_topic(peer, Operation.DESCRIBE, name)]
+    peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    if closed:
+        text = f"describing these topics is not allowed: {', '.join(closed)}"
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
+    return await peer.connection.send(replace(request, subscribed_topics=topics))
 
-    def apis(self) -> Sequence[Api]:
-        """The three APIs."""
-        return (
-            Api(key=ApiKey.SHARE_GROUP_HEARTBEAT, lowest=1, highest=1, answer=self.heartbeat),
-            Api(
-                key=ApiKey.SHARE_FETCH,
-                lowest=1,
-                highest=2,
-                answer=self.fetch,
-                decode=decode_fetch,
-                encode=encode_fetched,
-            ),
-            Api(
-                key=ApiKey.SHARE_ACKNOWLEDGE,
-                lowest=1,
-                highest=2,
-                answer=self.acknowledge,
-                decode=decode_acknowledge,
-            ),
+
+async def fetch(call: SocketCall) -> ShareFetchResponse:
+    """Acknowledge and fetch. Request and answer are plain: `protocol.share_codec` reads and writes them."""
+    refused = _refused(call, ShareFetchResponse)
+    return await call.peer.connection.send(call.request) if refused is None else refused
+
+
+async def acknowledge(call: SocketCall) -> Any:
+    """Acknowledge alone."""
+    answer = _refused(call, ShareAcknowledgeResponse)
+    if answer is None:
+        answer = await call.peer.connection.send(call.request)
+    writer = translation.writer(SHARE_ACKNOWLEDGE, call.version, "response")
+    return await entity_of(call.peer.turns, writer, answer, {})
+
+
+def _refused(call: SocketCall, make: Callable[..., R]) -> R | None:
+    """Why the group is closed to the peer; a missing group id is refused by the server. Topics are asked for later."""
+    try:
+        if call.request.group_id:
+            call.peer.need(Operation.READ, ResourceType.GROUP, call.request.group_id)
+    except Refused as error:
+        return refusal(make, error)
+    return None
+
+
+# --- administrators ---------------------------------------------------------------------------------------------------
+
+
+async def describe(call: SocketCall, request: ShareGroupDescribeRequest) -> GroupDescription:
+    """A group; its members are told of only if all their topics may be described."""
+    peer, group_id = call.peer, request.group_id
+    peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
+    group = await peer.connection.send(request)
+    topics = {name for member in group.members for name in (*member.subscribed_topics, *member.assignment)}
+    if not all(may_topic(peer, Operation.DESCRIBE, name) for name in topics):
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the group has topics that may not be described")
+    if request.authorized and group.error is ErrorCode.NONE:
+        return replace(group, authorized=authorized_operations(peer, ResourceType.GROUP, group_id))
+    return group
+
+
+async def describe_offsets(
+    call: SocketCall, request: DescribeShareGroupOffsetsRequest
+) -> DescribeShareGroupOffsetsResponse:
+    """Start offsets and lag of a group."""
+    peer, topics = call.peer, request.topics
+    peer.need(Operation.DESCRIBE, ResourceType.GROUP, request.group_id)
+    if topics is None:
+        answer = await peer.connection.send(request)
+        may = await peer.turns.each(lambda part: may_topic(peer, Operation.DESCRIBE, part.topic), answer.partitions)
+        return replace(answer, partitions=tuple(compress(answer.partitions, may)))
+    may = await peer.turns.each(lambda name: may_topic(peer, Operation.DESCRIBE, name), topics)
+    named = {name: tuple(dict.fromkeys(numbers)) for name, numbers in topics.items()}
+    answer = await peer.connection.send(replace(request, topics=dict(compress(named.items(), may))))
+    if answer.error is not ErrorCode.NONE:
+        return answer
+    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    refused = [
+        SharePartitionOffsets(
+            topic=name, topic_id=None, partition=number, error=error, message=TOPIC_REFUSED.format("describing", name)
         )
-
-    async def heartbeat(self, call: Call) -> Any:
-        """Join, go on or leave."""
-        peer, asked = call.peer, call.request
-        named = asked.subscribed_topic_names
-        topics = None if named is None else tuple(dict.fromkeys(named))
-        denied = [name for name in topics or () if not may_topic(peer, Operation.DESCRIBE, name)]
-        if not may_group(peer, Operation.READ, asked.group_id):
-            answer = ShareGroupHeartbeatResponse(
-                error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=GROUP_REFUSED.format(asked.group_id)
-            )
-        elif denied:
-            answer = ShareGroupHeartbeatResponse(
-                error=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                message=f"describing these topics is not allowed: {', '.join(denied)}",
-            )
-        else:
-            answer = await peer.connection.send(
-                ShareGroupHeartbeatRequest(
-                    group_id=asked.group_id,
-                    member_id=asked.member_id,
-                    member_epoch=asked.member_epoch,
-                    rack_id=asked.rack_id,
-                    subscribed_topics=topics,
-                )
-            )
-        return _heartbeat(form("share_group_heartbeat", call.version), answer)
-
-    async def fetch(self, call: Call) -> ShareFetchResponse:
-        """Acknowledge and fetch. Request and answer are plain: `protocol.share_codec` reads and writes them."""
-        request: ShareFetchRequest = call.request
-        if _may_not_read(call.peer, request.group_id):
-            return ShareFetchResponse(
-                error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=GROUP_REFUSED.format(request.group_id)
-            )
-        return await call.peer.connection.send(request)
-
-    async def acknowledge(self, call: Call) -> Any:
-        """Acknowledge alone."""
-        request: ShareAcknowledgeRequest = call.request
-        if _may_not_read(call.peer, request.group_id):
-            answer = ShareAcknowledgeResponse(
-                error=ErrorCode.GROUP_AUTHORIZATION_FAILED, message=GROUP_REFUSED.format(request.group_id)
-            )
-        else:
-            answer = await call.peer.connection.send(request)
-        return _acknowledged(form("share_acknowledge", call.version), answer)
+        for name, numbers in denied(named.items(), may)
+        for number in numbers
+    ]
+    return replace(answer, partitions=(*answer.partitions, *refused))
 
 
-def _may_not_read(peer: Peer, group_id: str | None) -> bool:
-    """Whether the group is closed to the peer; a missing group id is refused for that. Topics are asked for later."""
-    return bool(group_id) and not may_group(peer, Operation.READ, group_id or "")
-
-
-def _heartbeat(make: Form, answer: ShareGroupHeartbeatResponse) -> Any:
-    assignment = None
-    if answer.assignment is not None:
-        topics = by_topic((at.topic_id, at.partition) for at in answer.assignment)
-        assignment = make(
-            "Assignment",
-            topic_partitions=tuple(
-                make("TopicPartitions", topic_id=topic_id, partitions=tuple(partitions))
-                for topic_id, partitions in topics.items()
-            ),
-        )
-    return make(
-        "ShareGroupHeartbeatResponse",
-        throttle_time=NO_TIME,
-        error_code=answer.error,
-        error_message=answer.message,
-        member_id=answer.member_id,
-        member_epoch=answer.member_epoch,
-        heartbeat_interval=duration(answer.heartbeat_interval_ms),
-        assignment=assignment,
+async def alter_offsets(call: SocketCall, request: AlterShareGroupOffsetsRequest) -> AlterShareGroupOffsetsResponse:
+    """Let an empty group start anew at given offsets."""
+    peer, places = call.peer, tuple(request.offsets)
+    readable = cache(partial(may_topic, peer, Operation.READ))
+    may = await peer.turns.each(lambda place: readable(place[0]), places)
+    peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    allowed = dict(compress(request.offsets.items(), may))
+    answer = await peer.connection.send(replace(request, offsets=allowed))
+    if answer.error is not ErrorCode.NONE:
+        return answer
+    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    refused = [
+        PartitionResult(topic=name, partition=number, error=error, message=TOPIC_REFUSED.format("reading", name))
+        for name, number in denied(places, may)
+    ]
+    known = cache(peer.server.topics.by_name)
+    results = await peer.turns.each(
+        lambda one: replace(one, topic_id=getattr(known(one.topic), "topic_id", None)), (*answer.partitions, *refused)
     )
+    return replace(answer, partitions=results)
 
 
-def _acknowledged(make: Form, answer: ShareAcknowledgeResponse) -> Any:
-    parts = (
-        (
-            part.topic_id,
-            make(
-                "PartitionData",
-                partition_index=part.partition,
-                error_code=part.error,
-                error_message=part.message,
-                current_leader=_leader(make, part.current_leader),
-            ),
-        )
-        for part in answer.partitions
-    )
-    return make(
-        "ShareAcknowledgeResponse",
-        throttle_time=NO_TIME,
-        error_code=answer.error,
-        error_message=answer.message,
-        acquisition_lock_timeout=duration(answer.lock_timeout_ms),
-        responses=tuple(
-            make("ShareAcknowledgeTopicResponse", topic_id=topic_id, partitions=tuple(partitions))
-            for topic_id, partitions in by_topic(parts).items()
-        ),
-        node_endpoints=_endpoints(make, answer.node_endpoints),
-    )
+async def delete_offsets(call: SocketCall, request: DeleteShareGroupOffsetsRequest) -> DeleteShareGroupOffsetsResponse:
+    """Forget what an empty group read of topics."""
+    peer, names = call.peer, tuple(dict.fromkeys(request.topics))
+    may = await peer.turns.each(lambda name: may_topic(peer, Operation.READ, name), names)
+    peer.need(Operation.DELETE, ResourceType.GROUP, request.group_id)
+    answer = await peer.connection.send(replace(request, topics=tuple(compress(names, may))))
+    if answer.error is not ErrorCode.NONE:
+        return answer
+    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    refused = [
+        TopicResult(topic=name, error=error, message=TOPIC_REFUSED.format("reading", name))
+        for name in denied(names, may)
+    ]
+    return replace(answer, topics=(*answer.topics, *refused))
 
 
-def _leader(make: Form, leader: tuple[int, int]) -> Any:
-    return make("LeaderIdAndEpoch", leader_id=leader[0], leader_epoch=leader[1])
+# --- the state APIs ---------------------------------------------------------------------------------------------------
 
 
-def _endpoints(make: Form, endpoints: Mapping[int, tuple[str, int]]) -> tuple[Any, ...]:
-    return tuple(
-        make("NodeEndpoint", node_id=node_id, host=host, port=port, rack=None)
-        for node_id, (host, port) in endpoints.items()
-    )
+async def ask_state(call: SocketCall, request: ShareGroupStateRequest) -> ShareGroupStateResponse:
+    """Read, change or delete one share-partition's state. Raises: Refused: rights first, then what it says."""
+    call.peer.need(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
+    if request.topic_id == NO_TOPIC:
+        raise Refused(ErrorCode.INVALID_REQUEST, "the topic id is missing")
+    if isinstance(request, InitializeShareGroupStateRequest) and (request.state_epoch < 0 or request.start_offset < -1):
+        text = f"state epoch {request.state_epoch} or start offset {request.start_offset} is negative"
+        raise Refused(ErrorCode.INVALID_REQUEST, text)
+    if isinstance(request, WriteShareGroupStateRequest):
+        request = replace(request, runs=tuple(map(_run, request.runs)))
+    return await call.peer.connection.send(request)
+
+
+def _run(run: StateRun) -> StateRun:
+    """A leader's change, of which the state is any number yet. Raises: Refused."""
+    first, last, state, count, *_ = run
+    if 0 <= first <= last and count >= 0 and state in STORED_STATES:
+        return StateRun(first, last, RecordState(state), count)
+    text = f"state batch {first}-{last} with state {int(state)} and delivery count {count} cannot be stored"
+    raise Refused(ErrorCode.INVALID_REQUEST, text)
+
+
+ENDPOINTS: Final = (
+    derived(SHARE_GROUP_HEARTBEAT, heartbeat),
+    Endpoint(SHARE_FETCH, fetch, decode=decode_fetch, encode=encode_fetched),
+    Endpoint(SHARE_ACKNOWLEDGE, acknowledge, decode=decode_acknowledge),
+    derived(SHARE_GROUP_DESCRIBE, describe),
+    derived(DESCRIBE_SHARE_GROUP_OFFSETS, describe_offsets, joined=True),
+    derived(ALTER_SHARE_GROUP_OFFSETS, alter_offsets),
+    derived(DELETE_SHARE_GROUP_OFFSETS, delete_offsets),
+    derived(INITIALIZE_SHARE_GROUP_STATE, ask_state),
+    derived(READ_SHARE_GROUP_STATE, ask_state),
+    derived(WRITE_SHARE_GROUP_STATE, ask_state),
+    derived(DELETE_SHARE_GROUP_STATE, ask_state),
+    derived(READ_SHARE_GROUP_STATE_SUMMARY, ask_state),
+)

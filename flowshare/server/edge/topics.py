@@ -4,36 +4,37 @@ Rights: CREATE on the cluster or the topic; DELETE, ALTER on the topic. Everythi
 Topics of a request are made side by side; those not ready in the time that the client gives are answered with
 REQUEST_TIMED_OUT, and made all the same.
 
-What is beyond a party's quota (`server.mutations`) is refused in all versions alike. Kafka accepts it in those before
-KIP-599 and reads no more from the connection for a while, which another connection gets around.
+What is beyond a party's quota (`server.records.mutations`) is refused in all versions alike. Kafka accepts it in those
+before KIP-599 and reads no more from the connection for a while, which another connection gets around.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.log.topics import PARTITIONS_MAX as TOPIC_PARTITIONS_MAX
 from flowshare.log.topics import TOPIC_CONFIGS
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import CreatePartitionsRequest, CreateTopicRequest, DeleteTopicRequest, TopicResult
-from flowshare.server.edge.base import Api, Call, Operation, Peer
-from flowshare.server.edge.configs import Source
-from flowshare.server.edge.forms import Form, duplicates, duration, form, may_cluster, may_topic, milliseconds
-from flowshare.server.failures import Refused
+from flowshare.protocol.messages.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.protocol.translation import duration, milliseconds
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.edge.configs import ConfigSource
+from flowshare.server.edge.forms import Form, duplicates, form, may_cluster, may_topic
+from flowshare.server.runtime.failures import Refused, refusal
 
 if TYPE_CHECKING:
     import datetime
     import uuid
-    from collections.abc import Hashable
 
-    from flowshare.clock import Clock
-    from flowshare.protocol.messages import Request
-    from flowshare.server.topic_index import TopicIndex
     from flowshare.share.config import ServerConfig
+
+T = TypeVar("T")
+Q = TypeVar("Q", CreateTopicRequest, DeleteTopicRequest, CreatePartitionsRequest)
 
 CHANGE_COST: Final = 20
 """What a topic's change counts in its connection's turn: its first step alone takes as long as so many small things."""
@@ -41,209 +42,181 @@ REPLICAS: Final = 1
 UNSET: Final = -1
 WITH_IDS: Final = 6
 """Version of DeleteTopics from which on topics can be named by id (KIP-516)."""
+Key = tuple[str | None, "uuid.UUID | None"]
+"""Name or id of a topic, as a request has it."""
 
 
-class TopicsEdge:
-    """Answers what makes and removes topics."""
+class _Allowance:
+    """Partitions that one request may still make."""
 
-    def __init__(self, *, topics: TopicIndex, config: ServerConfig, clock: Clock) -> None:
-        self._topics = topics
-        self._config = config
-        self._clock = clock
+    def __init__(self, config: ServerConfig) -> None:
+        self._max = self._left = config.request_partitions_max
 
-    def apis(self) -> Sequence[Api]:
-        """The three APIs."""
-        return (
-            Api(key=ApiKey.CREATE_TOPICS, lowest=2, highest=7, answer=self.create),
-            Api(key=ApiKey.DELETE_TOPICS, lowest=1, highest=6, answer=self.delete),
-            Api(key=ApiKey.CREATE_PARTITIONS, lowest=0, highest=3, answer=self.add_partitions),
-        )
-
-    # --- create ---------------------------------------------------------------------------------------------------
-
-    async def create(self, call: Call) -> Any:
-        """Make topics, or only see whether they could be made."""
-        make, peer, asked = form("create_topics", call.version), call.peer, call.request
-        twice = duplicates(topic.name for topic in asked.topics)
-        requests: dict[str, CreateTopicRequest] = {}
-        results: dict[str, TopicResult] = {}
-        left = self._config.request_partitions_max
-        for topic in asked.topics:
-            await call.peer.turns.take()
-            try:
-                if topic.name in twice:
-                    raise Refused(ErrorCode.INVALID_REQUEST, f"topic {topic.name} stands in the request twice")
-                request = self._to_create(peer, topic, validate_only=asked.validate_only)
-                left = self._left(left, request.partitions)
-                requests[topic.name] = request
-            except Refused as error:
-                results[topic.name] = _refusal(topic.name, error)
-        results |= await self._send(call, requests, dict(zip(requests, requests, strict=True)))
-        names = dict.fromkeys(topic.name for topic in asked.topics)
-        return make(
-            "CreateTopicsResponse",
-            throttle_time=_throttle_time(results.values()),
-            topics=await peer.turns.each(lambda name: _created(make, peer, results[name], requests.get(name)), names),
-        )
-
-    def _left(self, left: int, count: int) -> int:
-        """Partitions that the request may still make after so many more. Raises: Refused."""
-        if left < count <= TOPIC_PARTITIONS_MAX:  # what is more than a topic may have is refused as that
+    def take(self, count: int) -> None:
+        """Make so many. Raises: Refused."""
+        if self._left < count <= TOPIC_PARTITIONS_MAX:  # what is more than a topic may have is refused as that
             raise Refused(
                 ErrorCode.POLICY_VIOLATION,
-                f"one request makes at most {self._config.request_partitions_max} partitions "
-                "(max.request.new.partitions); ask for the rest in another one",
+                f"one request makes at most {self._max} partitions (max.request.new.partitions); ask for the rest in "
+                "another one",
             )
-        return left - max(count, 0) if count <= left else left
+        if count <= self._left:
+            self._left -= max(count, 0)
 
-    def _to_create(self, peer: Peer, topic: Any, *, validate_only: bool) -> CreateTopicRequest:
-        """Raises: Refused."""
-        if not (may_cluster(peer, Operation.CREATE) or may_topic(peer, Operation.CREATE, topic.name)):
-            raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"creating topic {topic.name} is not allowed")
-        partitions = topic.num_partitions
-        if topic.assignments:
-            partitions = _assigned(peer, topic)
-        elif topic.replication_factor not in (REPLICAS, UNSET):
-            raise Refused(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {topic.replication_factor}: there is one broker, so that only 1 is possible",
-            )
-        elif partitions == UNSET:
-            partitions = self._config.partitions_default
-        configs: dict[str, str] = {}
-        for config in topic.configs:
-            if config.value is None or config.name in configs:
-                raise Refused(ErrorCode.INVALID_CONFIG, f"topic setting {config.name} needs one value")
-            configs[config.name] = config.value
-        return CreateTopicRequest(name=topic.name, partitions=partitions, configs=configs, validate_only=validate_only)
 
-    # --- delete ---------------------------------------------------------------------------------------------------
+async def create(call: SocketCall) -> Any:
+    """Make topics, or only see whether they could be made."""
+    make, peer, asked = form("create_topics", call.version), call.peer, call.request
+    allowance = _Allowance(peer.server.config)
 
-    async def delete(self, call: Call) -> Any:
-        """Remove topics by name or by id."""
-        make, asked = form("delete_topics", call.version), call.request
-        if call.version >= WITH_IDS:
-            named = [(topic.name, topic.topic_id) for topic in asked.topics]
-        else:
-            named = [(name, None) for name in asked.topic_names]
-        twice = duplicates(named)
-        requests: dict[Hashable, DeleteTopicRequest] = {}
-        results: dict[Hashable, TopicResult] = {}
-        for at in dict.fromkeys(named):
-            await call.peer.turns.take()
-            try:
-                if at in twice:
-                    raise Refused(ErrorCode.INVALID_REQUEST, "the topic stands in the request twice")
-                requests[at] = DeleteTopicRequest(name=self._to_delete(call.peer, *at))
-            except Refused as error:
-                results[at] = TopicResult(topic=at[0] or "", topic_id=at[1], error=error.code, message=str(error))
-        results |= await self._send(call, requests, {at: request.name for at, request in requests.items()})
-        return make(
-            "DeleteTopicsResponse",
-            throttle_time=_throttle_time(results.values()),
-            responses=await call.peer.turns.each(
-                lambda at: make(
-                    "DeletableTopicResult",
-                    name=results[at].topic or (None if call.version >= WITH_IDS else ""),
-                    topic_id=results[at].topic_id,
-                    error_code=results[at].error,
-                    error_message=results[at].message,
-                ),
-                dict.fromkeys(named),
+    def ask(topic: Any) -> CreateTopicRequest:
+        request = _to_create(peer, topic, validate_only=asked.validate_only)
+        allowance.take(request.partitions)
+        return request
+
+    requests, results = await _carry_out(call, [((topic.name, None), topic) for topic in asked.topics], ask)
+    return make(
+        "CreateTopicsResponse",
+        throttle_time=_throttle_time(results.values()),
+        topics=await peer.turns.each(lambda at: _created(make, peer, results[at], requests.get(at)), results),
+    )
+
+
+async def delete(call: SocketCall) -> Any:
+    """Remove topics by name or by id."""
+    make, peer, asked = form("delete_topics", call.version), call.peer, call.request
+    if call.version >= WITH_IDS:
+        named: list[Key] = [(topic.name, topic.topic_id) for topic in asked.topics]
+    else:
+        named = [(name, None) for name in asked.topic_names]
+    _, results = await _carry_out(
+        call, [(at, at) for at in named], lambda at: DeleteTopicRequest(name=_to_delete(peer, *at))
+    )
+    return make(
+        "DeleteTopicsResponse",
+        throttle_time=_throttle_time(results.values()),
+        responses=await peer.turns.each(
+            lambda one: make(
+                "DeletableTopicResult",
+                name=one.topic or (None if call.version >= WITH_IDS else ""),
+                topic_id=one.topic_id,
+                error_code=one.error,
+                error_message=one.message,
             ),
-        )
+            results.values(),
+        ),
+    )
 
-    def _to_delete(self, peer: Peer, name: str | None, topic_id: uuid.UUID | None) -> str:
-        """The name of a topic that may be deleted. Raises: Refused."""
-        if (name is None) == (topic_id is None):
-            raise Refused(ErrorCode.INVALID_REQUEST, "name a topic by its name or by its id")
-        if topic_id is not None:
-            topic = self._topics.by_id(topic_id)
-            if topic is None:
-                raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id}")
-            if not may_topic(peer, Operation.DESCRIBE, topic.name):
-                raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"describing topic {topic_id} is not allowed")
-            name = topic.name
-        assert name is not None
-        if not may_topic(peer, Operation.DELETE, name):
-            raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"deleting topic {name} is not allowed")
-        return name
 
-    # --- partitions -----------------------------------------------------------------------------------------------
+async def add_partitions(call: SocketCall) -> Any:
+    """Raise topics' partition counts."""
+    make, peer, asked = form("create_partitions", call.version), call.peer, call.request
+    allowance = _Allowance(peer.server.config)
 
-    async def add_partitions(self, call: Call) -> Any:
-        """Raise topics' partition counts."""
-        make, asked = form("create_partitions", call.version), call.request
-        twice = duplicates(topic.name for topic in asked.topics)
-        requests: dict[str, CreatePartitionsRequest] = {}
-        results: dict[str, TopicResult] = {}
-        left = self._config.request_partitions_max
-        for topic in asked.topics:
-            await call.peer.turns.take()
-            try:
-                if topic.name in twice:
-                    raise Refused(ErrorCode.INVALID_REQUEST, f"topic {topic.name} stands in the request twice")
-                self._check_growth(call.peer, topic)
-                known = self._topics.by_name(topic.name)
-                left = self._left(left, topic.count - (0 if known is None else known.partitions))
-            except Refused as error:
-                results[topic.name] = _refusal(topic.name, error)
-            else:
-                requests[topic.name] = CreatePartitionsRequest(
-                    name=topic.name, total=topic.count, validate_only=asked.validate_only
-                )
-        results |= await self._send(call, requests, dict(zip(requests, requests, strict=True)))
-        return make(
-            "CreatePartitionsResponse",
-            throttle_time=_throttle_time(results.values()),
-            results=await call.peer.turns.each(
-                lambda name: make(
-                    "CreatePartitionsTopicResult",
-                    name=name,
-                    error_code=results[name].error,
-                    error_message=results[name].message,
-                ),
-                dict.fromkeys(topic.name for topic in asked.topics),
+    def ask(topic: Any) -> CreatePartitionsRequest:
+        known = peer.server.topics.by_name(topic.name)
+        there = 0 if known is None else known.partitions
+        _check_growth(peer, topic, there)
+        allowance.take(topic.count - there)
+        return CreatePartitionsRequest(name=topic.name, total=topic.count, validate_only=asked.validate_only)
+
+    _, results = await _carry_out(call, [((topic.name, None), topic) for topic in asked.topics], ask)
+    return make(
+        "CreatePartitionsResponse",
+        throttle_time=_throttle_time(results.values()),
+        results=await peer.turns.each(
+            lambda one: make(
+                "CreatePartitionsTopicResult", name=one.topic, error_code=one.error, error_message=one.message
             ),
+            results.values(),
+        ),
+    )
+
+
+async def _carry_out(
+    call: SocketCall, named: Sequence[tuple[Key, T]], ask: Callable[[T], Q]
+) -> tuple[dict[Key, Q], dict[Key, TopicResult]]:
+    """Requests that `ask` makes of what is named, and all results; `ask` raises Refused.
+
+    REQUEST_TIMED_OUT is the result of what is not done in the client's time: it goes on.
+    """
+    turns, connection = call.peer.turns, call.peer.connection
+    twice = duplicates(key for key, _ in named)
+    requests: dict[Key, Q] = {}
+    results: dict[Key, TopicResult] = {}
+    for key, one in dict(named).items():
+        await turns.take()
+        try:
+            if key in twice:
+                raise Refused(ErrorCode.INVALID_REQUEST, "the topic stands in the request twice")
+            requests[key] = ask(one)
+        except Refused as error:
+            results[key] = refusal(TopicResult, error, topic=key[0] or "", topic_id=key[1])
+    tasks: dict[Key, asyncio.Future[TopicResult]] = {}
+    for key, request in requests.items():
+        await turns.take(CHANGE_COST)
+        tasks[key] = asyncio.ensure_future(connection.send(request))
+    everything = asyncio.gather(*tasks.values(), return_exceptions=True)
+    with contextlib.suppress(TimeoutError):
+        # Shielded: what the client does not wait for is done all the same.
+        await call.peer.server.clock.wait_for(
+            asyncio.shield(everything), max(milliseconds(call.request.timeout), 0) / 1000
         )
+    late = "it is not done yet and goes on; see later whether it was"
+    for key, task in tasks.items():
+        late_result = TopicResult(topic=requests[key].name, error=ErrorCode.REQUEST_TIMED_OUT, message=late)
+        results[key] = task.result() if task.done() else late_result
+    return requests, {key: results[key] for key, _ in named}
 
-    def _check_growth(self, peer: Peer, topic: Any) -> None:
-        """Raises: Refused."""
-        if not may_topic(peer, Operation.ALTER, topic.name):
-            raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"altering topic {topic.name} is not allowed")
-        known = self._topics.by_name(topic.name)
-        if topic.assignments is None or known is None or topic.count <= known.partitions:
-            return
-        if len(topic.assignments) != topic.count - known.partitions:
-            added = topic.count - known.partitions
-            text = f"{added} partitions are added and {len(topic.assignments)} are assigned"
-            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
-        if any(assignment.broker_ids != (peer.node.node_id,) for assignment in topic.assignments):
-            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, _only_broker(peer))
 
-    async def _send(
-        self, call: Call, requests: Mapping[Any, Request[TopicResult]], names: Mapping[Any, str]
-    ) -> dict[Any, TopicResult]:
-        """Results by key, REQUEST_TIMED_OUT for what is not done in the client's time; it goes on."""
-        if not requests:
-            return {}
-        connection = call.peer.connection
-        timeout_s = max(milliseconds(call.request.timeout), 0) / 1000
-        tasks: dict[Any, asyncio.Future[TopicResult]] = {}
-        for key, request in requests.items():
-            await call.peer.turns.take(CHANGE_COST)
-            tasks[key] = asyncio.ensure_future(connection.send(request))
-        everything = asyncio.gather(*tasks.values(), return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            # Shielded: what the client does not wait for is done all the same.
-            await self._clock.wait_for(asyncio.shield(everything), timeout_s)
-        late = "it is not done yet and goes on; see later whether it was"
-        return {
-            key: task.result()
-            if task.done()
-            else TopicResult(topic=names[key], error=ErrorCode.REQUEST_TIMED_OUT, message=late)
-            for key, task in tasks.items()
-        }
+def _to_create(peer: Peer, topic: Any, *, validate_only: bool) -> CreateTopicRequest:
+    """Raises: Refused."""
+    if not may_cluster(peer, Operation.CREATE):
+        peer.need(Operation.CREATE, ResourceType.TOPIC, topic.name)
+    partitions = topic.num_partitions
+    if topic.assignments:
+        partitions = _assigned(peer, topic)
+    elif topic.replication_factor not in (REPLICAS, UNSET):
+        raise Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication factor {topic.replication_factor}: there is one broker, so that only 1 is possible",
+        )
+    elif partitions == UNSET:
+        partitions = peer.server.config.partitions_default
+    configs: dict[str, str] = {}
+    for config in topic.configs:
+        if config.value is None or config.name in configs:
+            raise Refused(ErrorCode.INVALID_CONFIG, f"topic setting {config.name} needs one value")
+        configs[config.name] = config.value
+    return CreateTopicRequest(name=topic.name, partitions=partitions, configs=configs, validate_only=validate_only)
+
+
+def _to_delete(peer: Peer, name: str | None, topic_id: uuid.UUID | None) -> str:
+    """The name of a topic that may be deleted. Raises: Refused."""
+    if (name is None) == (topic_id is None):
+        raise Refused(ErrorCode.INVALID_REQUEST, "name a topic by its name or by its id")
+    if topic_id is not None:
+        topic = peer.server.topics.by_id(topic_id)
+        if topic is None:
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id}")
+        if not may_topic(peer, Operation.DESCRIBE, topic.name):
+            raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"describing topic {topic_id} is not allowed")
+        name = topic.name
+    assert name is not None
+    peer.need(Operation.DELETE, ResourceType.TOPIC, name)
+    return name
+
+
+def _check_growth(peer: Peer, topic: Any, there: int) -> None:
+    """there: partitions that it has, 0: it is not known. Raises: Refused."""
+    peer.need(Operation.ALTER, ResourceType.TOPIC, topic.name)
+    added = topic.count - there
+    if topic.assignments is None or not there or added <= 0:
+        return
+    if len(topic.assignments) != added:
+        text = f"{added} partitions are added and {len(topic.assignments)} are assigned"
+        raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
+    _check_brokers(peer, topic.assignments)
 
 
 def _assigned(peer: Peer, topic: Any) -> int:
@@ -254,8 +227,7 @@ def _assigned(peer: Peer, topic: Any) -> int:
     numbers = sorted(assignment.partition_index for assignment in topic.assignments)
     if numbers != list(range(len(numbers))):
         raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 on without a hole")
-    if any(assignment.broker_ids != (peer.node.node_id,) for assignment in topic.assignments):
-        raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, _only_broker(peer))
+    _check_brokers(peer, topic.assignments)
     return len(numbers)
 
 
@@ -264,12 +236,12 @@ def _throttle_time(results: Iterable[TopicResult]) -> datetime.timedelta:
     return duration(max((one.throttle_ms for one in results), default=0))
 
 
-def _only_broker(peer: Peer) -> str:
-    return f"every partition has one replica, on broker {peer.node.node_id}"
-
-
-def _refusal(name: str, error: Refused) -> TopicResult:
-    return TopicResult(topic=name, error=error.code, message=str(error))
+def _check_brokers(peer: Peer, assignments: Iterable[Any]) -> None:
+    """Raises: Refused."""
+    node_id = peer.node.node_id
+    if any(assignment.broker_ids != (node_id,) for assignment in assignments):
+        text = f"every partition has one replica, on broker {node_id}"
+        raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
 
 
 def _created(make: Form, peer: Peer, result: TopicResult, request: CreateTopicRequest | None) -> Any:
@@ -285,7 +257,7 @@ def _created(make: Form, peer: Peer, result: TopicResult, request: CreateTopicRe
                         name=name,
                         value=request.configs.get(name, setting.default),
                         read_only=False,
-                        config_source=int(Source.TOPIC if name in request.configs else Source.DEFAULT),
+                        config_source=int(ConfigSource.TOPIC if name in request.configs else ConfigSource.DEFAULT),
                         is_sensitive=False,
                     )
                     for name, setting in sorted(TOPIC_CONFIGS.items())
@@ -303,3 +275,10 @@ def _created(make: Form, peer: Peer, result: TopicResult, request: CreateTopicRe
         error_message=result.message,
         **fields,
     )
+
+
+ENDPOINTS: Final = (
+    Endpoint(CREATE_TOPICS, create),
+    Endpoint(DELETE_TOPICS, delete),
+    Endpoint(CREATE_PARTITIONS, add_partitions),
+)

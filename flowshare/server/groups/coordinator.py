@@ -1,66 +1,65 @@
 """Classic groups: all of them in memory, written before anybody is told, watched by one task.
 
-The rules are in `groups`. Here: which group a request means, writing what a step leads to, deleting, what a deleted
-topic takes with it, and members' timeouts; `server.classic_sweep` removes expired offsets. A connection that is closed
-removes no member: its session times out.
+The rules are in `groups`. Here: which group a request means, writing what a step leads to, joins and syncs that wait
+for the other members, deleting, what a deleted topic takes with it, and members' timeouts; `server.groups.sweep`
+removes expired offsets. A connection that is closed removes no member: its session times out.
 
-A group's decisions about offsets are made, written and applied one after another, under the lock of its `Entry`.
+A group's decisions about offsets are made, written and applied one after another, under the lock of its `GroupEntry`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, TypeVar
 
 from flowshare.clock import ahead_ms
-from flowshare.groups.errors import (
+from flowshare.core_errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
-    GroupStateCorrupt,
     InconsistentGroupProtocol,
     InvalidGroupId,
+    StateCorrupt,
     UnknownMemberId,
 )
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import Offsets, Producer
-from flowshare.groups.states import State
-from flowshare.groups.types import Answered, JoinAnswer
+from flowshare.groups.offsets import Offsets, TransactionalProducer
+from flowshare.groups.states import ClassicState
+from flowshare.groups.types import JoinAnswer, SyncAnswer, TicketAnswer
 from flowshare.log.base import LogError
 from flowshare.protocol.messages import ListedGroup
-from flowshare.server.alarm import Alarm
-from flowshare.server.answers import turns
-from flowshare.server.budget import Makers
-from flowshare.server.classic_store import everything_of, group_key, load, offset_write
-from flowshare.server.classic_sweep import Sweep
-from flowshare.server.classic_waiting import Waiting
-from flowshare.server.damage import Damage
-from flowshare.server.state import GROUP_ID_BYTES_MAX
-from flowshare.server.turns import Turns
+from flowshare.server.groups import sweep
+from flowshare.server.groups.store import everything_of, group_key, load, offset_write
+from flowshare.server.runtime.answers import turns
+from flowshare.server.runtime.coordinator import RETRY_MS, CoordinatorRuntime, Damage
+from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
+from flowshare.server.runtime.turns import Turns
+from flowshare.server.runtime.waiting import Waiter
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Coroutine, Iterable
-    from typing import Any, TypeVar
+    from collections.abc import Callable
 
     from flowshare.clock import Clock
-    from flowshare.groups.offsets import Change
-    from flowshare.groups.types import ClassicConfig, Step
+    from flowshare.groups.offsets import OffsetChange
+    from flowshare.groups.types import ClassicConfig, GroupStep
     from flowshare.log.base import Storage
-    from flowshare.server.budget import StateBudget
-    from flowshare.server.state import Write
-    from flowshare.server.topic_index import TopicIndex
-
-    T = TypeVar("T")
+    from flowshare.server.runtime.budget import StateBudget
+    from flowshare.server.runtime.connection import InProcess
+    from flowshare.server.runtime.state import Write
+    from flowshare.server.runtime.topic_index import TopicIndex
 
 logger = logging.getLogger(__name__)
 
-RETRY_MS: Final = 1_000
+A = TypeVar("A", JoinAnswer, SyncAnswer)
 
 
 @dataclass(slots=True)
-class Entry:
+class GroupEntry:
     """One group with its offsets."""
 
     group: ClassicGroup
@@ -72,11 +71,62 @@ class Entry:
     """Writes of the group under way."""
 
     @property
+    def size(self) -> int:
+        """About the bytes that it takes in memory."""
+        return self.group.size + self.offsets.size + len(self.unwritten or b"")
+
+    @property
     def void(self) -> bool:
         """Whether it is as if it had never been: made for a request that came to nothing."""
         group = self.group
-        unused = group.state is State.EMPTY and group.generation == 0 and not group.awaits_member
+        unused = group.state is ClassicState.EMPTY and group.generation == 0 and not group.awaits_member
         return unused and not self.offsets and not self.lock.locked()
+
+
+class WaitingRequest:
+    """One request that may wait; `number` is its ticket."""
+
+    __slots__ = ("answer", "number", "waiter")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waiter = Waiter()
+        self.answer: JoinAnswer | SyncAnswer | None = None
+
+    async def answered(self, kind: type[A]) -> A:
+        """The answer to a join or a sync; an error nobody will see if the connection is closed."""
+        while self.answer is None and not self.waiter.abandoned:
+            await self.waiter.wait()
+        gone = CoordinatorNotAvailable("the connection was closed")
+        return self.answer if isinstance(self.answer, kind) else kind(error=gone)
+
+
+class WaitingRequests:
+    """All requests that wait: at most one join and one sync a member; how long is the group's to say."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._places: dict[int, WaitingRequest] = {}
+
+    @contextmanager
+    def place(self, connection: InProcess) -> Generator[WaitingRequest]:
+        """A place to wait in, until the connection is closed at the latest."""
+        number = next(self._numbers)
+        place = self._places[number] = WaitingRequest(number)
+        connection.watch(place.waiter)
+        try:
+            yield place
+        finally:
+            connection.unwatch(place.waiter)
+            del self._places[number]
+
+    def deliver(self, answers: Iterable[TicketAnswer]) -> None:
+        """Hand out answers; those that nobody waits for any more are dropped."""
+        for ticket, answer in answers:
+            place = self._places.get(ticket)
+            if place is not None:
+                place.answer = answer
+                place.waiter.wake()
 
 
 class ClassicGroups:
@@ -97,16 +147,15 @@ class ClassicGroups:
         self.topics = topics
         self.clock = clock
         self.config = config
-        self.waiting = Waiting()
-        self.entries: dict[str, Entry] = {}
+        self.waiting = WaitingRequests()
+        self._runtime = CoordinatorRuntime[GroupEntry](
+            "consumer groups", limit="group.max.groups", clock=clock, budget=budget, size_of=lambda entry: entry.size
+        )
+        self.entries = self._runtime.entries
+        self.run = self._runtime.run
+        self.take = self._runtime.take
         self.is_share_group = is_share_group
-        self._makers = Makers("consumer groups", "group.max.groups")
-        self._budget = budget
-        budget.counts(self._held)
         self._damage = Damage()
-        self._alarm = Alarm(clock)
-        self._jobs: set[asyncio.Task[Any]] = set()
-        self._tasks: list[asyncio.Task[None]] = []
 
     def __contains__(self, group_id: str) -> bool:
         """Whether the id belongs to a classic group."""
@@ -115,7 +164,7 @@ class ClassicGroups:
     async def start(self) -> None:
         """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
         now_ms = self.clock.steady_ms()
-        self._budget.came()
+        self._runtime.loaded()
         for group_id, loaded in (await load(self.storage, self._damage)).items():
             try:
                 group = ClassicGroup(
@@ -125,32 +174,23 @@ class ClassicGroups:
                     now_ms=now_ms,
                     ahead_ms=ahead_ms(self.clock),
                 )
-            except GroupStateCorrupt as error:
+            except StateCorrupt as error:
                 self._damage.add(group_id, group_key(group_id), f"its members: {error}")
                 continue
-            self.entries[group_id] = Entry(group, loaded.offsets)
+            self.entries[group_id] = GroupEntry(group, loaded.offsets)
         try:
             await self._forget_topics(lambda topic_id: self.topics.by_id(topic_id) is not None)
         except CoordinatorNotAvailable as error:
             logger.warning("offsets of deleted topics are left for the next start: %s", error)
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._watch(), name="classic groups"),
-            loop.create_task(Sweep(self).run(), name="expired offsets"),
-        ]
+        self._runtime.start(self._expire, self._next_ms, sweep.run(self))
 
     async def close(self) -> None:
         """Stop watching; what is being written is written to the end."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        while self._jobs:
-            await asyncio.wait(self._jobs)
+        await self._runtime.close()
 
     # --- finding ------------------------------------------------------------------------------------------------
 
-    def find(self, group_id: str) -> Entry:
+    def find(self, group_id: str) -> GroupEntry:
         """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored of it cannot be read)."""
         self._damage.check(group_id)
         entry = self.entries.get(group_id)
@@ -159,14 +199,14 @@ class ClassicGroups:
             raise GroupIdNotFound(f"group {group_id!r} is {kind}, no consumer group")
         return entry
 
-    def find_for_member(self, group_id: str) -> Entry:
+    def find_for_member(self, group_id: str) -> GroupEntry:
         """The group that a member speaks of. Raises: UnknownMemberId (the group has no members), StateCorrupt."""
         try:
             return self.find(group_id)
         except GroupIdNotFound as error:
             raise UnknownMemberId(str(error)) from None
 
-    def ensure(self, group_id: str, party: str | None = None) -> Entry:
+    def ensure(self, group_id: str, party: str | None = None) -> GroupEntry:
         """The group, made if there is none. party: who makes it, None: the server's own process.
 
         Raises: InvalidGroupId, InconsistentGroupProtocol (a share group has this id), Refused (too many groups),
@@ -180,28 +220,17 @@ class ClassicGroups:
             raise InvalidGroupId(f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
         if self.is_share_group(group_id):
             raise InconsistentGroupProtocol(f"{group_id!r} is a share group; use another group.id")
-        self._makers.check(party, self.entries, len(self.entries), self.config.groups_max)
-        entry = self.entries[group_id] = Entry(ClassicGroup(group_id, config=self.config))
-        self._makers.add(party, group_id, self.entries, self.config.groups_max)
-        return entry
+        return self._runtime.make(
+            group_id, lambda: GroupEntry(ClassicGroup(group_id, config=self.config)), party, self.config.groups_max
+        )
 
-    def take(self, party: str | None, size: int) -> None:
-        """Groups or offsets are about to take so many bytes more, for a request of the party. Raises: Refused."""
-        self._budget.take(party, size, self.clock.monotonic())
-
-    def _held(self) -> Iterable[tuple[str | None, int]]:
-        """Of each group who made it and how many bytes it takes."""
-        for group_id, entry in self.entries.items():
-            size = entry.group.size + entry.offsets.size + len(entry.unwritten or b"")
-            yield self._makers.maker_of(group_id), size
-
-    def discard_void(self, entry: Entry) -> None:
+    def discard_void(self, entry: GroupEntry) -> None:
         """Forget a group that was made for a request that came to nothing."""
         if entry.void and self.holds(entry):
             entry.group.delete()
             del self.entries[entry.group.group_id]
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: GroupEntry) -> bool:
         """Whether the group is still there: it may have been deleted while something waited for its lock."""
         return self.entries.get(entry.group.group_id) is entry
 
@@ -219,14 +248,7 @@ class ClassicGroups:
 
     # --- writing ------------------------------------------------------------------------------------------------
 
-    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Run `work` to its end even if the caller is cancelled: others may depend on it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
-        return asyncio.shield(task)
-
-    def settle(self, entry: Entry, step: Step) -> asyncio.Future[bool] | None:
+    def settle(self, entry: GroupEntry, step: GroupStep) -> asyncio.Future[bool] | None:
         """Do what a step leads to; the future, if there is something to write, says whether it is durable."""
         self.watch(entry)
         if step.write is None:
@@ -234,18 +256,16 @@ class ClassicGroups:
             return None
         return self.run(self._write_step(entry, step, step.write))
 
-    def watch(self, entry: Entry) -> None:
+    def watch(self, entry: GroupEntry) -> None:
         """A deadline of the group may be nearer than what is waited for."""
-        due_ms = entry.group.next_deadline_ms()
-        if due_ms is not None and (self._alarm.due_ms is None or due_ms < self._alarm.due_ms):
-            self._alarm.ring()
+        self._runtime.expect(entry.group.next_deadline_ms())
 
-    def time_of(self, entry: Entry) -> int:
+    def time_of(self, entry: GroupEntry) -> int:
         """The time for a step of a group, which is told, too, how the machine's clock was set since the start."""
         entry.group.ahead_ms = ahead_ms(self.clock)
         return self.clock.steady_ms()
 
-    async def _write_step(self, entry: Entry, step: Step, data: bytes) -> bool:
+    async def _write_step(self, entry: GroupEntry, step: GroupStep, data: bytes) -> bool:
         try:
             await self._write_group(entry, data)
         except LogError as error:
@@ -255,14 +275,14 @@ class ClassicGroups:
                 entry.unwritten = None
                 self.settle(entry, entry.group.not_assigned(step.assign, self.time_of(entry)))
             else:
-                self._alarm.ring()
+                self._runtime.wake()
             return False
         self.waiting.deliver(step.answers)
         if step.assign is not None:
             self.settle(entry, entry.group.assigned(step.assign, self.time_of(entry)))
         return True
 
-    async def _write_group(self, entry: Entry, data: bytes) -> None:
+    async def _write_group(self, entry: GroupEntry, data: bytes) -> None:
         entry.unwritten = data
         entry.writing += 1
         try:
@@ -273,7 +293,7 @@ class ClassicGroups:
             entry.unwritten = None
 
     async def write_offsets(
-        self, entry: Entry, changes: Iterable[Change], check: Callable[[], None] = lambda: None
+        self, entry: GroupEntry, changes: Iterable[OffsetChange], check: Callable[[], None] = lambda: None
     ) -> None:
         """Write and apply what was decided; the caller holds the entry's lock.
 
@@ -296,8 +316,10 @@ class ClassicGroups:
             ) from error
         entry.offsets.apply(decided)
 
-    async def _encoded(self, entry: Entry, changes: Iterable[Change]) -> tuple[list[Change], list[Write]]:
-        decided: list[Change] = []
+    async def _encoded(
+        self, entry: GroupEntry, changes: Iterable[OffsetChange]
+    ) -> tuple[list[OffsetChange], list[Write]]:
+        decided: list[OffsetChange] = []
         writes: list[Write] = []
         async for some in turns(self.clock).few(changes):
             decided += some
@@ -319,11 +341,11 @@ class ClassicGroups:
         entry.group.require_empty()
         await self.run(self._delete(entry))
 
-    async def _delete(self, entry: Entry) -> None:
+    async def _delete(self, entry: GroupEntry) -> None:
         async with entry.lock:
             await self.delete_locked(entry)
 
-    async def delete_locked(self, entry: Entry) -> None:
+    async def delete_locked(self, entry: GroupEntry) -> None:
         """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
         group_id = entry.group.group_id
         # Nothing is awaited from its end to the write: whoever makes the group anew writes behind that.
@@ -336,7 +358,7 @@ class ClassicGroups:
             await self.storage.write([(group_key(group_id), None), *offsets])
         except LogError:
             again = ClassicGroup(group_id, config=self.config, state=entry.group.durable())
-            self.entries.setdefault(group_id, Entry(again, entry.offsets))
+            self.entries.setdefault(group_id, GroupEntry(again, entry.offsets))
             raise
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
@@ -352,32 +374,23 @@ class ClassicGroups:
                     await self.write_offsets(entry, entry.offsets.forget_topics(exists))
 
     async def complete_transaction(
-        self, group_ids: Iterable[str], producer_id: int, producer_epoch: int, *, committed: bool
+        self, group_ids: Iterable[str], producer_id: int, producer_epoch: int, committed: bool
     ) -> None:
         """A transaction has ended: its offsets count from now on, or never did. May be repeated.
 
         Raises: CoordinatorNotAvailable (could not be written; try again)
         """
-        producer = Producer(producer_id, producer_epoch)
+        producer = TransactionalProducer(producer_id, producer_epoch)
         for group_id in group_ids:
             entry = self.entries.get(group_id)
             if entry is not None:
                 await self.run(self._complete(entry, producer, committed=committed))
 
-    async def _complete(self, entry: Entry, producer: Producer, *, committed: bool) -> None:
+    async def _complete(self, entry: GroupEntry, producer: TransactionalProducer, *, committed: bool) -> None:
         async with entry.lock:
             await self.write_offsets(entry, entry.offsets.complete(producer, committed=committed))
 
     # --- time ---------------------------------------------------------------------------------------------------
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                self._expire()
-            except Exception:
-                logger.exception("watching the consumer groups failed, going on")
-                await self.clock.sleep(RETRY_MS / 1000)
-            await self._alarm.sleep_until(self._next_ms())
 
     def _next_ms(self) -> int | None:
         dues: list[int] = []
@@ -389,7 +402,7 @@ class ClassicGroups:
                 dues.append(self.clock.steady_ms() + RETRY_MS)
         return min(dues, default=None)
 
-    def _expire(self) -> None:
+    async def _expire(self, _: int = 0) -> None:
         """Let members go that were silent, end phases that took too long, write what could not be written."""
         now_ms = self.clock.steady_ms()
         for entry in tuple(self.entries.values()):
@@ -404,17 +417,17 @@ class ClassicGroups:
             elif entry.unwritten is not None and not entry.writing:
                 self.run(self._retry(entry, entry.unwritten))
 
-    async def _retry(self, entry: Entry, data: bytes) -> None:
+    async def _retry(self, entry: GroupEntry, data: bytes) -> None:
         try:
             await self._write_group(entry, data)
         except LogError as error:
             logger.warning("group could not be written, tried again: %s group=%s", error, entry.group.group_id)
 
 
-def _refused(answers: Iterable[Answered]) -> list[Answered]:
+def _refused(answers: Iterable[TicketAnswer]) -> list[TicketAnswer]:
     """What those are told whose good answer was not to be made durable."""
     error = CoordinatorNotAvailable("the group could not be written; try again")
     return [
-        Answered(ticket, JoinAnswer(error=error) if isinstance(answer, JoinAnswer) and not answer.error else answer)
+        TicketAnswer(ticket, JoinAnswer(error=error) if isinstance(answer, JoinAnswer) and not answer.error else answer)
         for ticket, answer in answers
     ]

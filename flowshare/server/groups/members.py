@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from flowshare.groups.errors import GroupError, InvalidRequest, MemberIdRequired
-from flowshare.groups.types import Join
+from flowshare.core_errors import CoreError, InvalidRequest, MemberIdRequired
+from flowshare.groups.types import Join, JoinAnswer, SyncAnswer
 from flowshare.protocol.errors import ErrorCode, error_code
 from flowshare.protocol.messages import (
     DescribeGroupRequest,
     DescribeGroupResponse,
     HeartbeatRequest,
-    HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
@@ -22,36 +22,27 @@ from flowshare.protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, Refused, failure
+from flowshare.protocol.messages.base import Response
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 
 if TYPE_CHECKING:
     import asyncio
 
-    from flowshare.groups.types import JoinAnswer, SyncAnswer
-    from flowshare.server.classic import ClassicGroups, Entry
-    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.groups.coordinator import ClassicGroups, GroupEntry
 
 MEMBER_BYTES_MAX: Final = 256 * 1024
 """Names and metadata of the protocols of one member."""
 
 
-class ClassicMemberApis:
+class ClassicMemberApis(Family):
     """Answers the requests of members."""
 
     def __init__(self, groups: ClassicGroups) -> None:
         self._groups = groups
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            JoinGroupRequest: self.join,
-            SyncGroupRequest: self.sync,
-            HeartbeatRequest: self.heartbeat,
-            LeaveGroupRequest: self.leave,
-            DescribeGroupRequest: self.describe,
-        }
-
+    @handles(JoinGroupRequest)
     async def join(self, request: JoinGroupRequest, connection: InProcess) -> JoinGroupResponse:
         """Join or rejoin; answered when the join phase is over."""
         try:
@@ -59,8 +50,7 @@ class ClassicMemberApis:
         except MemberIdRequired as error:
             return JoinGroupResponse(error=error_code(error), message=str(error), member_id=error.member_id)
         except EXPECTED as error:
-            code, message = failure(error)
-            return JoinGroupResponse(error=code, message=message, member_id=request.member_id)
+            return refusal(JoinGroupResponse, error, member_id=request.member_id)
         if answer.error is not None:
             member_id = answer.member_id or request.member_id
             return JoinGroupResponse(error=error_code(answer.error), message=str(answer.error), member_id=member_id)
@@ -99,29 +89,18 @@ class ClassicMemberApis:
                 step = entry.group.join(
                     asked, ticket=place.number, new_id=str(uuid.uuid4()), now_ms=groups.time_of(entry)
                 )
-            except (GroupError, Refused):
+            except (CoreError, Refused):
                 groups.discard_void(entry)
                 groups.watch(entry)
                 raise
             groups.settle(entry, step)
             if step.refusal is not None:
                 raise step.refusal
-            return await place.join_answer()
+            return await place.answered(JoinAnswer)
 
+    @handles(SyncGroupRequest, SyncGroupResponse)
     async def sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncGroupResponse:
         """Get one's assignment, or as the leader give everybody theirs; answered when they are durable."""
-        try:
-            answer = await self._sync(request, connection)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return SyncGroupResponse(error=code, message=message)
-        if answer.error is not None:
-            return SyncGroupResponse(error=error_code(answer.error), message=str(answer.error))
-        return SyncGroupResponse(
-            protocol_type=answer.protocol_type, protocol_name=answer.protocol_name, assignment=answer.assignment
-        )
-
-    async def _sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncAnswer:
         groups = self._groups
         entry = groups.find_for_member(request.group_id)
         assignments = dict(request.assignments)
@@ -138,30 +117,29 @@ class ClassicMemberApis:
                 now_ms=groups.time_of(entry),
             )
             groups.settle(entry, step)
-            return await place.sync_answer()
+            answer = await place.answered(SyncAnswer)
+        if answer.error is not None:
+            return SyncGroupResponse(error=error_code(answer.error), message=str(answer.error))
+        return SyncGroupResponse(
+            protocol_type=answer.protocol_type, protocol_name=answer.protocol_name, assignment=answer.assignment
+        )
 
-    async def heartbeat(self, request: HeartbeatRequest, _: InProcess) -> HeartbeatResponse:
+    @handles(HeartbeatRequest, Response)
+    async def heartbeat(self, request: HeartbeatRequest, _: InProcess) -> Response:
         """Say that one is alive, and hear of a rebalance."""
-        try:
-            entry = self._groups.find_for_member(request.group_id)
-            entry.group.heartbeat(
-                member_id=request.member_id,
-                instance_id=request.instance_id,
-                generation=request.generation,
-                now_ms=self._groups.time_of(entry),
-            )
-        except EXPECTED as error:
-            code, message = failure(error)
-            return HeartbeatResponse(error=code, message=message)
-        return HeartbeatResponse()
+        entry = self._groups.find_for_member(request.group_id)
+        entry.group.heartbeat(
+            member_id=request.member_id,
+            instance_id=request.instance_id,
+            generation=request.generation,
+            now_ms=self._groups.time_of(entry),
+        )
+        return Response()
 
+    @handles(LeaveGroupRequest, LeaveGroupResponse)
     async def leave(self, request: LeaveGroupRequest, _: InProcess) -> LeaveGroupResponse:
         """Let members go."""
-        try:
-            entry = self._groups.find_for_member(request.group_id)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return LeaveGroupResponse(error=code, message=message)
+        entry = self._groups.find_for_member(request.group_id)
         writes: list[asyncio.Future[bool]] = []
         members = await answers.turns(self._groups.clock).each(
             lambda member: self._leave(entry, member, writes), request.members
@@ -172,25 +150,22 @@ class ClassicMemberApis:
             )
         return LeaveGroupResponse(members=members)
 
-    def _leave(self, entry: Entry, member: LeavingMember, writes: list[asyncio.Future[bool]]) -> LeftMember:
+    def _leave(self, entry: GroupEntry, member: LeavingMember, writes: list[asyncio.Future[bool]]) -> LeftMember:
         try:
             step = entry.group.leave(
                 member_id=member.member_id, instance_id=member.instance_id, now_ms=self._groups.time_of(entry)
             )
-        except GroupError as error:
+        except CoreError as error:
             return LeftMember(member.member_id, member.instance_id, error_code(error))
         written = self._groups.settle(entry, step)
         if written is not None:
             writes.append(written)
         return LeftMember(member.member_id, member.instance_id)
 
+    @handles(DescribeGroupRequest, partial(DescribeGroupResponse, state="Dead"))
     async def describe(self, request: DescribeGroupRequest, _: InProcess) -> DescribeGroupResponse:
         """A group with its members."""
-        try:
-            view = self._groups.find(request.group_id).group.describe()
-        except EXPECTED as error:
-            code, message = failure(error)
-            return DescribeGroupResponse(error=code, message=message)
+        view = self._groups.find(request.group_id).group.describe()
         return DescribeGroupResponse(
             state=view.state, protocol_type=view.protocol_type, protocol_name=view.protocol_name, members=view.members
         )

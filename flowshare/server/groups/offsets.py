@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from flowshare.groups.errors import (
+from flowshare.core_errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
     GroupSubscribedToTopic,
@@ -14,8 +14,8 @@ from flowshare.groups.errors import (
     NonEmptyGroup,
     OffsetMetadataTooLarge,
 )
-from flowshare.groups.offsets import Committed, Partition, Producer
-from flowshare.groups.states import State
+from flowshare.groups.offsets import Committed, OffsetPartition, TransactionalProducer
+from flowshare.groups.states import ClassicState
 from flowshare.groups.subscription import CONSUMER
 from flowshare.protocol.errors import ErrorCode, error_code
 from flowshare.protocol.messages import (
@@ -29,21 +29,21 @@ from flowshare.protocol.messages import (
     OffsetResult,
     TxnOffsetCommitRequest,
 )
-from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import EXPECTED, failure, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowshare.groups.offsets import Found
     from flowshare.protocol.messages import OffsetToCommit
-    from flowshare.server.classic import ClassicGroups, Entry
-    from flowshare.server.connection import Handlers, InProcess
+    from flowshare.server.groups.coordinator import ClassicGroups, GroupEntry
 
-    CommitRequest = OffsetCommitRequest | TxnOffsetCommitRequest
+    CommitRequest: TypeAlias = OffsetCommitRequest | TxnOffsetCommitRequest
 
 
-class ClassicOffsetApis:
+class ClassicOffsetApis(Family):
     """Answers requests for committed offsets."""
 
     def __init__(self, groups: ClassicGroups, *, check: Callable[[str, int, int, str], None]) -> None:
@@ -51,17 +51,10 @@ class ClassicOffsetApis:
         self._groups = groups
         self._check = check
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            OffsetCommitRequest: self.commit,
-            TxnOffsetCommitRequest: self.commit,
-            OffsetFetchRequest: self.fetch,
-            OffsetDeleteRequest: self.delete,
-        }
-
     # --- commit -------------------------------------------------------------------------------------------------
 
+    @handles(OffsetCommitRequest)
+    @handles(TxnOffsetCommitRequest)
     async def commit(self, request: CommitRequest, connection: InProcess) -> OffsetCommitResponse:
         """Commit offsets; confirmed when they are durable."""
         try:
@@ -76,7 +69,7 @@ class ClassicOffsetApis:
             return OffsetCommitResponse(message=message, partitions=results)
         return OffsetCommitResponse(partitions=results)
 
-    def _entry_for_commit(self, request: CommitRequest, party: str | None) -> Entry:
+    def _entry_for_commit(self, request: CommitRequest, party: str | None) -> GroupEntry:
         """The group; a simple consumer's first commit makes it."""
         try:
             return self._groups.find(request.group_id)
@@ -90,28 +83,30 @@ class ClassicOffsetApis:
         except InconsistentGroupProtocol as error:
             raise GroupIdNotFound(str(error)) from None
 
-    async def _commit(self, entry: Entry, request: CommitRequest, party: str | None) -> tuple[OffsetResult, ...]:
+    async def _commit(self, entry: GroupEntry, request: CommitRequest, party: str | None) -> tuple[OffsetResult, ...]:
         try:
             async with entry.lock:
                 return await self._commit_locked(entry, request, party)
         finally:
             self._groups.discard_void(entry)
 
-    async def _commit_locked(self, entry: Entry, request: CommitRequest, party: str | None) -> tuple[OffsetResult, ...]:
+    async def _commit_locked(
+        self, entry: GroupEntry, request: CommitRequest, party: str | None
+    ) -> tuple[OffsetResult, ...]:
         producer, retention_ms = None, -1
         if isinstance(request, TxnOffsetCommitRequest):
-            producer = Producer(request.producer_id, request.producer_epoch)
+            producer = TransactionalProducer(request.producer_id, request.producer_epoch)
         else:
             retention_ms = request.retention_ms
         self._check_commit(entry, request)
-        values: dict[Partition, Committed] = {}
+        values: dict[OffsetPartition, Committed] = {}
         results: list[OffsetResult] = []
         growth = 0
         async for some in answers.turns(self._groups.clock).few(request.offsets):
             for one in some:
                 made = self._value(entry, one, retention_ms)
                 if isinstance(made, Committed):
-                    partition = Partition(one.topic, one.partition)
+                    partition = OffsetPartition(one.topic, one.partition)
                     values[partition] = made
                     growth += entry.offsets.growth(partition, made, producer)
                     made = ErrorCode.NONE
@@ -122,8 +117,8 @@ class ClassicOffsetApis:
         await self._groups.write_offsets(entry, changes, lambda: self._check_commit(entry, request))
         return tuple(results)
 
-    def _check_commit(self, entry: Entry, request: CommitRequest) -> None:
-        """Raises: GroupError, TransactionError."""
+    def _check_commit(self, entry: GroupEntry, request: CommitRequest) -> None:
+        """Raises: CoreError."""
         transactional = isinstance(request, TxnOffsetCommitRequest)
         if isinstance(request, TxnOffsetCommitRequest):
             self._check(request.transactional_id, request.producer_id, request.producer_epoch, request.group_id)
@@ -135,7 +130,7 @@ class ClassicOffsetApis:
             now_ms=self._groups.time_of(entry),
         )
 
-    def _value(self, entry: Entry, one: OffsetToCommit, retention_ms: int) -> Committed | ErrorCode:
+    def _value(self, entry: GroupEntry, one: OffsetToCommit, retention_ms: int) -> Committed | ErrorCode:
         """What is to be committed, or why not."""
         topic = self._groups.topics.by_name(one.topic)
         if topic is None or not 0 <= one.partition < topic.partitions:
@@ -156,6 +151,7 @@ class ClassicOffsetApis:
 
     # --- fetch --------------------------------------------------------------------------------------------------
 
+    @handles(OffsetFetchRequest)
     async def fetch(self, request: OffsetFetchRequest, _: InProcess) -> OffsetFetchResponse:
         """Committed offsets of the partitions asked for, or of all; −1 where there is none."""
         wanted = request.partitions
@@ -167,8 +163,7 @@ class ClassicOffsetApis:
             none = await answers.turns(self._groups.clock).each(lambda one: FetchedOffset(*one), wanted or ())
             return OffsetFetchResponse(partitions=none)
         except EXPECTED as error:
-            code, message = failure(error)
-            return OffsetFetchResponse(error=code, message=message)
+            return refusal(OffsetFetchResponse, error)
         # As they are at one moment, whatever is committed while the answer is made.
         told = partial(_fetched, require_stable=request.require_stable)
         found = entry.offsets.of(wanted)
@@ -176,36 +171,33 @@ class ClassicOffsetApis:
 
     # --- delete -------------------------------------------------------------------------------------------------
 
+    @handles(OffsetDeleteRequest, OffsetDeleteResponse)
     async def delete(self, request: OffsetDeleteRequest, _: InProcess) -> OffsetDeleteResponse:
         """Remove committed offsets of topics that the group's members do not read."""
-        try:
-            entry = self._groups.find(request.group_id)
-            results = await self._groups.run(self._delete(entry, request))
-        except EXPECTED as error:
-            code, message = failure(error)
-            return OffsetDeleteResponse(error=code, message=message)
+        entry = self._groups.find(request.group_id)
+        results = await self._groups.run(self._delete(entry, request))
         return OffsetDeleteResponse(partitions=results)
 
-    async def _delete(self, entry: Entry, request: OffsetDeleteRequest) -> tuple[OffsetResult, ...]:
+    async def _delete(self, entry: GroupEntry, request: OffsetDeleteRequest) -> tuple[OffsetResult, ...]:
         group = entry.group
         async with entry.lock:
             if not self._groups.holds(entry):
                 raise GroupIdNotFound(f"group {group.group_id!r} was deleted meanwhile")
-            if group.state is not State.EMPTY and group.protocol_type != CONSUMER:
+            if group.state is not ClassicState.EMPTY and group.protocol_type != CONSUMER:
                 raise NonEmptyGroup(f"group {group.group_id} has members; it is not known what they read: stop them")
-            gone: list[Partition] = []
+            gone: list[OffsetPartition] = []
             results: list[OffsetResult] = []
             async for some in answers.turns(self._groups.clock).few(request.partitions):
                 for topic, number in some:
                     if group.reads(topic):
                         results.append(OffsetResult(topic, number, error_code(GroupSubscribedToTopic())))
                     else:
-                        gone.append(Partition(topic, number))
+                        gone.append(OffsetPartition(topic, number))
                         results.append(OffsetResult(topic, number))
             topics = frozenset(one.topic for one in gone)
 
             def check() -> None:
-                if (group.state is not State.EMPTY and group.protocol_type != CONSUMER) or any(
+                if (group.state is not ClassicState.EMPTY and group.protocol_type != CONSUMER) or any(
                     map(group.reads, topics)
                 ):
                     raise CoordinatorNotAvailable(f"group {group.group_id} got members meanwhile; try again")

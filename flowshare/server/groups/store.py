@@ -11,14 +11,21 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from flowshare.groups.errors import GroupStateCorrupt
-from flowshare.groups.offsets import Change, Offsets, Partition, Producer, decode_offset, encode_offset
-from flowshare.groups.stored import GroupState, decode_group
+from flowshare.core_errors import StateCorrupt
+from flowshare.groups.offsets import (
+    OffsetChange,
+    OffsetPartition,
+    Offsets,
+    TransactionalProducer,
+    decode_offset,
+    encode_offset,
+)
+from flowshare.groups.stored import ClassicGroupState, decode_group
 
 if TYPE_CHECKING:
     from flowshare.log.base import StateStore
-    from flowshare.server.damage import Damage
-    from flowshare.server.state import Write
+    from flowshare.server.runtime.coordinator import Damage
+    from flowshare.server.runtime.state import Write
 
 GROUPS: Final = b"cg/"
 OFFSETS: Final = b"co/"
@@ -30,10 +37,10 @@ _EPOCH: Final = struct.Struct(">h")
 
 
 @dataclass(slots=True)
-class Loaded:
+class StoredGroup:
     """What is stored of one group."""
 
-    state: GroupState | None = None
+    state: ClassicGroupState | None = None
     """None: it never had members, or none that the leader assigned anything to."""
     offsets: Offsets = field(default_factory=Offsets)
 
@@ -43,7 +50,7 @@ def group_key(group_id: str) -> bytes:
     return GROUPS + group_id.encode()
 
 
-def offset_write(group_id: str, change: Change) -> Write:
+def offset_write(group_id: str, change: OffsetChange) -> Write:
     """The write for a change of a group's offsets."""
     partition, value, producer = change
     key = OFFSETS if producer is None else PENDING
@@ -57,24 +64,24 @@ def offset_write(group_id: str, change: Change) -> Write:
     return key, data
 
 
-async def load(store: StateStore, damage: Damage) -> dict[str, Loaded]:
+async def load(store: StateStore, damage: Damage) -> dict[str, StoredGroup]:
     """Everything that is stored, by group; groups of which something cannot be read are added to `damage` instead."""
-    found: dict[str, Loaded] = {}
+    found: dict[str, StoredGroup] = {}
     for key, value in await store.scan(GROUPS):
         group_id = key[len(GROUPS) :].decode(errors="backslashreplace")
         try:
-            found.setdefault(group_id, Loaded()).state = decode_group(value)
-        except GroupStateCorrupt as error:
+            found.setdefault(group_id, StoredGroup()).state = decode_group(value)
+        except StateCorrupt as error:
             damage.add(group_id, key, f"its members and generation: {error}")
     for prefix in (OFFSETS, PENDING):
         for key, value in await store.scan(prefix):
             group_id, rest = _split(key, prefix)
             try:
                 change = _change(rest, value, pending=prefix == PENDING)
-            except (GroupStateCorrupt, UnicodeDecodeError, struct.error) as error:
+            except (StateCorrupt, UnicodeDecodeError, struct.error) as error:
                 damage.add(group_id, key, f"a committed offset: {error}")
                 continue
-            found.setdefault(group_id, Loaded()).offsets.apply([change])
+            found.setdefault(group_id, StoredGroup()).offsets.apply([change])
     return {group_id: loaded for group_id, loaded in found.items() if group_id not in damage}
 
 
@@ -98,12 +105,12 @@ def _split(key: bytes, prefix: bytes) -> tuple[str, bytes]:
     return key[start:end].decode(errors="backslashreplace"), key[end:]
 
 
-def _change(rest: bytes, value: bytes, *, pending: bool) -> Change:
+def _change(rest: bytes, value: bytes, *, pending: bool) -> OffsetChange:
     producer = None
     if pending:
         (producer_id,) = _PRODUCER.unpack_from(rest)
         (epoch,) = _EPOCH.unpack_from(value)
-        producer = Producer(producer_id, epoch)
+        producer = TransactionalProducer(producer_id, epoch)
         rest, value = rest[_PRODUCER.size :], value[_EPOCH.size :]
     (number,) = _PARTITION.unpack_from(rest)
-    return Change(Partition(rest[_PARTITION.size :].decode(), number), decode_offset(value), producer)
+    return OffsetChange(OffsetPartition(rest[_PARTITION.size :].decode(), number), decode_offset(value), producer)

@@ -1,20 +1,20 @@
 """What a listener allows its clients: bytes, connections, requests under way, time. Kafka's names where Kafka has them.
 
-Every limit has a default and is enforced by `listener_socket.py`, `budget.py` and `answers.py`; a client that goes over
-one loses its connection or is not read from for a while, and nobody else notices.
+Every limit has a default, and is kept by `listener.py`, `socket.py`, `memory_pool.py`, `server/runtime/answers.py`; a
+client that goes over one loses its connection or is not read from for a while, and nobody else notices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from flowshare.share.settings import Setting, read_number, unknown
+from flowshare.share.settings import Setting, number, read_fields
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-INT_MAX: Final = 2**31 - 1
 REAUTH_MS_MIN: Final = 5_000
 """Logins that hold for less would cost a server more than they are good for."""
 
@@ -59,25 +59,10 @@ class ListenerLimits:
 
         Raises: InvalidConfig for an unknown name or a value out of bounds.
         """
-        for name in values:
-            if name not in LISTENER_CONFIGS:
-                raise unknown(name, LISTENER_CONFIGS)
-        read: dict[str, Any] = {
-            setting.field: setting.parse(values.get(name, setting.default))
-            for name, setting in LISTENER_CONFIGS.items()
-        }
-        return cls(**read)
+        return cls(**read_fields(values, LISTENER_CONFIGS))
 
 
-def _number(name: str, field: str, low: int, doc: str, words: Mapping[str, None] | None = None) -> Setting:
-    value = getattr(_DEFAULTS, field)
-    default = next(iter(words)) if value is None and words else str(value)
-    return Setting(
-        words=words, name=name, field=field, default=default, low=low, high=INT_MAX, doc=doc, read=read_number
-    )
-
-
-_DEFAULTS: Final = ListenerLimits()
+_number = partial(number, ListenerLimits())
 
 LISTENER_CONFIGS: Final[Mapping[str, Setting]] = {
     setting.name: setting

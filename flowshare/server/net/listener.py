@@ -7,7 +7,6 @@ long" is one timer for all connections, so that an idle connection costs nothing
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import socket as sockets
@@ -15,29 +14,29 @@ from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.errors import FlowshareError
 from flowshare.forks import hold_alone
 from flowshare.log.descriptors import connections as descriptors_left
 from flowshare.log.descriptors import limit_now
-from flowshare.server.answers import Answers
-from flowshare.server.budget import Budget
-from flowshare.server.edge.base import AllowAll, Node
-from flowshare.server.limits import ListenerLimits
-from flowshare.server.security.guesses import network_of
-from flowshare.server.turns import Line, Places
+from flowshare.server.edge.base import AdvertisedNode
+from flowshare.server.net.limits import ListenerLimits
+from flowshare.server.net.memory_pool import MemoryPool
+from flowshare.server.runtime.answers import Answers
+from flowshare.server.runtime.turns import Places, TurnLine
+from flowshare.server.security.acls import Authorizer
+from flowshare.server.security.guesses import is_loopback, network_of
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.server.connection import InProcess
-    from flowshare.server.edge.base import Api, Authorizer
-    from flowshare.server.listener_socket import ListenerSocket
-    from flowshare.server.route import Route
+    from flowshare.server.edge.base import Endpoint, ServerBehind
+    from flowshare.server.net.socket import ListenerSocket
     from flowshare.server.security.sasl import Sasl
-    from flowshare.server.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -62,20 +61,8 @@ HANDSHAKE_AGAIN_S: Final = 0.02
 """Wait while all handshakes are younger than that."""
 
 
-class ListenerError(Exception):
+class ListenerError(FlowshareError):
     """The listener cannot start; the text says what to do."""
-
-
-class Connecting(Protocol):
-    """What sockets are connected to."""
-
-    def connect(self, *, client_id: str, host: str) -> InProcess:
-        """A new connection within the process."""
-        ...
-
-    def authorize(self, authorizer: Authorizer) -> None:
-        """Who may do what at the sockets."""
-        ...
 
 
 class Listener:
@@ -83,15 +70,15 @@ class Listener:
 
     def __init__(
         self,
-        server: Server | Connecting,
+        server: ServerBehind,
         *,
-        node: Node | None = None,
+        node: AdvertisedNode | None = None,
         clock: Clock,
         limits: ListenerLimits | None = None,
         tls: ssl.SSLContext | None = None,
         sasl: Sasl | None = None,
         authorizer: Authorizer | None = None,
-        apis: Mapping[int, Api] | None = None,
+        apis: Mapping[int, Endpoint] | None = None,
     ) -> None:
         """node: what clients are told; None: the address listened at (its port, too, when the node's is 0).
 
@@ -104,16 +91,16 @@ class Listener:
         self.sasl = sasl
         self._given_authorizer = authorizer
         self._descriptors = limit_now()
-        self.authorizer: Authorizer = authorizer or AllowAll()
+        self.authorizer: Authorizer = authorizer or Authorizer()
         if authorizer is not None:
             server.authorize(authorizer)
-        self.budget = Budget(self.limits.queued_request_bytes_max)
-        self.strangers = Budget(self.limits.queued_login_bytes_max)
+        self.pool = MemoryPool(self.limits.queued_request_bytes_max)
+        self.strangers = MemoryPool(self.limits.queued_login_bytes_max)
         """Of who has to log in and has not."""
         self._looking: TimerHandle | None = None
         self.answers = Answers(*_answer_limits(self.limits))
         self.answers.unread = self._unread_bytes
-        self.line = Line()
+        self.line = TurnLine()
         self.beside = asyncio.Lock()
         """Held by who reads a long request or writes a long answer beside the loop: more at once would only take the
         interpreter from it."""
@@ -137,25 +124,21 @@ class Listener:
         self._emptied: asyncio.Event = asyncio.Event()
 
     @cached_property
-    def routes(self) -> Mapping[int, Route]:
-        """API key -> how it is served.
+    def endpoints(self) -> Mapping[int, Endpoint]:
+        """API key -> what answers it.
 
         Imported at the first request: an embedded path that only its own process uses never gets one, and starts in
         two thirds of the time.
         """
-        from flowshare.server.route import Route
-
         apis = self._apis
         if apis is None:
-            from flowshare.server.edge.table import families, table
-            from flowshare.server.server import Server
+            from flowshare.server.edge.table import endpoints, table
 
-            assert isinstance(self.server, Server), "whoever serves something else says which APIs"
-            apis = table(families(self.server, clock=self.clock, sasl=self.sasl, authorizer=self._given_authorizer))
-        return {key: Route.of(api) for key, api in apis.items()}
+            apis = table(endpoints(clock=self.clock, sasl=self.sasl, authorizer=self._given_authorizer))
+        return apis
 
     @property
-    def node(self) -> Node:
+    def node(self) -> AdvertisedNode:
         """The broker that clients are told of. Raises: ListenerError before `start` when none was given."""
         if self._node is None:
             raise ListenerError("the listener does not listen yet; start it first")
@@ -195,7 +178,7 @@ class Listener:
             ) from error
         bound_host, bound_port = self._listening[0].getsockname()[:2]
         if self._node is None:
-            self._node = Node(host=bound_host, port=bound_port)
+            self._node = AdvertisedNode(host=bound_host, port=bound_port)
         elif self._node.port == 0:
             self._node = replace(self._node, port=bound_port)
         for listening in self._listening:
@@ -226,9 +209,7 @@ class Listener:
                 logger.warning("%d connections did not close in %g s and are cut", len(self._sockets), CLOSE_S)
         for socket in tuple(self._sockets):
             socket.abort()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     def configure(self, limits: ListenerLimits) -> None:
         """Other limits hold from now on, for connections that are open, too; none of them is closed for it."""
@@ -236,7 +217,7 @@ class Listener:
         self.limits = limits
         if limits.connections_max != told:
             self._say_if_fewer()
-        self.budget.configure(limits.queued_request_bytes_max)
+        self.pool.configure(limits.queued_request_bytes_max)
         self.strangers.configure(limits.queued_login_bytes_max)
         self.answers.configure(*_answer_limits(limits))
         for socket in tuple(self._sockets):
@@ -288,7 +269,7 @@ class Listener:
     def too_many_strangers(self) -> None:
         """Who has not logged in has sent something; when all of them have sent too much, the oldest one goes."""
         while self.strangers.full and (oldest := self.strangers.oldest()) is not None:
-            cast("ListenerSocket", oldest).end(
+            oldest.end(
                 f"{self.strangers.held} bytes came of clients that have not logged in (queued.max.login.bytes)",
                 at_once=True,
             )
@@ -300,14 +281,14 @@ class Listener:
 
     def _look(self) -> None:
         self._looking = None
-        for holder in self.budget.look():
-            if not self.budget.waiting:
+        for holder in self.pool.look():
+            if not self.pool.waiting:
                 break
-            cast("ListenerSocket", holder).end(
+            holder.end(
                 "others wait for what its begun request takes, of which little comes (queued.max.request.bytes)",
                 at_once=True,
             )
-        if self.budget.waiting:
+        if self.pool.waiting:
             self.look_soon()
 
     def _unread_bytes(self) -> int:
@@ -337,7 +318,7 @@ class Listener:
 
     def _accept_one(self, listening: sockets.socket) -> bool:
         """Whether there may be another one waiting."""
-        from flowshare.server.listener_socket import ListenerSocket  # not before one comes: see `routes`
+        from flowshare.server.net.socket import ListenerSocket  # not before one comes: see `endpoints`
 
         if not self._room_for_handshake():
             self._accept_later(listening, HANDSHAKE_AGAIN_S)
@@ -352,7 +333,7 @@ class Listener:
             return False
         hold_alone(socket.fileno())
         socket.setblocking(False)
-        refused = self._room_for(network_of(address), own=_is_loopback(address) or address == socket.getsockname()[0])
+        refused = self._room_for(network_of(address), own=is_loopback(address) or address == socket.getsockname()[0])
         if refused is not None:
             logger.warning("closed peer=%s:%d: %s", address, port, refused)
             socket.close()
@@ -377,7 +358,7 @@ class Listener:
         if len(self._handshaking) < HANDSHAKES_MAX:
             return True
         oldest = next(iter(self._handshaking))
-        if oldest.age(self.clock.monotonic()) < HANDSHAKE_S:
+        if self.clock.monotonic() - oldest.made < HANDSHAKE_S:
             return False
         oldest.end(f"its TLS handshake took more than {HANDSHAKE_S:g} s, and others want to connect", at_once=True)
         self.forget(oldest)
@@ -444,13 +425,6 @@ class Listener:
             limits.reauth_max_ms or limits.idle_max_ms,
         )
         self._timer = self.clock.call_later(min(shortest_ms / 4000, 5.0), self._watch)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def _answer_limits(limits: ListenerLimits) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Bytes of requests that all connections of a listener hold together, and who is not read from when it is too much.
+"""The memory of requests that all connections of a listener hold together, and who is not read from when it is short.
 
 What counts is what was received: a client cannot reserve by telling a length. Nobody may hold more than as much again
 is left: a principal, or an address where nobody logs in, not more than of the budget, and a connection not more than of
@@ -9,18 +9,17 @@ a request answered last.
 When nobody's part is enough for a whole request, one connection at a time is read to the end of it beyond its part.
 While somebody waits, a begun request of which little comes gives its bytes up.
 
-What stays when requests are answered has budgets of its own: `Makers` counts things, `StateBudget` their bytes.
+What stays when requests are answered has a budget of its own (`server.runtime.budget`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
 from itertools import islice
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from flowshare.protocol.errors import ErrorCode
-from flowshare.server.failures import Refused
+if TYPE_CHECKING:
+    from flowshare.server.net.socket import ListenerSocket
 
 KIB: Final = 1024
 SMALL_BYTES: Final = 64 * KIB
@@ -33,28 +32,14 @@ ARRIVING_BYTES: Final = 16 * KIB
 """A begun request of which less comes between two looks stands still."""
 LOOKED_AT: Final = 64
 """Of those that wait so many are read from between two looks, so that it is seen whether anything comes of them."""
-RECOUNT_S: Final = 1.0
-"""State is not counted more often."""
-
-
-class Holder(Protocol):
-    """A connection, as the budget sees it."""
-
-    @property
-    def arriving(self) -> bool:
-        """Whether it is read from, and what comes is taken."""
-        ...
-
-    def resume(self) -> None:
-        """Read again."""
 
 
 class Account:
-    """What one connection holds; made by `Budget.open`."""
+    """What one connection holds; made by `MemoryPool.open`."""
 
     __slots__ = ("came", "holder", "last", "looked_at", "party", "tried", "under_way", "unfinished")
 
-    def __init__(self, holder: Holder, party: str) -> None:
+    def __init__(self, holder: ListenerSocket, party: str) -> None:
         self.holder = holder
         self.party = party
         self.unfinished = 0
@@ -67,7 +52,7 @@ class Account:
         """Bytes since the last look."""
         self.looked_at = False
         self.tried = False
-        """Waits, and is read from to see whether anything comes."""
+        """Whether it waits for memory and is read from all the same, to see whether anything comes."""
 
     @property
     def held(self) -> int:
@@ -75,8 +60,8 @@ class Account:
         return self.unfinished + self.under_way
 
 
-class Budget:
-    """The shared budget of one listener."""
+class MemoryPool:
+    """The memory that the requests of one listener share (queued.max.request.bytes)."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -108,7 +93,7 @@ class Budget:
         self._freed = SMALL_BYTES
         self._release()
 
-    def open(self, holder: Holder, party: str) -> Account:
+    def open(self, holder: ListenerSocket, party: str) -> Account:
         """An account for a connection. party: its principal or its address."""
         account = Account(holder, party)
         self._accounts[account] = None
@@ -168,11 +153,11 @@ class Budget:
         account.unfinished = 0
         self._release()
 
-    def oldest(self) -> Holder | None:
+    def oldest(self) -> ListenerSocket | None:
         """Whoever has begun a request, of all these the connection that was there first."""
         return next((account.holder for account in self._accounts if account.unfinished), None)
 
-    def look(self) -> list[Holder]:
+    def look(self) -> list[ListenerSocket]:
         """Whose begun requests have stood still since the last look, those that hold most first. Call it every now
         and then while somebody waits, and close them as long as somebody does.
         """
@@ -262,126 +247,3 @@ class Budget:
     def _resume(self, account: Account) -> None:
         self._waiting.pop(account, None)
         account.holder.resume()
-
-
-class Makers:
-    """Who made how many of things that there may be only so many of, as far as this process saw it.
-
-    A party (a principal, or an address where nobody logs in) makes at most as many as are left to others; the server's
-    own process, whose party is None, as many as there may be.
-    """
-
-    def __init__(self, things: str, limit: str) -> None:
-        """things: what they are called; limit: the name of the setting that says how many there may be."""
-        self._things = things
-        self._limit = limit
-        self._made: dict[str, set[str]] = {}
-        self._makers: dict[str, str] = {}
-
-    def check(self, party: str | None, there: Container[str], count: int, count_max: int) -> None:
-        """Whether a party may make one more. there: all names there are, `count` of them, of at most `count_max`.
-
-        Raises: Refused.
-        """
-        if count >= count_max:
-            text = f"there are {count_max} {self._things} ({self._limit}); delete some first"
-            raise Refused(ErrorCode.POLICY_VIOLATION, text)
-        made = () if party is None else self._made.get(party, ())
-        if len(made) < count_max - count:
-            return
-        self._forget(there)
-        made = self._made.get(party or "", ())
-        if len(made) >= count_max - count:
-            raise Refused(
-                ErrorCode.POLICY_VIOLATION,
-                f"{party} has made {len(made)} of {count_max} {self._things} ({self._limit}), and what is left is for "
-                "others, too; delete some first",
-            )
-
-    def add(self, party: str | None, name: str, there: Container[str], count_max: int) -> None:
-        """A party has made something."""
-        self._take_away(name)
-        if party is None:
-            return
-        self._makers[name] = party
-        self._made.setdefault(party, set()).add(name)
-        if len(self._made[party]) > count_max or len(self._made) > count_max:
-            self._forget(there)
-
-    def maker_of(self, name: str) -> str | None:
-        """The party that made what is there under this name; None: not known, or the server's own process."""
-        return self._makers.get(name)
-
-    def _take_away(self, name: str) -> None:
-        """Somebody may have made it, and it was deleted since."""
-        former = self._makers.pop(name, None)
-        if former is not None:
-            self._made[former].discard(name)
-
-    def _forget(self, there: Container[str]) -> None:
-        """Forget what is there no more."""
-        kept = {party: {name for name in names if name in there} for party, names in self._made.items()}
-        self._made = {party: names for party, names in kept.items() if names}
-        self._makers = {name: party for party, names in self._made.items() for name in names}
-
-
-class StateBudget:
-    """Bytes of what groups and transactions hold in memory, and who may make it more.
-
-    A party holds at most as much as is left to others; the server's own process, whose party is None, is never
-    refused. What requests add is estimated and charged to who sent them, and nothing is taken off when state goes:
-    before anybody is refused all is counted anew, at most once in `RECOUNT_S`. Counted, it is the party's who made the
-    group or transactional id; where that is not known it counts in the total only.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._kinds: list[Callable[[], Iterable[tuple[str | None, int]]]] = []
-        self._of: Counter[str] = Counter()
-        self._total = 0
-        self._counted_s: float | None = None
-
-    def configure(self, bytes_max: int) -> None:
-        """So many bytes may be held from now on."""
-        self._bytes_max = bytes_max
-
-    def counts(self, held: Callable[[], Iterable[tuple[str | None, int]]]) -> None:
-        """Count a kind of state. held: of each thing of the kind who made it and its bytes; called by a recount."""
-        self._kinds.append(held)
-
-    def came(self) -> None:
-        """State was read from the store: the next request finds all counted anew."""
-        self._counted_s = None
-
-    def take(self, party: str | None, size: int, now_s: float) -> None:
-        """A request of the party is about to add `size` bytes. Raises: Refused (nothing is charged)."""
-        if size <= 0:
-            return
-        if self._counted_s is None:
-            self._recount(now_s)
-        if party is not None and not self._fits(party, size):
-            if self._counted_s is None or now_s - self._counted_s >= RECOUNT_S:
-                self._recount(now_s)
-            if not self._fits(party, size):
-                raise Refused(
-                    ErrorCode.POLICY_VIOLATION,
-                    f"groups and transactions hold {self._total} of {self._bytes_max} bytes "
-                    f"(coordinator.state.max.bytes), {self._of[party]} of them are of {party}, and {size} more would "
-                    "not leave as much to others; stop members, delete groups or end transactions first",
-                )
-        self._total += size
-        if party is not None:
-            self._of[party] += size
-
-    def _fits(self, party: str, size: int) -> bool:
-        return self._of[party] + size <= self._bytes_max - self._total - size
-
-    def _recount(self, now_s: float) -> None:
-        of: Counter[str] = Counter()
-        total = 0
-        for held in self._kinds:
-            for party, size in held():
-                total += size
-                if party is not None:
-                    of[party] += size
-        self._of, self._total, self._counted_s = of, total, now_s

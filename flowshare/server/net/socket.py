@@ -9,26 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
 from flowshare.protocol.software import OWN_SOFTWARE
 from flowshare.protocol.walk import TooManyParts
-from flowshare.server import answers
-from flowshare.server.answers import Room
 from flowshare.server.edge.api_versions import refusal
-from flowshare.server.edge.base import Call, Peer
-from flowshare.server.frames import FrameError, Frames
-from flowshare.server.route import Route, Slot
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.net.frames import FrameError, Frames
+from flowshare.server.net.requests import LONG, PARTS, PRODUCE, SHORT, OpenRequest, OpenRequests
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.answers import AnswerSpace
+from flowshare.server.runtime.turns import Turns
 from flowshare.server.security.guesses import network_of
 from flowshare.server.security.tls import principal_of
-from flowshare.server.turns import Turns
 
 if TYPE_CHECKING:
-    from flowshare.server.limits import ListenerLimits
-    from flowshare.server.listener import Listener
-    from flowshare.server.parking import Waiter
+    from flowshare.server.net.limits import ListenerLimits
+    from flowshare.server.net.listener import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -36,28 +34,6 @@ READ_AHEAD: Final = 64 * 1024
 """Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
 ACCEPTED_AT_ONCE: Final = 16
 """Requests of one connection that are taken up in one round of the loop."""
-SHORT: Final = frozenset(
-    {
-        ApiKey.PRODUCE,
-        ApiKey.FETCH,
-        ApiKey.HEARTBEAT,
-        ApiKey.API_VERSIONS,
-        ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.SHARE_FETCH,
-        ApiKey.SHARE_ACKNOWLEDGE,
-    }
-)
-"""What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:
-in the next round, or when it needs no further turns."""
-LONG: Final = 64 * 1024
-"""A longer request, which can name tens of thousands of things, is read beside the loop, and so is its answer written,
-and any answer that takes more: a second's work, for which the loop's other work waits no longer than the interpreter
-lets a thread run."""
-PARTS: Final = 500
-"""A request of more parts is as long, whatever its bytes: each becomes an object, a millisecond's work for so many, and
-in one round of the loop each of thousands of connections may send one."""
-PRODUCE: Final = ApiKey.PRODUCE.name.lower()
-"""Long by its records; its answer is short."""
 LINGER_S: Final = 5.0
 """A socket that was closed and does not go is cut after this."""
 _LENGTH: Final = struct.Struct(">i")
@@ -79,19 +55,14 @@ class ListenerSocket(asyncio.Protocol):
         self._frames = Frames(
             limits.plain_request_bytes_max if listener.sasl is None else limits.login_request_bytes_max
         )
-        self._budget = listener.budget if listener.sasl is None else listener.strangers
-        self._bytes = self._budget.open(self, self.network)
+        self._pool = listener.pool if listener.sasl is None else listener.strangers
+        self._bytes = self._pool.open(self, self.network)
         self._transport: asyncio.Transport | None = None  # none before a TLS handshake is over
         self._peer: Peer | None = None
         self._logged_in = False
-        self._made = self._progress = listener.clock.monotonic()
+        self.made = self._progress = listener.clock.monotonic()
         self._turns = Turns(listener.clock, listener.line)
-        self._queue: deque[Slot] = deque()  # requests whose answers keep their order
-        self._slots: dict[Slot, None] = {}  # requests that are not answered
-        self._starved: list[Waiter] = []  # fetches that may read nothing now
-        self._under_way = 0
-        self._under_way_bytes = 0
-        self._held = 0  # bytes of answers whose turn has not come
+        self._under_way = OpenRequests(lambda: self._unwritten)
         self._reading = True
         self._pumping = False
         self._decoding = False  # a long request, whose place is before that of any other
@@ -109,6 +80,7 @@ class ListenerSocket(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         listener = self._listener
         self._peer = Peer(
+            server=listener.server,
             connection=listener.server.connect(client_id="", host=self.address),
             node=listener.node,
             host=self.address,
@@ -127,7 +99,7 @@ class ListenerSocket(asyncio.Protocol):
         if not self._frames.buffered:
             self._progress = self._listener.clock.monotonic()
         self._frames.feed(data)
-        self._budget.received(self._bytes, len(data))
+        self._pool.received(self._bytes, len(data))
         self._pump()
         if not self._logged_in:
             self._check_stranger()
@@ -140,11 +112,9 @@ class ListenerSocket(asyncio.Protocol):
         self._lost = True
         if self._ending_since is None:
             self._ending_since = self._listener.clock.monotonic()
-        self._budget.left(self._bytes)
+        self._pool.left(self._bytes)
         self._frames.clear()
-        for slot in (*self._slots, *self._queue):
-            slot.room.finish()
-        self._queue.clear()
+        self._under_way.clear()
         self._listener.forget(self)
         if self._peer is not None:
             self._listener.spawn(self._peer.connection.close())
@@ -161,29 +131,8 @@ class ListenerSocket(asyncio.Protocol):
         """The client has read."""
         self._writing = True
         self._listener.unread.discard(self)
-        self._feed()
+        self._under_way.feed()
         self._pump()
-
-    # Called by the rooms of its requests.
-
-    def ahead(self, room: Room) -> tuple[bool, int]:
-        """Whether the room's answer is the next one, and bytes that the client has to read before.
-
-        Without an order every answer is the next one while no other one has bytes.
-        """
-        total = self._unwritten
-        if not self._queue:
-            others = sum(slot.room.held for slot in self._slots) - room.held
-            return not others, total + others
-        for slot in self._queue:
-            if slot.room is room:
-                break
-            total += slot.room.held if slot.frame is None else len(slot.frame)
-        return self._queue[0].room is room, total
-
-    def starved(self, waiter: Waiter) -> None:
-        """Wake `waiter` when the client has read something, or its answer may be the next one."""
-        self._starved.append(waiter)
 
     # Called by the listener.
 
@@ -195,7 +144,7 @@ class ListenerSocket(asyncio.Protocol):
     @property
     def unread_bytes(self) -> int:
         """Bytes of answers that the client has not read."""
-        return self._held + (0 if self._lost else self._unwritten)
+        return self._under_way.held + (0 if self._lost else self._unwritten)
 
     def configure(self, limits: ListenerLimits) -> None:
         """Other limits hold from now on; what is under way stays."""
@@ -211,7 +160,7 @@ class ListenerSocket(asyncio.Protocol):
             self._pump()
 
     def resume(self) -> None:
-        """The budget has room again."""
+        """The pool has room again."""
         self._progress = self._listener.clock.monotonic()
         self._pump()
 
@@ -219,10 +168,6 @@ class ListenerSocket(asyncio.Protocol):
     def arriving(self) -> bool:
         """Whether it is read from, and what comes is taken."""
         return self._reading and self._has_room and not self._deferred
-
-    def age(self, now: float) -> float:
-        """Seconds since it was accepted."""
-        return now - self._made
 
     def check(self, now: float) -> None:
         """Close a socket that has taken too long for something."""
@@ -249,7 +194,7 @@ class ListenerSocket(asyncio.Protocol):
         client = self._peer.connection.client_id if self._peer is not None else ""
         logger.log(level, "closed peer=%s:%d client=%r: %s", self.address, self._port, client, reason)
         self._ending_since = self._listener.clock.monotonic()
-        self._budget.left(self._bytes)
+        self._pool.left(self._bytes)
         self._frames.clear()
         if at_once or self._transport is None:
             self.abort()
@@ -280,15 +225,15 @@ class ListenerSocket(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _see_login(self, peer: Peer) -> None:
-        """Only who is known may send long requests, and takes of the budget of those who are."""
+        """Only who is known may send long requests, and takes of the memory of those who are."""
         if not self._logged_in and peer.principal is not None:
             self._logged_in = True
             self._frames.allow(self._limits.plain_request_bytes_max)
             self._allow_longer()
-            self._budget.left(self._bytes)
-            self._budget = self._listener.budget
-            self._bytes = self._budget.open(self, peer.party)
-            self._budget.received(self._bytes, self._frames.buffered)
+            self._pool.left(self._bytes)
+            self._pool = self._listener.pool
+            self._bytes = self._pool.open(self, peer.party)
+            self._pool.received(self._bytes, self._frames.buffered)
 
     def _check_stranger(self) -> None:
         """Who has not logged in may send little ahead, and all of them together."""
@@ -320,12 +265,12 @@ class ListenerSocket(asyncio.Protocol):
             return False
         if not self._logged_in:
             return not self._under_way  # a login decides about what follows it
-        limits = self._limits
+        limits, under_way = self._limits, self._under_way
         own = peer.software == OWN_SOFTWARE
         return (
-            self._under_way < (limits.own_connection_requests_max if own else limits.connection_requests_max)
-            and self._under_way_bytes < limits.connection_request_bytes_max
-            and self._held < limits.connection_answer_bytes_max
+            len(under_way) < (limits.own_connection_requests_max if own else limits.connection_requests_max)
+            and under_way.request_bytes < limits.connection_request_bytes_max
+            and under_way.held < limits.connection_answer_bytes_max
         )
 
     def _pump(self) -> None:
@@ -359,8 +304,8 @@ class ListenerSocket(asyncio.Protocol):
         taking = self._has_room and not self._deferred
         wanted = taking or (self._writing and self._frames.buffered < READ_AHEAD)
         if not wanted:
-            self._budget.withdraw(self._bytes)
-        elif not self._budget.allows(self._bytes):
+            self._pool.withdraw(self._bytes)
+        elif not self._pool.allows(self._bytes):
             wanted = False
             self._listener.look_soon()
         if wanted and not self._reading:
@@ -375,149 +320,132 @@ class ListenerSocket(asyncio.Protocol):
         """Take one request's place in the order of all, and start it; whether it is a short one."""
         peer = self._peer
         assert peer is not None
-        room = Room(self._listener.answers, self, self._turns)
-        slot = Slot(len(frame) + 4, room, ordered=peer.software != OWN_SOFTWARE)
-        self._begin(slot)
+        space = AnswerSpace(self._listener.answers, self._under_way, self._turns)
+        exchange = OpenRequest(len(frame) + 4, space, ordered=peer.software != OWN_SOFTWARE)
+        if self._logged_in:
+            self._listener.spoke(self)
+        self._under_way.begin(exchange)
+        self._pool.accepted(self._bytes, exchange.size)
         if peer.raw is not None:
-            self._listener.spawn(self._answer_raw(peer.raw(frame), slot))
+            self._listener.spawn(self._answer_raw(peer.raw(frame), exchange))
             return True
         try:
             start = request_start(frame)
         except struct.error:
-            self._drop(slot, f"a request of {len(frame)} bytes is too short for a header")
+            self._drop(exchange, f"a request of {len(frame)} bytes is too short for a header")
             return True
-        route = self._listener.routes.get(start.key)
-        problem = self._problem(peer, route, start)
+        endpoint = self._listener.endpoints.get(start.key)
+        problem = self._problem(peer, endpoint, start)
         if problem is not None:
-            self._drop(slot, problem)
+            self._drop(exchange, problem)
             return True
-        assert route is not None
-        if not route.lowest <= start.version <= route.highest:
-            self._finish(slot, refusal(start.correlation_id))
+        assert endpoint is not None
+        if not endpoint.serves(start.version):
+            self._finish(exchange, refusal(start.correlation_id))
             return True
-        long = len(frame) > LONG and route.name != PRODUCE
+        long = len(frame) > LONG and endpoint.name != PRODUCE
         client_id: str | None = None
         request: Any = None
         try:
             if not long:
-                client_id, request = route.decode(start, frame, PARTS)
+                client_id, request = endpoint.read(start, frame, PARTS)
         except TooManyParts:
             long = True
         except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
-            self._drop(slot, _no_request(route, start, error))
+            self._drop(exchange, _no_request(endpoint, start, error))
             return True
         if long:
             self._decoding = True
-            self._listener.spawn(self._answer_long(route, peer, start, frame, slot))
+            self._listener.spawn(self._answer_long(endpoint, peer, start, frame, exchange))
             return False
-        call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
-        self._listener.spawn(self._answer(route, call, start.correlation_id, slot))
+        call = SocketCall(peer=peer, version=start.version, client_id=client_id, request=request)
+        self._listener.spawn(self._answer(endpoint, call, start.correlation_id, exchange))
         return start.key in SHORT
 
-    def _problem(self, peer: Peer, route: Route | None, start: RequestStart) -> str | None:
+    def _problem(self, peer: Peer, endpoint: Endpoint | None, start: RequestStart) -> str | None:
         """Why a request is not answered at all."""
-        if route is None:
+        if endpoint is None:
             return f"it asked for API key {start.key}, which is not served"
         if not peer.answers(start.key):
-            return f"it asked for {route.name} before it logged in"
+            return f"it asked for {endpoint.name} before it logged in"
         if peer.outdated(self._listener.clock.monotonic()):
-            return f"it asked for {route.name} and did not log in again in time (connections.max.reauth.ms)"
-        if not route.lowest <= start.version <= route.highest and start.key != ApiKey.API_VERSIONS:
-            return f"it asked for {route.name} v{start.version}; served are v{route.lowest} to v{route.highest}"
+            return f"it asked for {endpoint.name} and did not log in again in time (connections.max.reauth.ms)"
+        if not endpoint.serves(start.version) and start.key != ApiKey.API_VERSIONS:
+            lowest, highest = endpoint.versions
+            return f"it asked for {endpoint.name} v{start.version}; served are v{lowest} to v{highest}"
         return None
 
-    async def _answer_long(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
+    async def _answer_long(
+        self, endpoint: Endpoint, peer: Peer, start: RequestStart, frame: bytes, exchange: OpenRequest
+    ) -> None:
         """Read a long request beside the loop; what comes behind it waits until it has its place."""
         if start.key != ApiKey.FLOWSHARE:  # those of a fleet's own processes may wait for each other
             await self._listener.places.take(peer.party)
-            slot.room.take_place(self._listener.places.give)
-        try:
-            await self._read_and_answer(route, peer, start, frame, slot)
-        finally:
-            slot.room.give_place()
-
-    async def _read_and_answer(self, route: Route, peer: Peer, start: RequestStart, frame: bytes, slot: Slot) -> None:
+            exchange.space.take_place(self._listener.places.give)
         try:
             async with self._listener.beside:
-                client_id, request = await asyncio.to_thread(route.decode, start, frame)
+                client_id, request = await asyncio.to_thread(endpoint.read, start, frame)
         except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
             self._decoding = False
-            self._drop(slot, _no_request(route, start, error))
-            return
-        self._decoding = False
-        asyncio.get_running_loop().call_soon(self._pump)  # when the first step of what follows has given it its place
-        call = Call(peer=peer, version=start.version, client_id=client_id, request=request)
-        await self._answer(route, call, start.correlation_id, slot)
+            self._drop(exchange, _no_request(endpoint, start, error))
+        else:
+            self._decoding = False
+            asyncio.get_running_loop().call_soon(self._pump)  # when the first step of what follows has its place
+            call = SocketCall(peer=peer, version=start.version, client_id=client_id, request=request)
+            await self._answer(endpoint, call, start.correlation_id, exchange)
+        finally:
+            exchange.space.give_place()
 
-    async def _answer(self, route: Route, call: Call, correlation_id: int, slot: Slot) -> None:
+    async def _answer(self, endpoint: Endpoint, call: SocketCall, correlation_id: int, exchange: OpenRequest) -> None:
         frame = b""
-        room = slot.room
-        answers.enter(room)
+        answers.enter(exchange.space)
         call.peer.connection.client_id = call.client_id or ""
         try:
-            answer = await route.answer(call)
+            answer = await endpoint.answer(call)
             if answer is not None and not self._lost:
-                if room.built > LONG or (slot.size > LONG and route.name != PRODUCE):
+                if exchange.space.built > LONG or (exchange.size > LONG and endpoint.name != PRODUCE):
                     async with self._listener.beside:
-                        frame = await asyncio.to_thread(route.encode, correlation_id, call.version, answer)
+                        frame = await asyncio.to_thread(endpoint.write, correlation_id, call.version, answer)
                 else:
-                    frame = route.encode(correlation_id, call.version, answer)
+                    frame = endpoint.write(correlation_id, call.version, answer)
         except answers.AnswerTooLarge as error:
-            self._drop(slot, f"{route.name} v{call.version}: {error}")
-            return
+            self._drop(exchange, f"{endpoint.name} v{call.version}: {error}")
         except ConnectionError as error:
-            self._drop(slot, f"{route.name} v{call.version} could not be answered: {_text(error)}")
-            return
+            self._drop(exchange, f"{endpoint.name} v{call.version} could not be answered: {_text(error)}")
         except Exception as error:
-            logger.exception("request failed: %s v%d client=%s", route.name, call.version, call.client_id)
-            self._drop(slot, f"{route.name} v{call.version} failed: {_text(error)}")
-            return
-        self._finish(slot, frame)
+            logger.exception("request failed: %s v%d client=%s", endpoint.name, call.version, call.client_id)
+            self._drop(exchange, f"{endpoint.name} v{call.version} failed: {_text(error)}")
+        else:
+            self._finish(exchange, frame)
 
-    async def _answer_raw(self, work: Any, slot: Slot) -> None:
+    async def _answer_raw(self, work: Any, exchange: OpenRequest) -> None:
         try:
             answer: bytes = await work
         except Exception as error:  # noqa: BLE001 - bytes from outside
-            self._drop(slot, f"its login failed: {_text(error)}")
-            return
-        self._finish(slot, _LENGTH.pack(len(answer)) + answer)
+            self._drop(exchange, f"its login failed: {_text(error)}")
+        else:
+            self._finish(exchange, _LENGTH.pack(len(answer)) + answer)
 
     # Answers.
 
-    def _begin(self, slot: Slot) -> None:
-        self._under_way += 1
-        self._under_way_bytes += slot.size
-        if self._logged_in:
-            self._listener.spoke(self)
-        self._slots[slot] = None
-        self._budget.accepted(self._bytes, slot.size)
-        if slot.ordered:
-            self._queue.append(slot)
-
-    def _drop(self, slot: Slot, reason: str) -> None:
+    def _drop(self, exchange: OpenRequest, reason: str) -> None:
         """There is no answer: the connection ends."""
         self.end(reason)
-        self._finish(slot, b"")
+        self._finish(exchange, b"")
 
-    def _finish(self, slot: Slot, frame: bytes) -> None:
+    def _finish(self, exchange: OpenRequest, frame: bytes) -> None:
         """A request is over; its answer is written when its turn has come."""
-        self._under_way -= 1
+        self._under_way.end(exchange)
         if not self._under_way:
             self._progress = self._listener.clock.monotonic()  # idle from now on
-        self._under_way_bytes -= slot.size
-        self._budget.finished(self._bytes, slot.size)
-        self._slots.pop(slot, None)
-        slot.room.finish()
+        self._pool.finished(self._bytes, exchange.size)
         if self._lost:
             return
-        if slot.ordered:
-            slot.frame = frame
-            self._held += len(frame)
-            self._listener.holding.add(self)
-            self._write_due()
-        elif frame:
-            self._write(frame)
-        self._feed()
+        assert self._transport is not None  # a request came over it
+        self._listener.holding.add(self)
+        for due in self._under_way.answer(exchange, frame):
+            self._transport.write(due)
+        self._under_way.feed()
         if len(frame) > LONG:
             self._listener.too_much_unread()
         assert self._peer is not None
@@ -529,32 +457,13 @@ class ListenerSocket(asyncio.Protocol):
         elif self._frames.buffered or not self._reading:
             self._pump()
 
-    def _feed(self) -> None:
-        """Let the fetches look again that could read nothing."""
-        starved, self._starved = self._starved, []
-        for waiter in starved:
-            waiter.wake()
-
-    def _write_due(self) -> None:
-        queue = self._queue
-        while queue and (frame := queue[0].frame) is not None:
-            queue.popleft()
-            self._held -= len(frame)
-            if frame:
-                self._write(frame)
-
-    def _write(self, frame: bytes) -> None:
-        assert self._transport is not None  # a request came over it
-        self._transport.write(frame)
-        self._listener.holding.add(self)
-
     def _close_when_done(self) -> None:
         if not self._under_way and self._transport is not None:
             self._transport.close()
 
     def _check_login(self, now: float) -> None:
         limits = self._limits
-        if now - self._made > limits.setup_max_ms / 1000:
+        if now - self.made > limits.setup_max_ms / 1000:
             self.end("it did not log in in time (connection.setup.max.ms)", at_once=True)
         elif self._frames.buffered and now - self._progress > limits.login_arrival_max_ms / 1000:
             self.end("a request before the login did not arrive in time (login.arrival.max.ms)", at_once=True)
@@ -567,8 +476,8 @@ class ListenerSocket(asyncio.Protocol):
             self.end(f"it does not read: {unread} bytes of answers wait for it (response.unread.max.ms)", at_once=True)
 
 
-def _no_request(route: Route, start: RequestStart, error: Exception) -> str:
-    return f"its bytes are no {route.name} v{start.version} request: {_text(error)}"
+def _no_request(endpoint: Endpoint, start: RequestStart, error: Exception) -> str:
+    return f"its bytes are no {endpoint.name} v{start.version} request: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:

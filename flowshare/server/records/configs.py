@@ -14,62 +14,54 @@ from flowshare.protocol.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
 )
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.state import GROUP_ID_BYTES_MAX
+from flowshare.protocol.messages.base import Response
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
+from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from flowshare.log.base import Log
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.coordinator import Coordinator
-    from flowshare.server.group_configs import GroupConfigs
-    from flowshare.share.config import ConfigValue, ServerConfig
+    from flowshare.server.share.service import ShareService
+    from flowshare.share.config import ConfigValue
+
+    AlterTopic = Callable[[str, Mapping[str, str | None]], Awaitable[object]]
 
 GROUP: Final = "group"
 TOPIC: Final = "topic"
 BROKER: Final = "broker"
 
 
-class ConfigApis:
+class ConfigApis(Family):
     """Answers the config APIs."""
 
-    def __init__(self, *, log: Log, server: ServerConfig, configs: GroupConfigs, coordinator: Coordinator) -> None:
+    def __init__(self, service: ShareService, log: Log, alter_topic: AlterTopic | None = None) -> None:
+        """alter_topic: of the log; None: its topics are not this server's to change."""
         self._log = log
-        self._server = server
-        self._configs = configs
-        self._coordinator = coordinator
+        self._alter_topic = alter_topic
+        self._service = service
+        self._configs = service.configs
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            DescribeConfigsRequest: self.describe,
-            IncrementalAlterConfigsRequest: self.alter,
-            ConfiguredGroupsRequest: self.configured,
-        }
-
+    @handles(DescribeConfigsRequest, DescribeConfigsResponse)
     async def describe(self, request: DescribeConfigsRequest, _: InProcess) -> DescribeConfigsResponse:
         """All settings of a group, a topic or the server as they act. A group need not exist."""
-        try:
-            entries = self._describe(request)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return DescribeConfigsResponse(error=code, message=message)
+        entries = self._describe(request)
         return DescribeConfigsResponse(entries=tuple(entries))
 
-    async def alter(self, request: IncrementalAlterConfigsRequest, _: InProcess) -> IncrementalAlterConfigsResponse:
+    @handles(IncrementalAlterConfigsRequest)
+    async def alter(self, request: IncrementalAlterConfigsRequest, _: InProcess) -> Response:
         """Set and unset settings, all or none; they act from the next step on."""
         try:
             await self._alter(request)
         except InvalidTopic as error:
-            return IncrementalAlterConfigsResponse(error=ErrorCode.INVALID_CONFIG, message=str(error))
+            return Response(error=ErrorCode.INVALID_CONFIG, message=str(error))
         except EXPECTED as error:
-            code, message = failure(error)
-            return IncrementalAlterConfigsResponse(error=code, message=message)
-        return IncrementalAlterConfigsResponse()
+            return refusal(Response, error)
+        return Response()
 
+    @handles(ConfiguredGroupsRequest)
     async def configured(self, _: ConfiguredGroupsRequest, __: InProcess) -> ConfiguredGroupsResponse:
         """Groups with settings of their own."""
         return ConfiguredGroupsResponse(group_ids=tuple(sorted(self._configs.configured)))
@@ -80,7 +72,7 @@ class ConfigApis:
             acting = self._configs.acting(request.resource)
             return _entries(acting.values(self._configs.stored(request.resource)))
         if request.resource_type == BROKER:  # without a node id: what is set for all brokers together, which is nothing
-            return _entries(self._server.values(), read_only=True) if request.resource else []
+            return _entries(self._service.config.values(), read_only=True) if request.resource else []
         self._check_type(request.resource_type)
         topic = self._log.topics().get(request.resource)
         if topic is None:
@@ -103,7 +95,7 @@ class ConfigApis:
                 request.resource, request.configs, validate_only=request.validate_only, by=request.by
             )
             if not request.validate_only:
-                self._coordinator.configure(request.resource)
+                self._service.coordinator.configure(request.resource)
             return
         if request.resource_type == BROKER:
             raise Refused(
@@ -116,7 +108,9 @@ class ConfigApis:
                 raise UnknownTopic(f"there is no topic {request.resource!r}")
             check_configs({name: default_of(name) if text is None else text for name, text in request.configs.items()})
             return
-        await self._log.alter_topic(request.resource, request.configs)
+        if self._alter_topic is None:
+            raise InvalidTopic("topics are left to Kafka: use Kafka's own tools with the brokers' address")
+        await self._alter_topic(request.resource, request.configs)
 
     @staticmethod
     def _check_type(resource_type: str) -> None:

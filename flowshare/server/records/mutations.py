@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.failures import Refused
+from flowshare.server.runtime.failures import Refused
 
 BUCKETS_MAX: Final = 10_000
 """Parties that are remembered; who has a full bucket need not be."""
@@ -45,10 +45,6 @@ class MutationQuota:
         self._rate = rate
         self._burst = 0 if rate is None else rate * window_s
         self._buckets: dict[str, _Bucket] = {}
-
-    def __len__(self) -> int:
-        """Parties that are remembered."""
-        return len(self._buckets)
 
     def take(self, party: str | None, partitions: int, now_s: float) -> None:
         """A party makes or removes partitions now. party: None is the server's own process, which may all.

@@ -1,29 +1,59 @@
-"""A plain fetch of many partitions: what it has read so far, and the wait for more.
+"""The record APIs that need no group: produce, fetch, list offsets, delete records.
 
-Partitions are read in the order in which they were asked for, each from where the last look ended. The first batch
-found is given whatever its size, so that a reader never gets stuck; all others keep to the limits (KIP-74).
+A fetch reads its partitions in the order in which they were asked for, each from where the last look ended (`Reading`),
+and waits for more (`LogWatch`). The first batch found is given whatever its size, so that a reader never gets stuck;
+all others keep to the limits (KIP-74).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import LogError, OffsetOutOfRange
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import batch_headers
-from flowshare.protocol.messages import AbortedTransaction, FetchedLog
-from flowshare.server.answers import FETCH_BYTES_MAX
-from flowshare.server.failures import failure
-from flowshare.server.parking import Waiter
+from flowshare.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    AbortedTransaction,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    FetchedLog,
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ProduceRequest,
+    ProduceResponse,
+)
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.answers import FETCH_BYTES_MAX
+from flowshare.server.runtime.connection import IN_PROCESS, Family, InProcess, handles
+from flowshare.server.runtime.failures import failure, refusal
+from flowshare.server.runtime.waiting import Ended, Purgatory, Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from flowshare.log.base import Log, LogOffsets, ReadResult
-    from flowshare.protocol.messages import FetchPartition, FetchRequest
-    from flowshare.server.answers import Room
-    from flowshare.server.turns import Turns
+    from flowshare.clock import Clock
+    from flowshare.log.base import Admission, Log, LogOffsets, ReadResult
+    from flowshare.log.storage import BrokerStorage
+    from flowshare.protocol.messages import FetchPartition
+    from flowshare.server.runtime.answers import AnswerSpace
+    from flowshare.server.runtime.turns import Turns
+
+
+WAIT_MAX_MS: Final = 10 * 60 * 1000
+"""Longest wait that is granted, whatever max_wait_ms says."""
+WAITING_PARTS_MAX: Final = 200_000
+"""Partitions of all fetches that wait together, about a kilobyte each, of a client that sent 16 bytes: when there are
+more, those of most partitions are answered with what they have."""
+WAITED_BYTES_MAX: Final = 1 << 20
+"""Bytes that are gathered for a fetch that waits, whatever min_bytes says; more are given but not waited for."""
+BEFORE_ALL: Final = -(1 << 62)
+"""A time before that of any record."""
 
 
 class LogWatch:
@@ -32,10 +62,6 @@ class LogWatch:
     def __init__(self, log: Log) -> None:
         self._waiters: dict[tuple[str, int], set[Waiter]] = {}
         log.on_append(self._appended)
-
-    def __len__(self) -> int:
-        """Partitions that somebody waits for."""
-        return len(self._waiters)
 
     def park(self, waiter: Waiter, places: Iterable[tuple[str, int]]) -> None:
         """Wake `waiter` at each append to one of the partitions."""
@@ -73,13 +99,13 @@ class _Part:
 class Reading:
     """What one fetch has read; `look` reads on."""
 
-    def __init__(self, log: Log, request: FetchRequest, turns: Turns, room: Room) -> None:
-        """room: where the bytes are reserved that are read."""
+    def __init__(self, log: Log, request: FetchRequest, turns: Turns, space: AnswerSpace) -> None:
+        """space: where the bytes are reserved that are read."""
         self._log = log
         self._turns = turns
-        self._room = room
+        self._space = space
         self.short = False
-        """Whether the room let less be read than there may be; what was read is to be answered then."""
+        """Whether the space let less be read than there may be; what was read is to be answered then."""
         self._committed = request.committed
         self._left = min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
         self._asked = request.partitions
@@ -126,7 +152,7 @@ class Reading:
         if end <= part.next_offset <= offsets.high_watermark:
             return
         wanted = max(min(max(asked.max_bytes, 1) - part.size, self._left), 1)
-        given = 0 if self.short else self._room.reserve(wanted)
+        given = 0 if self.short else self._space.reserve(wanted)
         self.short = given < wanted
         if not given:
             return
@@ -138,7 +164,7 @@ class Reading:
             part.offsets = read.offsets
             self._take(part, read, end, given)
         finally:
-            self._room.settle(given, self.size - kept)
+            self._space.settle(given, self.size - kept)
 
     def _take(self, part: _Part, read: ReadResult, end: int, room: int) -> None:
         """Keep what was read, if there is room for it."""
@@ -198,3 +224,113 @@ def aborted_in(read: ReadResult) -> list[AbortedTransaction]:
             known.add(header.producer_id)
             found.append(AbortedTransaction(header.producer_id, header.base_offset))
     return found
+
+
+class RecordApis(Family):
+    """Answers the record APIs."""
+
+    def __init__(
+        self, log: BrokerStorage, clock: Clock, *, admission: Callable[[ProduceRequest], Admission | None]
+    ) -> None:
+        """`admission`: what the log is to ask before it takes a transaction's batch."""
+        self._log = log
+        self._admission = admission
+        self._clock = clock
+        self._watch = LogWatch(log)
+        self._purgatory = Purgatory(WAITING_PARTS_MAX)
+
+    @handles(ProduceRequest)
+    async def produce(self, request: ProduceRequest, connection: InProcess) -> ProduceResponse:
+        """Append record batches; answered when they are confirmed."""
+        try:
+            admit = self._admission(request)
+            source = None if connection.host == IN_PROCESS else connection
+            appended = await self._log.append(
+                request.topic, request.partition, request.records, admit=admit, source=source
+            )
+        except LogError as error:
+            return refusal(ProduceResponse, error)
+        return ProduceResponse(
+            base_offset=appended.base_offset,
+            log_start=appended.log_start,
+            append_time_ms=appended.append_time_ms,
+        )
+
+    @handles(FetchRequest)
+    async def fetch(self, request: FetchRequest, connection: InProcess) -> FetchResponse:
+        """Read batches of partitions; with a wait limit, wait until there are enough or something fails.
+
+        What the connection's space allows is answered, if it is less.
+        """
+        space = answers.space()
+        reading = Reading(self._log, request, answers.turns(self._clock), space)
+        waiter = Waiter()
+        places = await reading.places()
+        wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)
+        enough = min(request.min_bytes, WAITED_BYTES_MAX)
+        if wait_ms <= 0 or enough <= 0:
+            await reading.look()
+            return FetchResponse(partitions=await reading.answer())
+        connection.watch(waiter)
+        limit = waiter.end_after(self._clock, wait_ms)
+        self._watch.park(waiter, places)  # before looking, so that nothing that comes meanwhile is missed
+        try:
+            await reading.look()
+            self._purgatory.add(waiter, len(places))
+            while not (reading.failed or reading.full or reading.size >= enough):
+                if reading.short:
+                    if reading.size:
+                        break
+                    space.wake(waiter)
+                await waiter.wait()
+                if waiter.abandoned:
+                    break
+                await reading.look()
+                if waiter.ended is not Ended.NO:
+                    break
+        finally:
+            self._purgatory.remove(waiter)
+            self._watch.leave(waiter, places)
+            limit.cancel()
+            connection.unwatch(waiter)
+        return FetchResponse(partitions=await reading.answer())
+
+    @handles(ListOffsetsRequest, ListOffsetsResponse)
+    async def list_offsets(self, request: ListOffsetsRequest, _: InProcess) -> ListOffsetsResponse:
+        """First, last or first offset from a time on; offset −1 when no record is that young."""
+        offset, timestamp_ms = await self._offset(request)
+        return ListOffsetsResponse(offset=offset, timestamp_ms=timestamp_ms)
+
+    @handles(DeleteRecordsRequest, DeleteRecordsResponse)
+    async def delete_records(self, request: DeleteRecordsRequest, _: InProcess) -> DeleteRecordsResponse:
+        """Move the log start; −1 deletes all."""
+        before = request.before
+        if before < 0:
+            before = self._log.offsets(request.topic, request.partition).high_watermark
+        log_start = await self._log.delete_records(request.topic, request.partition, before)
+        return DeleteRecordsResponse(log_start=log_start)
+
+    async def _offset(self, request: ListOffsetsRequest) -> tuple[int, int]:
+        """Offset and timestamp. Raises: LogError."""
+        topic, partition = request.topic, request.partition
+        bounds = self._log.offsets(topic, partition)
+        end = bounds.last_stable if request.committed else bounds.high_watermark
+        if request.timestamp_ms == LATEST:
+            return end, -1
+        if request.timestamp_ms == EARLIEST:
+            return bounds.log_start, -1
+        if request.timestamp_ms == MAX_TIMESTAMP:
+            found = await self._newest(topic, partition)
+        else:
+            found = await self._log.offset_for_timestamp(topic, partition, request.timestamp_ms)
+        return found if found is not None and found[0] < end else (-1, -1)
+
+    async def _newest(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """First record with the highest timestamp: steps in time, doubled until they lead too far, then halved."""
+        newest = await self._log.offset_for_timestamp(topic, partition, BEFORE_ALL)
+        step, growing = 1, True
+        while newest is not None and step:
+            later = await self._log.offset_for_timestamp(topic, partition, newest[1] + step)
+            newest, growing = later or newest, growing and later is not None
+            step = step * 2 if growing else step // 2
+        return newest

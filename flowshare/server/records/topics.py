@@ -5,65 +5,52 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from flowshare.log.base import UnknownTopic
 from flowshare.log.topics import PARTITIONS_MAX, check_new
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
+    ElectLeaderRequest,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
     MetadataRequest,
     MetadataResponse,
     TopicMetadata,
     TopicResult,
 )
-from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.mutations import MutationQuota, Throttled
+from flowshare.protocol.messages.base import Response
+from flowshare.server.records.mutations import MutationQuota, Throttled
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Generator, Iterable
 
-    from flowshare.log.base import Log
-    from flowshare.server.classic import ClassicGroups
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.coordinator import Coordinator
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.log.storage import BrokerStorage
+    from flowshare.server.groups.coordinator import ClassicGroups
+    from flowshare.server.share.service import ShareService
 
 
-class TopicApis:
+class TopicApis(Family):
     """Answers the topic APIs."""
 
-    def __init__(
-        self,
-        *,
-        log: Log,
-        topics: TopicIndex,
-        coordinator: Coordinator,
-        classic: ClassicGroups,
-        partitions_max: int,
-        quota: MutationQuota,
-    ) -> None:
-        """partitions_max: of all topics together. quota: what each party may make and remove."""
-        self._partitions_max = partitions_max
-        self._quota = quota
+    def __init__(self, service: ShareService, log: BrokerStorage, classic: ClassicGroups) -> None:
+        config = service.config
+        self._partitions_max = config.partitions_max
+        self._quota = MutationQuota(config.mutation_rate, config.mutation_windows * config.mutation_window_s)
         self._making = 0
         """Partitions that are being made."""
         self._counted: tuple[int, int] | None = None
         self._log = log
-        self._topics = topics
-        self._coordinator = coordinator
+        self._topics = service.topics
+        self._coordinator = service.coordinator
         self._classic = classic
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            MetadataRequest: self.metadata,
-            CreateTopicRequest: self.create,
-            DeleteTopicRequest: self.delete,
-            CreatePartitionsRequest: self.add_partitions,
-        }
-
+    @handles(MetadataRequest)
     async def metadata(self, request: MetadataRequest, _: InProcess) -> MetadataResponse:
         """Ids and partition counts of all topics or of those asked for."""
         names: Iterable[str] = request.topics or ()
@@ -73,12 +60,26 @@ class TopicApis:
         by_name = await turns.each(self._metadata, names)
         return MetadataResponse(topics=(*by_name, *await turns.each(self._by_id, request.topic_ids)))
 
+    @handles(ElectLeaderRequest)
+    async def elect(self, request: ElectLeaderRequest, _: InProcess) -> Response:
+        """There is one node, which leads every partition."""
+        topic = self._topics.by_name(request.topic)
+        there = range(0 if topic is None else topic.partitions)
+        error = ErrorCode.ELECTION_NOT_NEEDED if request.partition in there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return Response(error=error)
+
+    @handles(FindCoordinatorRequest)
+    async def find(self, _: FindCoordinatorRequest, __: InProcess) -> FindCoordinatorResponse:
+        """It coordinates everything; where it is, whoever asks knows."""
+        return FindCoordinatorResponse()
+
+    @handles(CreateTopicRequest)
     async def create(self, request: CreateTopicRequest, connection: InProcess) -> TopicResult:
         """Make a topic, or only see whether it could be made."""
-        if not 1 <= request.partitions <= PARTITIONS_MAX:
-            message = f"a topic has 1 to {PARTITIONS_MAX} partitions, not {request.partitions}"
-            return TopicResult(topic=request.name, error=ErrorCode.INVALID_PARTITIONS, message=message)
         try:
+            if not 1 <= request.partitions <= PARTITIONS_MAX:
+                text = f"a topic has 1 to {PARTITIONS_MAX} partitions, not {request.partitions}"
+                raise Refused(ErrorCode.INVALID_PARTITIONS, text)
             check_new(request.name, request.configs, self._log.topics())
             with self._room_for(request.partitions):
                 if request.validate_only:
@@ -91,6 +92,7 @@ class TopicApis:
             return _refused(request.name, error)
         return TopicResult(topic=topic.name, topic_id=topic.topic_id)
 
+    @handles(DeleteTopicRequest)
     async def delete(self, request: DeleteTopicRequest, connection: InProcess) -> TopicResult:
         """Delete a topic, its records and what groups remember of it."""
         topic = self._topics.by_name(request.name)
@@ -108,19 +110,19 @@ class TopicApis:
             return _refused(request.name, error)
         return TopicResult(topic=request.name, topic_id=None if topic is None else topic.topic_id)
 
+    @handles(CreatePartitionsRequest)
     async def add_partitions(self, request: CreatePartitionsRequest, connection: InProcess) -> TopicResult:
         """Raise a topic's partition count; groups see it with their members' next heartbeats."""
-        topic = self._topics.by_name(request.name)
-        if topic is None:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return TopicResult(topic=request.name, error=code, message=f"there is no topic {request.name!r}")
-        if not topic.partitions < request.total <= PARTITIONS_MAX:
-            message = (
-                f"{request.name} has {topic.partitions} partitions and may have up to {PARTITIONS_MAX}; "
-                f"{request.total} is not more than it has, or too many"
-            )
-            return TopicResult(topic=request.name, error=ErrorCode.INVALID_PARTITIONS, message=message)
         try:
+            topic = self._topics.by_name(request.name)
+            if topic is None:
+                raise UnknownTopic(f"there is no topic {request.name!r}")
+            if not topic.partitions < request.total <= PARTITIONS_MAX:
+                raise Refused(
+                    ErrorCode.INVALID_PARTITIONS,
+                    f"{request.name} has {topic.partitions} partitions and may have up to {PARTITIONS_MAX}; "
+                    f"{request.total} is not more than it has, or too many",
+                )
             with self._room_for(request.total - topic.partitions, grows=True):
                 if request.validate_only:
                     return TopicResult(topic=topic.name, topic_id=topic.topic_id)
@@ -176,6 +178,6 @@ class TopicApis:
 
 
 def _refused(topic: str, error: Exception) -> TopicResult:
-    code, message = failure(error)
-    throttle_ms = error.throttle_ms if isinstance(error, Throttled) else 0
-    return TopicResult(topic=topic, error=code, message=message, throttle_ms=throttle_ms)
+    return refusal(
+        TopicResult, error, topic=topic, throttle_ms=error.throttle_ms if isinstance(error, Throttled) else 0
+    )

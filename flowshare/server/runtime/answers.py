@@ -1,10 +1,10 @@
 """Bytes of answers that a listener holds: reserved before they are read, being built, waiting, or not read by clients.
 
-Each request off a socket has a `Room`. A fetch reserves what it may read before it reads it; every part of another
+Each request off a socket has an `AnswerSpace`. A fetch reserves what it may read beforehand; every part of another
 answer counts as it is built. Invariant: beyond `queued.max.response.bytes` there is at most one batch a connection, and
 a connection has more than `connection.queued.max.response.bytes` only by the answer whose turn it is.
 
-Handlers find their request's room by `room()`. A connection within the process has none: it gets all that it asks for.
+Handlers find their request's space by `space()`. A connection within the process has none: it gets all that it wants.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.failures import Refused
-from flowshare.server.turns import Turns
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flowshare.clock import Clock
-    from flowshare.server.parking import Waiter
+    from flowshare.server.runtime.waiting import Waiter
 
 T = TypeVar("T")
 
@@ -56,11 +56,11 @@ def granted(wanted: int, *, first: bool, ahead: int, ahead_max: int, left: int) 
     return found if found >= min(wanted, LEAST_BYTES) else 0
 
 
-class Holder(Protocol):
-    """The connection of a room."""
+class SpaceHolder(Protocol):
+    """The connection of a space."""
 
-    def ahead(self, room: Room) -> tuple[bool, int]:
-        """Whether the room's answer is the connection's next one, and bytes that its client has to read before."""
+    def ahead(self, space: AnswerSpace) -> tuple[bool, int]:
+        """Whether the space's answer is the connection's next one, and bytes that its client has to read before."""
         ...
 
     def starved(self, waiter: Waiter) -> None:
@@ -95,13 +95,13 @@ class Answers:
         return self._bytes_max - self.held
 
 
-class Room:
+class AnswerSpace:
     """What the answer to one request takes."""
 
     __slots__ = ("_account", "_free", "_holder", "_looked", "_place", "built", "held", "turns")
 
     def __init__(
-        self, account: Answers | None = None, holder: Holder | None = None, turns: Turns | None = None
+        self, account: Answers | None = None, holder: SpaceHolder | None = None, turns: Turns | None = None
     ) -> None:
         """turns: the connection's."""
         self._account = account
@@ -191,17 +191,17 @@ class Room:
             self._account.reserved += count
 
 
-_UNBOUNDED: Final = Room()
-_ROOM: ContextVar[Room] = ContextVar("room", default=_UNBOUNDED)
-room = _ROOM.get
-"""The room of the request that is answered."""
-enter = _ROOM.set
-"""From now on this task answers the request of a room."""
+_UNBOUNDED: Final = AnswerSpace()
+_SPACE: ContextVar[AnswerSpace] = ContextVar("space", default=_UNBOUNDED)
+space = _SPACE.get
+"""The space of the request that is answered."""
+enter = _SPACE.set
+"""From now on this task answers the request of a space."""
 
 
 def turns(clock: Clock) -> Turns:
     """The turns of the connection whose request is answered; new ones within the process."""
-    found = room().turns
+    found = space().turns
     return Turns(clock) if found is None else found
 
 
@@ -210,7 +210,7 @@ def fitting(make: Callable[[], T], refuse: Callable[[Refused], T]) -> T:
 
     That is never too much: it has about the size of the name.
     """
-    here = room()
+    here = space()
     before = here.built
     try:
         return make()

@@ -2,23 +2,76 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from flowshare.server.parking import Ended
+from flowshare.server.runtime.failures import refusing
+from flowshare.server.runtime.waiting import Ended
 
 if TYPE_CHECKING:
     from flowshare.protocol.messages import Request
-    from flowshare.server.parking import Waiter
+    from flowshare.protocol.messages.base import FinishedRequest
+    from flowshare.server.runtime.waiting import Waiter
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+
+IN_PROCESS: Final = "in-process"
+"""Host of connections within the process."""
 
 Handler = Callable[[Any, "InProcess"], Awaitable[Any]]
 Handlers = dict[type[Any], Handler]
 """Request class -> what answers it. A handler accepts its request before its first await."""
+
+
+def handles(request: type[Any], refused: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """For a method of a family: it answers these requests. refused: makes answers of what is `EXPECTED` (`refusal`)."""
+
+    def mark(handler: F) -> F:
+        answering = handler if refused is None else cast("F", refusing(refused)(handler))
+        marks = vars(answering)
+        marks["handles"] = (*marks.get("handles", ()), request)
+        return answering
+
+    return mark
+
+
+class Family(Protocol):
+    """Answers several kinds of requests."""
+
+    def handlers(self) -> Handlers:
+        """What this family answers: what its methods are marked with."""
+        methods = vars(type(self)).items()
+        return {one: getattr(self, name) for name, method in methods for one in getattr(method, "handles", ())}
+
+
+class Table(dict[type[Any], Handler]):
+    """All handlers of a server by class of request.
+
+    later: makes families that most processes never ask, one after the other until one of them has a handler.
+    """
+
+    def __init__(self, families: Iterable[Family], later: Iterable[Callable[[], Iterable[Family]]] = ()) -> None:
+        super().__init__()
+        self._later = deque(later)
+        self._add(families)
+
+    def __missing__(self, request: type[Any]) -> Handler:
+        """Raises: KeyError (nobody answers it)."""
+        while self._later and request not in self:
+            self._add(self._later.popleft()())
+        if request not in self:
+            raise KeyError(request)
+        return self[request]
+
+    def _add(self, families: Iterable[Family]) -> None:
+        for family in families:
+            self.update(family.handlers())
 
 
 class InProcess:
@@ -27,6 +80,8 @@ class InProcess:
     def __init__(
         self, handlers: Handlers, *, client_id: str, host: str, on_close: Callable[[InProcess], Awaitable[None]]
     ) -> None:
+        self.is_flowshare = True
+        self.keeps_time = False
         self.client_id = client_id
         self.host = host
         self.own = False
@@ -34,7 +89,7 @@ class InProcess:
         self.worker: int | None = None
         """Node id of the fleet's worker whose process is at the other end; None: none is, or it does not say."""
         self.closed = False
-        self.party: Callable[[], str] | None = None
+        self.counts_as: Callable[[], str | None] = lambda: None
         """Who the peer counts as where something is divided among all; None: this process, which may have all."""
         self.may_read: Callable[[str], bool] | None = None
         """Whether the peer may read a topic at this moment, by its name; None: all topics."""
@@ -44,10 +99,6 @@ class InProcess:
         self._on_close = on_close
         self._waiters: set[Waiter] = set()
         self._heard: list[Callable[[str], object]] = []
-
-    def counts_as(self) -> str | None:
-        """`party`, now."""
-        return None if self.party is None else self.party()
 
     async def send(self, request: Request[R]) -> R:
         """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
@@ -62,6 +113,10 @@ class InProcess:
         if self.closed:
             raise ConnectionError("the connection was closed before the answer")
         return answer
+
+    def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
+        """As `Connection.begin`."""
+        asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     async def close(self) -> None:
         """Close; the server releases what this connection's share sessions hold."""

@@ -1,16 +1,18 @@
 """From an exception to what an answer carries: an error code and a text.
 
-Core errors have their tables in `protocol.errors`; the log's errors have theirs here. Anything else is a fault of ours:
+Core errors have their table in `protocol.errors`; the log's errors have theirs here. Anything else is a fault of ours:
 `UNKNOWN_SERVER_ERROR`, and the place that catches it logs it with its traceback.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Final, ParamSpec, TypeVar
 
-from flowshare.groups.errors import GroupError
+from flowshare.core_errors import CoreError
 from flowshare.log.base import (
-    CorruptRecords,
+    CorruptBatches,
     InvalidRecord,
     InvalidTimestamp,
     InvalidTopic,
@@ -20,15 +22,13 @@ from flowshare.log.base import (
     OffsetOutOfRange,
     ProducerRefused,
     RecordsTooLarge,
-    StorageDamaged,
-    StorageError,
-    StorageFull,
     TopicExists,
     UnknownTopic,
 )
 from flowshare.protocol.errors import ErrorCode, error_code
-from flowshare.share.errors import ShareError
-from flowshare.transactions import errors as transactions
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     TopicExists: ErrorCode.TOPIC_ALREADY_EXISTS,
@@ -37,28 +37,12 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     InvalidTopicConfig: ErrorCode.INVALID_CONFIG,
     NotLed: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
-    CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
+    CorruptBatches: ErrorCode.CORRUPT_MESSAGE,
     InvalidRecord: ErrorCode.INVALID_RECORD,
     InvalidTimestamp: ErrorCode.INVALID_TIMESTAMP,
     RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
-    StorageError: ErrorCode.KAFKA_STORAGE_ERROR,
-    StorageFull: ErrorCode.KAFKA_STORAGE_ERROR,
-    StorageDamaged: ErrorCode.KAFKA_STORAGE_ERROR,
 }
-
-TRANSACTION_ERRORS: Final[dict[type[transactions.TransactionError], ErrorCode]] = {
-    transactions.OutOfOrderSequence: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    transactions.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
-    transactions.ProducerFenced: ErrorCode.PRODUCER_FENCED,
-    transactions.InvalidProducerIdMapping: ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-    transactions.InvalidTxnState: ErrorCode.INVALID_TXN_STATE,
-    transactions.ConcurrentTransactions: ErrorCode.CONCURRENT_TRANSACTIONS,
-    transactions.InvalidTransactionTimeout: ErrorCode.INVALID_TRANSACTION_TIMEOUT,
-    transactions.TransactionalIdNotFound: ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
-    transactions.InvalidTransactionRequest: ErrorCode.INVALID_REQUEST,
-    transactions.TransactionLimit: ErrorCode.POLICY_VIOLATION,
-    transactions.TransactionStateCorrupt: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-}
+"""All others are the disk's: KAFKA_STORAGE_ERROR."""
 
 
 class Refused(Exception):
@@ -69,7 +53,7 @@ class Refused(Exception):
         self.code = code
 
 
-EXPECTED: Final = (ShareError, GroupError, LogError, Refused, transactions.TransactionError)
+EXPECTED: Final = (CoreError, LogError, Refused)
 """What a request may end with without anything being wrong with the server."""
 
 
@@ -78,12 +62,32 @@ def failure(error: BaseException) -> tuple[ErrorCode, str]:
     text = str(error) or type(error).__name__
     if isinstance(error, Refused):
         return error.code, text
-    if isinstance(error, ShareError | GroupError):
+    if isinstance(error, CoreError):
         return error_code(error), text
     if isinstance(error, ProducerRefused):
-        return TRANSACTION_ERRORS[type(error.reason)], text
-    if isinstance(error, transactions.TransactionError):
-        return TRANSACTION_ERRORS[type(error)], text
+        return error_code(error.reason), text
     if isinstance(error, LogError):
         return LOG_ERRORS.get(type(error), ErrorCode.KAFKA_STORAGE_ERROR), text
     return ErrorCode.UNKNOWN_SERVER_ERROR, f"internal error ({type(error).__name__}); see the server's log"
+
+
+def refusal(make: Callable[..., R], error: BaseException, **more: object) -> R:
+    """The answer that tells of `error`: it has the code and text as `error` and `message`."""
+    code, message = failure(error)
+    return make(error=code, message=message, **more)
+
+
+def refusing(make: Callable[..., R]) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """For a handler: what is `EXPECTED` is its answer, see `refusal`."""
+
+    def wrap(handler: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        @functools.wraps(handler)
+        async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return await handler(*args, **kwargs)
+            except EXPECTED as error:
+                return refusal(make, error)
+
+        return answered
+
+    return wrap

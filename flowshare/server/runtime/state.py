@@ -15,7 +15,7 @@ import struct
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.share.errors import StateCorrupt
+from flowshare.core_errors import StateCorrupt
 from flowshare.share.records import decode_state, decode_update, encode_state, encode_update, replay
 from flowshare.share.types import PartitionState, PartitionUpdate
 
@@ -74,7 +74,7 @@ def key_of(stored: bytes) -> ShareKey:
     return ShareKey(group_id, topic_id, partition)
 
 
-class Stored(NamedTuple):
+class StoredState(NamedTuple):
     """What the store holds of one share-partition: the state with all updates applied, and the updates' numbers."""
 
     state: PartitionState
@@ -82,7 +82,7 @@ class Stored(NamedTuple):
     next_number: int
 
 
-async def read_state(store: StateStore, key: ShareKey) -> Stored | None:
+async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
     """State of a share-partition; None if it was never initialised. Raises: StateCorrupt."""
     prefix = key.prefix
     entries = await store.scan(prefix)
@@ -92,7 +92,7 @@ async def read_state(store: StateStore, key: ShareKey) -> Stored | None:
         raise StateCorrupt(f"state of {key} has updates but no snapshot")
     numbers = [_NUMBER.unpack(name[len(prefix) + 1 :])[0] for name, _ in entries[1:]]
     state = replay(decode_state(entries[0][1]), [decode_update(value) for _, value in entries[1:]])
-    return Stored(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0)
+    return StoredState(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0)
 
 
 async def delete_state(store: StateStore, keys: Sequence[ShareKey]) -> list[Write]:
@@ -113,26 +113,16 @@ class Journal:
     failed write left out, and takes away what a cut log has lost.
     """
 
-    def __init__(self, key: ShareKey, stored: Stored, *, updates_max: int = UPDATES_MAX) -> None:
+    def __init__(self, key: ShareKey, stored: StoredState, *, updates_max: int = UPDATES_MAX) -> None:
         self._prefix = key.prefix
         self._state_epoch = stored.state.state_epoch
-        self._leader_epoch = stored.state.leader_epoch
+        self.leader_epoch = stored.state.leader_epoch
         self._first = stored.first_number
         self._next = stored.next_number
         self._updates_max = updates_max
         self._planned_first = self._first
         self._planned_snapshot = False
         self.snapshot_due = False
-
-    @property
-    def state_epoch(self) -> int:
-        """Epoch of the state that this journal writes."""
-        return self._state_epoch
-
-    @property
-    def leader_epoch(self) -> int:
-        """Epoch of the leader that this journal writes for."""
-        return self._leader_epoch
 
     def plan(self, update: PartitionUpdate | None, partition: SharePartition) -> list[Write]:
         """The writes for `update` (of steps of which none is applied to the state that a snapshot shows)."""
@@ -162,7 +152,7 @@ class Journal:
     def _whole(self, partition: SharePartition) -> PartitionState:
         return PartitionState(
             state_epoch=self._state_epoch,
-            leader_epoch=self._leader_epoch,
+            leader_epoch=self.leader_epoch,
             log_epoch=partition.log_epoch,
             start_offset=partition.start_offset,
             delivery_complete_count=partition.delivery_complete_count,

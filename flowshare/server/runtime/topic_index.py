@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from flowshare.core_errors import UnknownTopicId, UnknownTopicOrPartition
 from flowshare.share.group import TopicInfo
 
 if TYPE_CHECKING:
@@ -50,3 +51,12 @@ class TopicIndex(Mapping[str, TopicInfo]):
         self._names = {found.topic_id: found.name for found in topics.values()}
         name = self._names.get(topic_id)
         return topics[name] if name is not None else None
+
+    def find(self, topic_id: uuid.UUID, partition: int) -> Topic:
+        """The topic with this id and this partition. Raises: UnknownTopicId, UnknownTopicOrPartition."""
+        topic = self.by_id(topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"no topic has the id {topic_id}")
+        if not 0 <= partition < topic.partitions:
+            raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {partition}")
+        return topic

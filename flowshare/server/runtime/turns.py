@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K")
 
 TURN: Final = 2_000
 """Small things that are done at once, a few milliseconds' work."""
@@ -28,39 +29,51 @@ TURN_S: Final = 0.005
 """Longest time that one connection's work takes of a round, whatever it consists of; it is looked at between things."""
 
 
-class Line:
+class _Line(Generic[K]):
+    """Requests that wait: whose they are have their turns one after the other, the requests of one in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[K, deque[asyncio.Future[None]]] = {}
+
+    def stand(self, whose: K) -> asyncio.Future[None]:
+        """The request's turn, to be awaited."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(whose, deque()).append(turn)
+        return turn
+
+    def go_on(self) -> bool:
+        """It is the next one's turn, if there is one; a request that was cancelled has none."""
+        while self._waiting:
+            whose = next(iter(self._waiting))
+            requests = self._waiting.pop(whose)
+            turn = requests.popleft()
+            if requests:
+                self._waiting[whose] = requests  # behind the others
+            if not turn.done():
+                turn.set_result(None)
+                return True
+        return False
+
+
+class TurnLine:
     """Who has used up a turn: each round of the loop one goes on."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Turns, deque[asyncio.Future[None]]] = {}
+        self._line = _Line[Turns]()
         self._moving = False
-
-    def __len__(self) -> int:
-        """Connections that wait."""
-        return len(self._waiting)
 
     async def wait(self, turns: Turns) -> None:
         """Wait for the next turn; requests of one connection have theirs in the order in which they came."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.setdefault(turns, deque()).append(turn)
+        turn = self._line.stand(turns)
         if not self._moving:
             self._moving = True
-            loop.call_soon(self._move)
+            asyncio.get_running_loop().call_soon(self._move)
         await turn
 
     def _move(self) -> None:
-        while self._waiting:
-            turns = next(iter(self._waiting))
-            requests = self._waiting.pop(turns)
-            turn = requests.popleft()
-            if requests:
-                self._waiting[turns] = requests  # behind the others
-            if not turn.done():  # a request that was cancelled has no turn
-                turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._move)
-                return
-        self._moving = False
+        self._moving = self._line.go_on()
+        if self._moving:
+            asyncio.get_running_loop().call_soon(self._move)
 
 
 class Turns:
@@ -68,7 +81,7 @@ class Turns:
 
     __slots__ = ("_again", "_clock", "_in_round", "_left", "_line", "_scheduled", "_since", "_waiting")
 
-    def __init__(self, clock: Clock, line: Line | None = None) -> None:
+    def __init__(self, clock: Clock, line: TurnLine | None = None) -> None:
         """line: of the listener; None: whoever gives way goes on in the next round."""
         self._clock = clock
         self._line = line
@@ -150,21 +163,16 @@ class Places:
     """So many may do at a time what takes much memory; the parties that wait have their turns one after the other."""
 
     def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @property
-    def free(self) -> int:
+        self.free = count
         """Places that nobody has."""
-        return self._free
+        self._line = _Line[str]()
 
     async def take(self, party: str) -> None:
         """Wait for a place, which is to be given back; a party's requests have theirs in the order of their asking."""
-        if self._free:
-            self._free -= 1
+        if self.free:
+            self.free -= 1
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(party, deque()).append(turn)
+        turn = self._line.stand(party)
         try:
             await turn
         except asyncio.CancelledError:
@@ -174,16 +182,8 @@ class Places:
 
     def give(self) -> None:
         """A place is free."""
-        while self._waiting:
-            party = next(iter(self._waiting))
-            requests = self._waiting.pop(party)
-            turn = requests.popleft()
-            if requests:
-                self._waiting[party] = requests  # behind the others
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+        if not self._line.go_on():
+            self.free += 1
 
 
 class Few(Generic[T]):

@@ -1,4 +1,7 @@
-"""Fetches that wait for records: who waits, who is woken, and what ends the wait.
+"""Waiting: a request that waits to be woken (Kafka's purgatory), a task that sleeps until something is due.
+
+`Waiter` is one request that waits, mostly a fetch for records; `WaitQueue` those at one share-partition, `Purgatory`
+bounds those of all. `Alarm` is for a task that carries out what is due.
 
 A parked fetch waits at each share-partition of its session. Whatever makes records available there wakes one waiter,
 the one that has waited longest; when that one is done and something is left, the next is woken. So an append of a
@@ -12,12 +15,12 @@ import enum
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from flowshare.server import answers
+from flowshare.server.runtime import answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowshare.clock import Clock
+    from flowshare.clock import Clock, TimerHandle
 
 
 class Ended(enum.Enum):
@@ -56,10 +59,14 @@ class Waiter:
             self.ended = reason
         self.wake()
 
+    def end_after(self, clock: Clock, limit_ms: int) -> TimerHandle:
+        """Let the fetch answer after this time; the timer is to be cancelled when the fetch is over."""
+        return clock.call_later(limit_ms / 1000, lambda: self.end(Ended.TIMEOUT))
+
     async def wait(self) -> None:
         """Wait until woken or ended."""
         if not self._woken:
-            answers.room().give_place()
+            answers.space().give_place()
             self._future = asyncio.get_running_loop().create_future()
             try:
                 await self._future
@@ -68,7 +75,7 @@ class Waiter:
         self._woken = False
 
 
-class Line:
+class WaitQueue:
     """The fetches that wait at one share-partition, longest waiting first, each with its member."""
 
     __slots__ = ("_waiters",)
@@ -89,10 +96,7 @@ class Line:
 
     def wake_first(self) -> None:
         """Wake the one that has waited longest; it leaves the line."""
-        for waiter in self._waiters:
-            del self._waiters[waiter]
-            waiter.wake()
-            return
+        self.wake_some(1)
 
     def wake_by(self, place: Callable[[str], Any]) -> None:
         """Wake the one whose member has the lowest place, among equals the one that has waited longest."""
@@ -109,13 +113,10 @@ class Line:
 
     def wake_all(self) -> None:
         """Wake everyone: the share-partition is no longer served here."""
-        waiters = tuple(self._waiters)
-        self._waiters.clear()
-        for waiter in waiters:
-            waiter.wake()
+        self.wake_some(len(self._waiters))
 
 
-class Crowd:
+class Purgatory:
     """Fetches that wait, and how much they take together; when that is too much, those go that take most."""
 
     def __init__(self, parts_max: int) -> None:
@@ -152,14 +153,42 @@ class Crowd:
             del self._alike[parts.bit_length()]
 
 
-class WaitLimit:
-    """Ends a waiter after a time; to be cancelled when the fetch is over."""
+class Alarm:
+    """Sleeping until something is due or something happens, whichever is first.
 
-    __slots__ = ("_timer",)
+    One task sleeps on it, anybody rings it; a ring while nobody sleeps ends the next sleep at once.
+    """
 
-    def __init__(self, clock: Clock, waiter: Waiter, limit_ms: int) -> None:
-        self._timer = clock.call_later(limit_ms / 1000, lambda: waiter.end(Ended.TIMEOUT))
+    __slots__ = ("_clock", "_future", "_rung", "due_ms")
 
-    def cancel(self) -> None:
-        """Forget the limit."""
-        self._timer.cancel()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._future: asyncio.Future[None] | None = None
+        self._rung = False
+        self.due_ms: int | None = None
+        """What the sleeper waits for, None when it does not sleep or has no deadline."""
+
+    def ring(self) -> None:
+        """Wake the sleeper."""
+        self._rung = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def sleep_until(self, due_ms: int | None) -> None:
+        """Sleep until `due_ms` (None: for ever) or until rung; a millisecond at least if it is due already."""
+        if self._rung:
+            self._rung = False
+            return
+        self._future = asyncio.get_running_loop().create_future()
+        self.due_ms = due_ms
+        timer = None
+        if due_ms is not None:
+            timer = self._clock.call_later(max(1, due_ms - self._clock.steady_ms()) / 1000, self.ring)
+        try:
+            await self._future
+        finally:
+            self._future = None
+            self._rung = False
+            self.due_ms = None
+            if timer is not None:
+                timer.cancel()

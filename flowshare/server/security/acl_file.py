@@ -18,7 +18,8 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from flowshare.server.edge.base import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
+from flowshare.errors import FlowshareError
+from flowshare.protocol.rights import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from flowshare.server.security.acls import ANYWHERE, Acl
 
 ACLS_MAX: Final = 100_000
@@ -26,7 +27,7 @@ ACLS_MAX: Final = 100_000
 FORM: Final = "write: allow|deny principal operation topic|group|transactional_id name [prefixed] [from host]"
 
 
-class BadAclFile(ValueError):
+class BadAclFile(FlowshareError, ValueError):
     """A file of ACLs that cannot be used; the text names file and line."""
 
 
@@ -34,10 +35,9 @@ def read_acls(path: Path) -> tuple[Acl, ...]:
     """Read a file of ACLs. Raises: BadAclFile."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadAclFile(f"the file of ACLs {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadAclFile(f"the file of ACLs {path} cannot be read: it is no UTF-8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise BadAclFile(f"the file of ACLs {path} cannot be read: {reason}") from None
     return parse_acls(text, where=str(path))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from flowshare.log.base import StorageDamaged
-from flowshare.server.edge.base import Operation, ResourceType
-from flowshare.server.security.acls import Acl, AclFilter, Acls
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.security.acls import Acl, Acls
 
 if TYPE_CHECKING:
     from flowshare.log.base import StateStore
@@ -24,16 +24,16 @@ class TooManyAcls(Exception):
     """The bindings would be more than `STORED_MAX`."""
 
 
-class AclStore:
+class AclStore(Acls):
     """Decides by super users and all bindings. A file's bindings cannot be removed over the wire."""
 
     def __init__(self, store: StateStore, *, file: Iterable[Acl] = (), super_users: Collection[str] = ()) -> None:
         self._store = store
         self._super_users = frozenset(super_users)
         self._file = frozenset(file)
-        self._acls = Acls(self._file)
         self._stored: set[Acl] = set()
         self._changing = asyncio.Lock()
+        super().__init__(self._file)
 
     async def start(self) -> None:
         """Read what is stored.
@@ -46,23 +46,15 @@ class AclStore:
             except (ValueError, TypeError) as error:
                 raise StorageDamaged(f"a stored ACL cannot be read ({key!r}): {error}") from error
             self._stored.add(acl)
-            self._acls.add(acl)
+            self.add(acl)
 
     def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether it is permitted."""
-        return principal in self._super_users or self._acls.allowed(principal, host, operation, resource, name)
+        return principal in self._super_users or super().allowed(principal, host, operation, resource, name)
 
     def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
         """Whether it is permitted on some thing of this kind."""
-        return principal in self._super_users or self._acls.allowed_somewhere(principal, host, operation, resource)
-
-    def matching(self, wanted: AclFilter) -> list[Acl]:
-        """All bindings that a filter means."""
-        return self._acls.matching(wanted)
-
-    def candidates(self, wanted: AclFilter) -> int:
-        """How many bindings `matching` looks at."""
-        return len(self._acls.candidates(wanted))
+        return principal in self._super_users or super().allowed_somewhere(principal, host, operation, resource)
 
     def from_file(self, acl: Acl) -> bool:
         """Whether the file has this binding."""
@@ -71,13 +63,13 @@ class AclStore:
     async def create(self, acls: Sequence[Acl]) -> None:
         """Store bindings, all or none; those that are there stay. Raises: TooManyAcls, LogError."""
         async with self._changing:
-            new = {acl for acl in acls if acl not in self._acls}
+            new = {acl for acl in acls if acl not in self}
             if len(self._stored) + len(new) > STORED_MAX:
                 raise TooManyAcls(f"there would be more than {STORED_MAX} ACLs; delete some first")
             await self._store.write([(_encode(acl), b"") for acl in new])
             self._stored |= new
             for acl in new:
-                self._acls.add(acl)
+                self.add(acl)
 
     async def delete(self, acls: Collection[Acl]) -> None:
         """Remove stored bindings, all or none; the file's stay. Raises: LogError."""
@@ -86,7 +78,7 @@ class AclStore:
             await self._store.write([(_encode(acl), None) for acl in gone])
             self._stored -= gone
             for acl in gone - self._file:
-                self._acls.remove(acl)
+                self.remove(acl)
 
 
 def _encode(acl: Acl) -> bytes:

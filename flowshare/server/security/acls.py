@@ -1,7 +1,8 @@
 """Who may do what to which thing: bindings, and the rules by which Kafka's authorizer reads them.
 
-A denial goes before every permission. Reading, writing, deleting or altering a thing includes describing it, altering
-its settings includes describing those. What no binding permits is denied.
+The words are Kafka's (`protocol.rights`); `acl_store.py` has the bindings there are. A denial goes before every
+permission. Reading, writing, deleting or altering a thing includes describing it, altering its settings includes
+describing those. What no binding permits is denied.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 
+ANONYMOUS: Final = "User:ANONYMOUS"
+"""The principal of who did not log in where nobody has to."""
 EVERYBODY: Final = "User:*"
 ANYWHERE: Final = "*"
 ANY_NAME: Final = "*"
@@ -154,7 +157,21 @@ class _Patterns:
             del self._lengths[length]
 
 
-class Acls:
+class Authorizer:
+    """Decides what a principal may do. This one allows everything to everybody: a listener without security."""
+
+    def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
+        """Whether `principal` (`User:alice`), coming from the address `host`, may do `operation`."""
+        del principal, host, operation, resource, name
+        return True
+
+    def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
+        """Whether there can be a thing of this kind on which it is allowed."""
+        del principal, host, operation, resource
+        return True
+
+
+class Acls(Authorizer):
     """A set of bindings that answers quickly who may do what."""
 
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
@@ -162,9 +179,6 @@ class Acls:
         self._patterns = {resource: _Patterns() for resource in ResourceType}
         for acl in acls:
             self.add(acl)
-
-    def __len__(self) -> int:
-        return len(self._all)
 
     def __contains__(self, acl: Acl) -> bool:
         return acl in self._all

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,7 +40,7 @@ REMEMBERED_MAX: Final = 10_000
 """Addresses, names, and pairs of both that are remembered, each."""
 
 
-class Tally:
+class FailureTally:
     """Failures of one address or name, and logins under way that may become some. Time comes in, seconds."""
 
     __slots__ = ("_at_s", "_level", "_pace", "under_way", "waiting")
@@ -75,13 +75,10 @@ class _Gates:
         self._waiting_max = waiting_max
         self._limit_s = limit_s
         self._clock = clock
-        self._tallies: OrderedDict[Hashable, Tally] = OrderedDict()
-        self._timers: dict[Tally, TimerHandle] = {}
+        self._tallies: OrderedDict[Hashable, FailureTally] = OrderedDict()
+        self._timers: dict[FailureTally, TimerHandle] = {}
 
-    def __len__(self) -> int:
-        return len(self._tallies)
-
-    async def enter(self, key: Hashable) -> Tally | None:
+    async def enter(self, key: Hashable) -> FailureTally | None:
         """Wait until a login may begin; None: it may not. The tally has to be left again."""
         tally = self._of(key)
         if tally.waiting or tally.wait_s(self._clock.monotonic()) > 0:
@@ -106,14 +103,14 @@ class _Gates:
             tally.under_way += 1
         return tally
 
-    def leave(self, tally: Tally, *, failed: bool) -> None:
+    def leave(self, tally: FailureTally, *, failed: bool) -> None:
         """A login is over."""
         tally.under_way -= 1
         if failed:
             tally.failed(self._clock.monotonic())
         self._pass(tally)
 
-    def _pass(self, tally: Tally) -> None:
+    def _pass(self, tally: FailureTally) -> None:
         """Let through who may, and look again when the next one may."""
         timer = self._timers.pop(tally, None)
         if timer is not None:
@@ -126,16 +123,23 @@ class _Gates:
             tally.under_way += 1
             tally.waiting.popleft().set_result(None)
 
-    def _of(self, key: Hashable) -> Tally:
+    def _of(self, key: Hashable) -> FailureTally:
         tally = self._tallies.get(key)
         if tally is None:
-            tally = self._tallies[key] = Tally(self._pace)
+            tally = self._tallies[key] = FailureTally(self._pace)
             if len(self._tallies) > REMEMBERED_MAX:
                 oldest = next((at for at, one in self._tallies.items() if not (one.under_way or one.waiting)), key)
                 if oldest != key:
                     del self._tallies[oldest]
         self._tallies.move_to_end(key)
         return tally
+
+
+class EndLoginTry(Protocol):
+    """The password of a login was looked at."""
+
+    def __call__(self, *, failed: bool) -> None:
+        """failed: it was wrong."""
 
 
 class Guesses:
@@ -146,8 +150,8 @@ class Guesses:
         self._names = _Gates(NAME, NAME_WAIT_S, clock)
         self._familiar: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    async def begin(self, host: str, name: str) -> Attempt:
-        """Before a password, or a proof of one, is looked at.
+    async def begin(self, host: str, name: str) -> EndLoginTry:
+        """Before a password, or a proof of one, is looked at; call what is returned when it was.
 
         Raises: ConnectionError (too many have failed from this address; the connection is to be closed).
         """
@@ -162,31 +166,26 @@ class Guesses:
         except BaseException:
             self._addresses.leave(address, failed=False)
             raise
-        return Attempt(self, (name, where), address, tally)
 
-    def end(self, attempt: Attempt, *, failed: bool) -> None:
-        """After it was looked at."""
-        self._addresses.leave(attempt.address, failed=failed)
-        if attempt.name is not None:
-            self._names.leave(attempt.name, failed=failed)
-        if not failed:
-            self._familiar[attempt.who] = None
-            self._familiar.move_to_end(attempt.who)
-            if len(self._familiar) > REMEMBERED_MAX:
-                self._familiar.popitem(last=False)
+        def end(*, failed: bool) -> None:
+            self._addresses.leave(address, failed=failed)
+            if tally is not None:
+                self._names.leave(tally, failed=failed)
+            if not failed:
+                self._familiar[name, where] = None
+                self._familiar.move_to_end((name, where))
+                if len(self._familiar) > REMEMBERED_MAX:
+                    self._familiar.popitem(last=False)
+
+        return end
 
 
-class Attempt(NamedTuple):
-    """One login's place in the tallies."""
-
-    guesses: Guesses
-    who: tuple[str, str]
-    address: Tally
-    name: Tally | None
-
-    def end(self, *, failed: bool) -> None:
-        """The password was looked at."""
-        self.guesses.end(self, failed=failed)
+def is_loopback(host: str) -> bool:
+    """Whether an address is one of this machine itself."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def network_of(host: str) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, cast
 
-from flowshare.server.edge.base import ANONYMOUS
+from flowshare.errors import FlowshareError
+from flowshare.server.security.acls import ANONYMOUS
 
 ClientCertificates = Literal["none", "requested", "required"]
 
@@ -27,7 +28,7 @@ SHORT_NAMES: Final[Mapping[str, str]] = {
 """OpenSSL's names of a subject's parts -> RFC 2253's; others are written as OpenSSL has them."""
 
 
-class BadTls(ValueError):
+class BadTls(FlowshareError, ValueError):
     """TLS cannot be set up; the text names the file that is wrong."""
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from flowshare.errors import FlowshareError
 from flowshare.protocol.scram import DIGESTS, ScramError, prepared
 from flowshare.server.security.credentials import ITERATIONS, Credential, hashed
 
@@ -31,7 +32,7 @@ _PLAIN: Final = re.compile(r"([^=:,\s]+)\s*=\s*(.+)")
 logger = logging.getLogger(__name__)
 
 
-class BadUsersFile(ValueError):
+class BadUsersFile(FlowshareError, ValueError):
     """A file of users that cannot be used; the text names file and line and shows no password."""
 
 
@@ -66,7 +67,8 @@ def read_users(path: Path) -> UsersFile:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadUsersFile(f"the file of users {path} cannot be read: {_reason(error)}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise BadUsersFile(f"the file of users {path} cannot be read: {reason}") from None
     users = parse_users(text, where=str(path))
     if users.passwords and stat.S_IMODE(mode) & 0o077:
         logger.warning("file of users can be read by others on this machine: path=%s; run chmod 600 on it", path)
@@ -123,7 +125,3 @@ def _prepared(text: str) -> str | None:
         return prepared(text)
     except ScramError:
         return None
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "no reason given")

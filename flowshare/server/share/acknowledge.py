@@ -1,13 +1,15 @@
 """ShareAcknowledge, and the acknowledgements that ride on a ShareFetch (KIP-932, KIP-1222).
 
 A request is checked and decided on all its share-partitions before anything is awaited, so that requests act in the
-order in which they were sent; then its answer waits until everything is durable. Each partition has its own result.
+order in which they were sent; then its answer waits until everything is durable. Each partition has its own
+result (SG-11.8).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
@@ -17,11 +19,10 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
-from flowshare.server.duties import NOT_KNOWN
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.state import ShareKey
-from flowshare.share.errors import InvalidRequest, ShareError, UnknownTopicId, UnknownTopicOrPartition
-from flowshare.share.types import DELAY_MS_MAX, AcknowledgeBatch, AcknowledgeType
+from flowshare.server.runtime.failures import EXPECTED, Refused, failure, refusal
+from flowshare.server.runtime.state import ShareKey
+from flowshare.server.share.duties import NOT_KNOWN
+from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import Topic
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.duties import Duties
-    from flowshare.server.partitions import Partitions
-    from flowshare.server.sessions import Sessions
-    from flowshare.server.stats import Stats
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.connection import Handlers, InProcess
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.duties import Duties
+    from flowshare.server.share.partitions import Partitions
+    from flowshare.server.share.sessions import Sessions
+    from flowshare.server.share.stats import Stats
 
     MayRead = Callable[[str], bool] | None
 
@@ -92,11 +93,7 @@ class Acknowledger:
         version: int,
         renew_allowed: bool,
     ) -> asyncio.Future[None] | None:
-        topic = self._topics.by_id(at.topic_id)
-        if topic is None:
-            raise UnknownTopicId(f"no topic has the id {at.topic_id}")
-        if not 0 <= at.partition < topic.partitions:
-            raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {at.partition}")
+        topic = self._topics.find(*at)
         if not acks:
             return None
         check_batches(acks, version=version, renew_allowed=renew_allowed)
@@ -117,7 +114,7 @@ def check_readable(topic: Topic | None, may_read: MayRead) -> None:
 
 
 def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool) -> None:
-    """The checks on one partition's batches that need no state (share-groups.md §3.4). Raises: InvalidRequest."""
+    """The checks on one partition's batches that need no state (SG-7.1). Raises: InvalidRequest."""
     last_type = TYPE_LAST.get(version, RENEW)
     previous_last = -1
     for ack in acks:
@@ -151,7 +148,7 @@ async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartiti
 
 
 def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, Sequence[AckBatch]]:
-    """Partitions of a request with their batches; entries that name the same one are put together (librdkafka)."""
+    """Partitions of a request with their batches; entries that name the same one are put together (SG-11.7)."""
     found: dict[TopicPartition, Sequence[AckBatch]] = {}
     joined: dict[TopicPartition, list[AckBatch]] = {}
     for topic_id, partition, acks in partitions:
@@ -192,10 +189,9 @@ class ShareAcknowledging:
         self._stats.acknowledges += 1
         try:
             closed = self._sessions.acknowledge(request.group_id, request.member_id, request.session_epoch)
-        except ShareError as error:
+        except CoreError as error:
             self._stats.failed_acknowledges += 1
-            code, message = failure(error)
-            return ShareAcknowledgeResponse(error=code, message=message)
+            return refusal(ShareAcknowledgeResponse, error)
         group_id, member_id = request.group_id or "", request.member_id or ""
         pending = self._acknowledger.decide(
             group_id,
@@ -233,5 +229,5 @@ class ShareAcknowledging:
 
 def _batch(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
     first, last, types, delay_ms, unrun, joined = ack
-    not_before_ms = now_ms + min(delay_ms, DELAY_MS_MAX) if delay_ms > 0 else 0
+    not_before_ms = now_ms + delay_ms if delay_ms > 0 else 0
     return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined)

@@ -12,23 +12,20 @@ as if their sessions had timed out. The same holds for a member of flowshare's o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.clock import ahead_ms
+from flowshare.core_errors import CoreError, FencedMemberEpoch, GroupIdNotFound, StateCorrupt
 from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.alarm import Alarm
-from flowshare.server.budget import Makers
-from flowshare.server.damage import group_id_of
-from flowshare.server.failures import Refused
-from flowshare.server.first_states import FirstStates
-from flowshare.server.returns import SOON_MS, Returns
-from flowshare.server.state import GROUP_ID_BYTES_MAX
-from flowshare.share.errors import FencedMemberEpoch, GroupIdNotFound, ShareError, StateCorrupt
+from flowshare.server.runtime.connection import IN_PROCESS
+from flowshare.server.runtime.coordinator import RETRY_MS, CoordinatorRuntime, group_id_of
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
+from flowshare.server.share.first_states import FirstStates
+from flowshare.server.share.returns import SOON_MS, Returns
 from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
-from flowshare.share.retention import IdleGroup, expired, next_expiry_ms
 
 if TYPE_CHECKING:
     import uuid
@@ -37,22 +34,19 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.protocol.messages import ShareGroupHeartbeatRequest
-    from flowshare.server.budget import StateBudget
-    from flowshare.server.connection import InProcess
-    from flowshare.server.damage import Damage
-    from flowshare.server.duties import Duties
-    from flowshare.server.leaders import Leaders
-    from flowshare.server.state import Write
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.budget import StateBudget
+    from flowshare.server.runtime.connection import InProcess
+    from flowshare.server.runtime.coordinator import Damage
+    from flowshare.server.runtime.state import Write
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.duties import Duties
+    from flowshare.server.share.leaders import Leaders
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import Heartbeat
 
 logger = logging.getLogger(__name__)
 
 PREFIX: Final = b"g/"
-IN_PROCESS: Final = "in-process"
-"""Host of connections within the process."""
-RETRY_MS: Final = 1_000
 LATE_MS: Final = 500
 """Who looks later than that after its members has not heard of them either."""
 NOTE_MS: Final = 1_000
@@ -91,27 +85,25 @@ class Coordinator:
         self._damage = damage
         self._is_other_group = is_other_group
         self._groups_max = groups_max
-        self._budget = budget
-        budget.counts(self._held)
-        self._makers = Makers("share groups", "group.share.max.groups")
+        self._runtime = CoordinatorRuntime[ShareGroup](
+            "share groups", limit="group.share.max.groups", clock=clock, budget=budget, size_of=lambda group: group.size
+        )
+        self.groups = self._runtime.entries
         self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
-        self._alarm = Alarm(clock)
         self._unwritten: set[str] = set()
         self._noted: dict[str, int] = {}
         """Groups whose members have jumped to another epoch, and when that is to be written."""
         self._first_states = FirstStates(leaders, self.write, clock)
-        self._task: asyncio.Task[None] | None = None
-        self.groups: dict[str, ShareGroup] = {}
 
     async def start(self) -> None:
         """Read all groups and begin to watch their members' timeouts. Raises: LogError."""
         self.take_up(await self._storage.scan(PREFIX))
         await self._forget_deleted_topics()
-        self._task = asyncio.get_running_loop().create_task(self._watch(), name="share groups")
+        self._runtime.start(self._expire, self._next_ms)
 
     def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Coordinate the groups of these entries of the store; their members are expected to come back soon."""
-        self._budget.came()
+        self._runtime.loaded()
         for key, value in entries:
             group_id = group_id_of(key, PREFIX)
             if group_id is None or group_id in self._damage:
@@ -132,7 +124,7 @@ class Coordinator:
             for member_id in tuple(group.members) if self._returns.grace_ms else ():
                 self._returns.expect(group, member_id)
             self._expect_soon(group, self._duties.worker_gone)
-        self._alarm.ring()
+        self._runtime.wake()
 
     def lay_down(self, group_ids: Iterable[str]) -> None:
         """Coordinate these groups no more; nothing is written."""
@@ -146,9 +138,7 @@ class Coordinator:
     async def close(self) -> None:
         """Stop watching, and what is begun."""
         await self._first_states.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._runtime.close()
 
     def living(self, group_id: str) -> Container[str]:
         """Members of the group that keep what they had acquired before this server was started."""
@@ -160,7 +150,7 @@ class Coordinator:
         for group_id, member_id in self._returns.ended(connection):
             group = self.groups.get(group_id)
             if group is not None:
-                self._expect(self._returns.expect(group, member_id))
+                self._runtime.expect(self._returns.expect(group, member_id))
 
     def interval_ms(self, group_id: str, *, own: bool = False) -> int:
         """How often a member of the group is to send heartbeats; own: flowshare's own client.
@@ -175,7 +165,7 @@ class Coordinator:
         """Workers have left the fleet, by their node ids: the members in their processes live only if they say so."""
         for group in self.groups.values():
             self._expect_soon(group, left.__contains__)
-        self._alarm.ring()
+        self._runtime.wake()
 
     def _expect_soon(self, group: ShareGroup, gone: Callable[[int], bool]) -> None:
         for member_id in group.at_workers(gone):
@@ -202,11 +192,10 @@ class Coordinator:
         if group is None:
             if self._is_other_group(group_id):
                 raise GroupIdNotFound(f"{group_id!r} is a consumer group; use another group id")
-            self._makers.check(party, self.groups, len(self.groups), self._groups_max)
             if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
-            group = self.groups[group_id] = ShareGroup(group_id, config=self._config_of(group_id))
-            self._makers.add(party, group_id, self.groups, self._groups_max)
+            config = self._config_of(group_id)
+            group = self._runtime.make(group_id, lambda: ShareGroup(group_id, config=config), party, self._groups_max)
         return group
 
     async def heartbeat(self, request: ShareGroupHeartbeatRequest, connection: InProcess) -> Heartbeat:
@@ -240,14 +229,14 @@ class Coordinator:
         self._returns.beat(connection, (group_id, member_id), left=beat.left)
         if beat.left:
             self._leaders.release_member(group_id, member_id)
-            self._alarm.ring()  # the group may be empty now, and expire
+            self._runtime.wake()  # the group may be empty now, and expire
         else:
-            self._expect(self._clock.steady_ms() + group.config.session_timeout_ms)
+            self._runtime.expect(self._clock.steady_ms() + group.config.session_timeout_ms)
         if beat.changed or group_id in self._unwritten:
             self._unwritten.add(group_id)
             await self._first_states.give(group, beat.to_initialize)
         elif beat.jumped:
-            self._expect(self._noted.setdefault(group_id, self._clock.steady_ms() + NOTE_MS))
+            self._runtime.expect(self._noted.setdefault(group_id, self._clock.steady_ms() + NOTE_MS))
         return beat
 
     def _take(self, request: ShareGroupHeartbeatRequest, party: str | None) -> None:
@@ -256,12 +245,7 @@ class Coordinator:
         member = None if group is None else group.members.get(request.member_id)
         if member is not None or request.member_epoch == 0:
             growth = subscription_growth(member, request.subscribed_topics)
-            self._budget.take(party, growth, self._clock.monotonic())
-
-    def _held(self) -> Iterable[tuple[str | None, int]]:
-        """Of each group who made it and how many bytes it takes."""
-        for group_id, group in self.groups.items():
-            yield self._makers.maker_of(group_id), group.size
+            self._runtime.take(party, growth)
 
     async def write(self, group: ShareGroup, more: Sequence[Write] = ()) -> None:
         """Write a group as it is now, together with `more`. Raises: LogError (NotLed: it is this one's no more)."""
@@ -276,7 +260,7 @@ class Coordinator:
         return group.encode(self._first_states.unwritten(group), ahead_ms=ahead_ms(self._clock))
 
     async def delete(self, group_id: str) -> None:
-        """Delete an empty group with the state of its share-partitions; its settings stay.
+        """Delete an empty group with the state of its share-partitions; its settings stay (SG-13.4).
 
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
@@ -299,7 +283,7 @@ class Coordinator:
         """Delete a group that has expired; what does not succeed now is tried again soon."""
         try:
             await self.delete(group_id)
-        except (LogError, ShareError, Refused) as error:
+        except (LogError, CoreError, Refused) as error:
             logger.warning("an idle group could not be deleted, tried again soon: %s group=%s", error, group_id)
 
     async def _delete_damaged(self, group_id: str) -> None:
@@ -334,14 +318,14 @@ class Coordinator:
         self._groups_max = groups_max
         for group_id, group in self.groups.items():
             group.config = self._config_of(group_id)
-        self._alarm.ring()
+        self._runtime.wake()
 
     def configure(self, group_id: str) -> None:
         """The group's config has changed."""
         group = self.groups.get(group_id)
         if group is not None:
             group.config = self._config_of(group_id)
-            self._alarm.ring()  # when members time out, or the group expires, may have changed
+            self._runtime.wake()  # when members time out, or the group expires, may have changed
         self._leaders.configure(group_id)
 
     def states(self) -> Mapping[str, int]:
@@ -353,58 +337,21 @@ class Coordinator:
 
     def _remove_dead(self, group: ShareGroup) -> None:
         dead = [member.member_id for member in group.members.values() if member.client_host == IN_PROCESS]
-        for member_id in dead:
-            group.heartbeat(
-                member_id=member_id,
-                member_epoch=-1,
-                rack_id=None,
-                subscribed_topics=None,
-                client_id="",
-                client_host="",
-                topics=self._topics,
-                now_ms=self._clock.steady_ms(),
-            )
         if dead:
+            group.remove(dead, self._clock.steady_ms())
             self._unwritten.add(group.group_id)
 
     # --- timeouts ---------------------------------------------------------------------------------------------------
 
-    def _expect(self, due_ms: int) -> None:
-        """A member may time out at `due_ms`."""
-        if self._alarm.due_ms is None or due_ms < self._alarm.due_ms:
-            self._alarm.ring()
-
-    async def _watch(self) -> None:
-        late_ms = 0
-        while True:
-            try:
-                await self._expire(late_ms)
-            except LogError as error:
-                logger.error("groups could not be written, tried again soon: %s", error)  # noqa: TRY400  the text says it
-            except Exception:
-                logger.exception("watching the groups' members failed, going on")
-                await self._clock.sleep(RETRY_MS / 1000)
-            due_ms = self._next_ms()
-            await self._alarm.sleep_until(due_ms)
-            late_ms = 0 if due_ms is None else self._clock.steady_ms() - due_ms
-
     def _next_ms(self) -> int | None:
         deadlines = [due for group in self.groups.values() if (due := group.next_deadline_ms()) is not None]
-        expiry_ms = next_expiry_ms(self._expiring())
-        if expiry_ms is not None:
-            # Not at once even if it is due: members that never joined may still read, or the store refuse.
-            deadlines.append(max(expiry_ms, self._clock.steady_ms() + RETRY_MS))
+        # Not at once even if it is due: members that never joined may still read, or the store refuse.
+        soon_ms = self._clock.steady_ms() + RETRY_MS
+        deadlines += [max(at, soon_ms) for group in self.groups.values() if (at := group.expires_ms) is not None]
         deadlines += self._noted.values()
         if self._unwritten:
-            deadlines.append(self._clock.steady_ms() + RETRY_MS)
+            deadlines.append(soon_ms)
         return min(deadlines, default=None)
-
-    def _expiring(self) -> list[IdleGroup]:
-        return [
-            IdleGroup(group.group_id, group.empty_since_ms, group.config.retention_ms)
-            for group in self.groups.values()
-            if group.config.retention_ms is not None
-        ]
 
     def _hears(self, group_id: str) -> bool:
         """Whether heartbeats of a group are answered here at the moment."""
@@ -428,17 +375,25 @@ class Coordinator:
                 self._leaders.release_member(group.group_id, member_id, died=True)
             if gone:
                 self._unwritten.add(group.group_id)
-        for group_id in expired(self._expiring(), now_ms):
-            if not self._leaders.idle(group_id):
+        expiring = [(group_id, at) for group_id, group in self.groups.items() if (at := group.expires_ms) is not None]
+        for group_id, at in expiring:
+            if at > now_ms or not self._leaders.idle(group_id):
                 continue
             logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
             await self._delete_idle(group_id)
+        await self._write_due(now_ms)
+
+    async def _write_due(self, now_ms: int) -> None:
+        """Write what members changed by the way, and what could not be written before."""
         due = {group_id for group_id, due_ms in self._noted.items() if due_ms <= now_ms}
         for group_id in due:
             del self._noted[group_id]
         self._unwritten |= due
-        for group_id in tuple(self._unwritten):
-            if group_id in self.groups:
-                await self.write(self.groups[group_id])
-            else:
-                self._unwritten.discard(group_id)
+        try:
+            for group_id in tuple(self._unwritten):
+                if group_id in self.groups:
+                    await self.write(self.groups[group_id])
+                else:
+                    self._unwritten.discard(group_id)
+        except LogError as error:
+            logger.error("groups could not be written, tried again soon: %s", error)  # noqa: TRY400  the text says it

@@ -1,8 +1,8 @@
-"""Dead letters that the server writes (KIP-1191): what a group rejects, or what used up its deliveries.
+"""Dead letters that the server writes (SG-15.3): what a group rejects, or what used up its deliveries.
 
 A record's state is ARCHIVING, durably, until its dead letter is confirmed; so a crash in between writes it again, not
-never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it; a
-disk that refuses is waited for.
+never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it; a disk
+that refuses is waited for (SG-15.4).
 
 Who may make the server copy: the principal that last changed one of a group's dead-letter settings at a socket is kept
 with them, and at each writing has to be allowed to READ the source. While it is not, the dead letter has its headers
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import CoreError
 from flowshare.log.base import (
-    CorruptRecords,
+    CorruptBatches,
     InvalidTopic,
     LogError,
     RecordsTooLarge,
@@ -29,9 +30,10 @@ from flowshare.log.base import (
 )
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
-from flowshare.server.edge.base import AllowAll, Operation, ResourceType
-from flowshare.share.errors import ShareError
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.security.acls import Authorizer
 from flowshare.share.types import AcquiredRange
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,9 +41,8 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
     from flowshare.protocol.batches import DecodedRecord
-    from flowshare.server.edge.base import Authorizer
-    from flowshare.server.owner import Owner
-    from flowshare.server.stats import Stats
+    from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.stats import Stats
     from flowshare.share.partition import Archiving
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,6 @@ Letter = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 """Key, value, headers, timestamp."""
 
 
-class _Given(NamedTuple):
-    """A record whose dead letter is due."""
-
-    offset: int
-    delivery_count: int
-    by_limit: bool
-
-
 class DeadLetters:
     """Writes dead letters, one task a share-partition that has some."""
 
@@ -79,11 +72,11 @@ class DeadLetters:
         self._stats = stats
         self.auto_create = auto_create
         """Whether a missing topic is created."""
-        self.authorizer: Authorizer = AllowAll()
+        self.authorizer: Authorizer = Authorizer()
         """Of the server's sockets."""
-        self._tasks: dict[Owner, asyncio.Task[None]] = {}
+        self._tasks: dict[PartitionOwner, asyncio.Task[None]] = {}
 
-    def start(self, owner: Owner) -> None:
+    def start(self, owner: PartitionOwner) -> None:
         """Write the dead letters of a share-partition, unless that is under way."""
         if owner not in self._tasks:
             task = asyncio.get_running_loop().create_task(self._work(owner), name=f"dead letters {owner.key}")
@@ -92,13 +85,9 @@ class DeadLetters:
 
     async def close(self) -> None:
         """Stop; what is not written is written after the next start."""
-        tasks = tuple(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancelled(*self._tasks.values())
 
-    async def _work(self, owner: Owner) -> None:
+    async def _work(self, owner: PartitionOwner) -> None:
         try:
             while not owner.closed and (archiving := owner.partition.archiving()):
                 for chunk in _chunks(archiving[0]):
@@ -106,7 +95,7 @@ class DeadLetters:
         except Exception:
             logger.exception("dead letters stopped, they go on when the share-partition is loaded again %s", owner.key)
 
-    async def _settle(self, owner: Owner, chunk: Archiving) -> None:
+    async def _settle(self, owner: PartitionOwner, chunk: Archiving) -> None:
         """Write a chunk's dead letters, or give it up after all tries; tries that the disk refused do not count."""
         count = chunk.last - chunk.first + 1
         delay_s = BACKOFF_FIRST_S
@@ -114,7 +103,7 @@ class DeadLetters:
         while True:
             try:
                 await self._write(owner, chunk)
-            except (LogError, DecodeError, ShareError) as error:
+            except (LogError, DecodeError, CoreError) as error:
                 left -= not isinstance(error, StorageError)
                 if left and not isinstance(error, InvalidTopic | RecordsTooLarge):
                     logger.warning("dead letters could not be written, tried again: %s %s", error, _where(owner, chunk))
@@ -128,16 +117,16 @@ class DeadLetters:
             break
         owner.finish_archiving(chunk.first, chunk.last)
 
-    async def _write(self, owner: Owner, chunk: Archiving) -> None:
+    async def _write(self, owner: PartitionOwner, chunk: Archiving) -> None:
         name = owner.config.dead_letter_topic
         if not name:
             raise InvalidTopic(f"group {owner.key.group_id} names no dead-letter topic any more")
         topic = await self._ensure(name)
         originals = await self._originals(owner, chunk) if self._may_copy(owner, chunk) else {}
         taken = min(BATCH_BYTES, TopicSettings.of(topic.configs).max_message_bytes)
-        left = list(_given(chunk))
+        left = range(chunk.first, chunk.last + 1)
         while left:
-            letters = [self._fitting(owner, given, originals.get(given.offset), taken) for given in left]
+            letters = [self._fitting(owner, chunk, offset, originals.get(offset), taken) for offset in left]
             try:
                 for count, batch in _batches(letters, taken):
                     await self._storage.append(name, owner.key.partition % topic.partitions, batch)
@@ -148,7 +137,7 @@ class DeadLetters:
                     raise
                 taken //= 2
 
-    def _may_copy(self, owner: Owner, chunk: Archiving) -> bool:
+    def _may_copy(self, owner: PartitionOwner, chunk: Archiving) -> bool:
         config, topic = owner.config, owner.log.topic
         if not config.dead_letter_copy_record or config.dead_letter_by is None:
             return config.dead_letter_copy_record
@@ -176,14 +165,14 @@ class DeadLetters:
                 topic = self._storage.topics()[name]
         return topic
 
-    async def _originals(self, owner: Owner, chunk: Archiving) -> dict[int, DecodedRecord]:
+    async def _originals(self, owner: PartitionOwner, chunk: Archiving) -> dict[int, DecodedRecord]:
         """The records themselves; one that is gone or cannot be read is left out, its dead letter has headers only."""
         found: dict[int, DecodedRecord] = {}
         offset = max(chunk.first, owner.log.bounds().log_start)
         while offset <= chunk.last:
             try:
                 read = await self._storage.read(owner.log.topic, owner.log.partition, offset, max_bytes=READ_BYTES)
-            except (CorruptRecords, StorageDamaged) as error:
+            except (CorruptBatches, StorageDamaged) as error:
                 logger.warning("a dead letter's record cannot be read: %s %s", error, _where(owner, chunk))
                 break
             if not read.batches:
@@ -195,22 +184,24 @@ class DeadLetters:
             offset = min(next(behind, read.batches[-1].last + 1), read.batches[-1].last + 1)
         return found
 
-    def _fitting(self, owner: Owner, given: _Given, original: DecodedRecord | None, size_max: int) -> Letter:
+    def _fitting(
+        self, owner: PartitionOwner, chunk: Archiving, offset: int, original: DecodedRecord | None, size_max: int
+    ) -> Letter:
         """The dead letter of a record, with headers only if the topic does not take it whole."""
-        letter = self._letter(owner, given, original)
+        letter = self._letter(owner, chunk, offset, original)
         if original is None or _size(letter) <= size_max:
             return letter
-        logger.warning("a dead letter carries no record, the topic takes %d bytes offset=%d", size_max, given.offset)
-        return self._letter(owner, given, None)
+        logger.warning("a dead letter carries no record, the topic takes %d bytes offset=%d", size_max, offset)
+        return self._letter(owner, chunk, offset, None)
 
-    def _letter(self, owner: Owner, given: _Given, original: DecodedRecord | None) -> Letter:
-        message = "Delivery count limit exceeded" if given.by_limit else "Rejected by the consumer"
+    def _letter(self, owner: PartitionOwner, chunk: Archiving, offset: int, original: DecodedRecord | None) -> Letter:
+        message = "Delivery count limit exceeded" if chunk.by_limit else "Rejected by the consumer"
         facts = {
             "topic": owner.log.topic,
             "partition": str(owner.key.partition),
-            "offset": str(given.offset),
+            "offset": str(offset),
             "group": owner.key.group_id,
-            "delivery.count": str(given.delivery_count),
+            "delivery.count": str(chunk.delivery_count),
             "message": message,
         }
         headers: list[tuple[str, bytes | None]] = [
@@ -224,11 +215,6 @@ class DeadLetters:
 def _chunks(archiving: Archiving) -> Iterator[Archiving]:
     for first in range(archiving.first, archiving.last + 1, CHUNK_RECORDS):
         yield archiving._replace(first=first, last=min(first + CHUNK_RECORDS - 1, archiving.last))
-
-
-def _given(chunk: Archiving) -> Iterator[_Given]:
-    for offset in range(chunk.first, chunk.last + 1):
-        yield _Given(offset, chunk.delivery_count, chunk.by_limit)
 
 
 def _size(letter: Letter) -> int:
@@ -251,6 +237,6 @@ def _batches(letters: list[Letter], size_max: int) -> Iterator[tuple[int, bytes]
         yield builder.count, builder.build()
 
 
-def _where(owner: Owner, chunk: Archiving) -> str:
+def _where(owner: PartitionOwner, chunk: Archiving) -> str:
     key = owner.key
     return f"group={key.group_id} topic={owner.log.topic} partition={key.partition} offset={chunk.first}-{chunk.last}"

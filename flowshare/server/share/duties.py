@@ -4,27 +4,34 @@ coordinates some groups, and what a leader has to know of a group comes from who
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     import uuid
 
-    from flowshare.server.state import ShareKey
+    from flowshare.server.runtime.state import ShareKey
     from flowshare.share.config import GroupConfig
 
 
-class Leader(NamedTuple):
+class PartitionLeader(NamedTuple):
     """Who leads: node and leader epoch, and where the node is."""
 
     current: tuple[int, int] = (-1, -1)
     address: tuple[str, int] | None = None
 
 
-NOT_KNOWN: Final = Leader()
+NOT_KNOWN: Final = PartitionLeader()
 
 
-class Duties(Protocol):
-    """Asked before anything is done for a group or a share-partition."""
+class Duties:
+    """Asked before anything is done for a group or a share-partition; a server by itself has all of it.
+
+    config_of: of a group, as set here. living: members of a group that may come back after a restart.
+    """
+
+    def __init__(self, config_of: Callable[[str], GroupConfig], living: Callable[[str], Container[str]]) -> None:
+        self._config_of = config_of
+        self._living = living
 
     def check_coordinator(self, group_id: str) -> None:
         """Raises: Refused (NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS), when another server coordinates it."""
@@ -34,11 +41,13 @@ class Duties(Protocol):
 
     def worker_gone(self, node_id: int, /) -> bool:
         """Whether a worker has left the fleet, or was given up."""
-        ...
+        del node_id
+        return False
 
-    def leader_of(self, topic_id: uuid.UUID, partition: int) -> Leader:
+    def leader_of(self, topic_id: uuid.UUID, partition: int) -> PartitionLeader:
         """Who leads a partition, to be told to those who ask here in vain; NOT_KNOWN when that is no use."""
-        ...
+        del topic_id, partition
+        return NOT_KNOWN
 
     async def admit(self, group_id: str) -> None:
         """Before a group is made. Raises: GroupIdNotFound (its id belongs to somebody else), Refused."""
@@ -54,47 +63,8 @@ class Duties(Protocol):
 
     def config_of(self, group_id: str, /) -> GroupConfig:
         """A group's settings as they act on its share-partitions."""
-        ...
+        return self._config_of(group_id)
 
     def living(self, group_id: str, /) -> Container[str]:
         """The group's members that keep what they hold when a share-partition is loaded."""
-        ...
-
-
-class Everything:
-    """A server by itself.
-
-    config_of: of a group, as set here. living: members of a group that may come back after a restart.
-    """
-
-    def __init__(self, config_of: Callable[[str], GroupConfig], living: Callable[[str], Container[str]]) -> None:
-        self.config_of = config_of
-        self.living = living
-
-    def check_coordinator(self, group_id: str) -> None:
-        """It is here."""
-
-    def check_leader(self, key: ShareKey) -> None:
-        """It is here."""
-
-    def worker_gone(self, node_id: int, /) -> bool:
-        """There are none."""
-        del node_id
-        return False
-
-    def leader_of(self, topic_id: uuid.UUID, partition: int) -> Leader:
-        """There is no other."""
-        del topic_id, partition
-        return NOT_KNOWN
-
-    async def admit(self, group_id: str) -> None:
-        """There is nobody else."""
-
-    async def know(self, topics: Iterable[str]) -> None:
-        """All are known."""
-
-    async def prepare(self, key: ShareKey) -> None:
-        """All is known."""
-
-    def dropped(self, key: ShareKey) -> None:
-        """Nothing is kept for it."""
+        return self._living(group_id)

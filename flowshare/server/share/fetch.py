@@ -1,9 +1,9 @@
-"""ShareFetch: acknowledgements first, then records from the session's share-partitions, waiting for some if need be.
+"""ShareFetch (SG-11): acknowledgements, then records from the session's share-partitions, waiting for some if need be.
 
 A fetch goes round its share-partitions in the session's rotated order and takes what there is, within MaxRecords over
-all of them and MaxBytes in equal parts. When there is nothing it stands in line at each of them until one has
-something, until MaxWait, or until its session or connection ends. A fetch that carried acknowledgements does not
-wait: its sender waits for their results.
+all of them and MaxBytes in equal parts (SG-11.3). When there is nothing it stands in line at each of them until one has
+something, until MaxWait, or until its session or connection ends (SG-11.4). A fetch that carried acknowledgements does
+not wait: its sender waits for their results (SG-11.2).
 
 Rights are asked for at each look, and once more for what was acquired before it goes out: what was taken away from a
 fetch that waits reaches it when it is woken, and what it may not have any more goes back, unrun.
@@ -15,31 +15,31 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import CoreError, InvalidRequest, ShareSessionLimitReached
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, ShareFetchResponse, TopicPartition
-from flowshare.server import answers
-from flowshare.server.duties import NOT_KNOWN
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.parking import Ended, WaitLimit
-from flowshare.server.share_ack import OK, check_readable, merged, settle
-from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey
-from flowshare.server.taking import NOTHING, Taken, Want
-from flowshare.share.errors import InvalidRequest, ShareError, ShareSessionLimitReached
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.failures import EXPECTED, Refused, failure, refusal
+from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey
+from flowshare.server.runtime.waiting import Ended
+from flowshare.server.share.acknowledge import OK, check_readable, merged, settle
+from flowshare.server.share.duties import NOT_KNOWN
+from flowshare.server.share.owner import NOTHING, Taken, Want
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from flowshare.clock import Clock
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.duties import Duties
-    from flowshare.server.owner import Owner
-    from flowshare.server.parking import Waiter
-    from flowshare.server.partitions import Partitions
-    from flowshare.server.sessions import Sessions
-    from flowshare.server.share_ack import Acknowledger, Pending, Result
-    from flowshare.server.stats import Stats
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.server.runtime.connection import Handlers, InProcess
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.runtime.waiting import Waiter
+    from flowshare.server.share.acknowledge import Acknowledger, Pending, Result
+    from flowshare.server.share.duties import Duties
+    from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.partitions import Partitions
+    from flowshare.server.share.sessions import Sessions
+    from flowshare.server.share.stats import Stats
     from flowshare.share.session import FetchTurn, Key
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
@@ -92,12 +92,11 @@ class ShareFetching:
         self._stats.fetches += 1
         try:
             turn, pending = self._accept(request, connection)
-        except ShareError as error:
+        except CoreError as error:
             self._stats.failed_fetches += 1
             if isinstance(error, ShareSessionLimitReached):
                 await self._hold_off(request, connection)
-            code, message = failure(error)
-            return ShareFetchResponse(error=code, message=message)
+            return refusal(ShareFetchResponse, error)
         acks = await settle(pending)
         found = _Found()
         if turn.partitions and request.max_records > 0:
@@ -141,7 +140,7 @@ class ShareFetching:
         group_id, member_id = request.group_id or "", request.member_id or ""
         waiter = self._sessions.enter(group_id, member_id)
         connection.watch(waiter)
-        limit = WaitLimit(self._clock, waiter, min(request.max_wait_ms, WAIT_MAX_MS))
+        limit = waiter.end_after(self._clock, min(request.max_wait_ms, WAIT_MAX_MS))
         try:
             while waiter.ended is Ended.NO:
                 await waiter.wait()
@@ -156,9 +155,9 @@ class ShareFetching:
         session = turn.session
         waiter = self._sessions.enter(session.group_id, session.member_id)
         connection.watch(waiter)
-        limit: WaitLimit | None = None
+        limit: TimerHandle | None = None
         if may_wait and request.max_wait_ms > 0:
-            limit = WaitLimit(self._clock, waiter, min(request.max_wait_ms, WAIT_MAX_MS))
+            limit = waiter.end_after(self._clock, min(request.max_wait_ms, WAIT_MAX_MS))
         else:
             waiter.end(Ended.TIMEOUT)
         readable = self._readable(session.group_id, connection)
@@ -240,8 +239,8 @@ class _Visit:
         self._waiter = waiter
         self._group_id = turn.session.group_id
         self._member_id = turn.session.member_id
-        self._owners: dict[Key, Owner] = {}
-        self._room = answers.room()
+        self._owners: dict[Key, PartitionOwner] = {}
+        self._space = answers.space()
 
     async def run(self) -> _Found:
         """Look, and wait and look again, until there is something to answer with."""
@@ -274,10 +273,10 @@ class _Visit:
         if not ready or not await self._enough_bytes(ready):
             return found
         wanted = min(self._request.max_bytes, answers.FETCH_BYTES_MAX)
-        given = self._room.reserve(wanted)
+        given = self._space.reserve(wanted)
         if wanted and not given:
             self.leave()  # others may take what is there; this one looks again when its client has read something
-            self._room.wake(self._waiter)
+            self._space.wake(self._waiter)
             return found
         try:
             await self._take(ready, found, given)
@@ -289,7 +288,7 @@ class _Visit:
         else:
             self._withdraw(found)
         finally:
-            self._room.settle(given, found.size)
+            self._space.settle(given, found.size)
         return found
 
     def _stand(self, key: Key, found: _Found) -> bool:
@@ -322,8 +321,8 @@ class _Visit:
         else:
             owner.park(self._waiter, self._member_id)
 
-    def _ready(self, found: _Found) -> list[tuple[Key, Owner]]:
-        ready: list[tuple[Key, Owner]] = []
+    def _ready(self, found: _Found) -> list[tuple[Key, PartitionOwner]]:
+        ready: list[tuple[Key, PartitionOwner]] = []
         for key in self._turn.partitions:
             owner = self._owners.get(key)
             if owner is None:
@@ -335,7 +334,7 @@ class _Visit:
                 found.errors[key] = failure(error)
         return ready
 
-    async def _enough_bytes(self, ready: Iterable[tuple[Key, Owner]]) -> bool:
+    async def _enough_bytes(self, ready: Iterable[tuple[Key, PartitionOwner]]) -> bool:
         """Whether MinBytes is there, or need not be: at the wait limit, and for records that come again."""
         missing = self._request.min_bytes
         if missing <= 1 or self._waiter.ended is not Ended.NO:
@@ -346,7 +345,7 @@ class _Visit:
                 return True
         return False
 
-    async def _take(self, ready: Sequence[tuple[Key, Owner]], found: _Found, bytes_max: int) -> None:
+    async def _take(self, ready: Sequence[tuple[Key, PartitionOwner]], found: _Found, bytes_max: int) -> None:
         request = self._request
         left = request.max_records
         with_records = request.max_bytes > 0
@@ -400,7 +399,7 @@ class _Visit:
 
 
 def check_request(request: ShareFetchRequest) -> None:
-    """The checks of a ShareFetch that need no state. Raises: InvalidRequest."""
+    """The checks of a ShareFetch that need no state (SG-11.6). Raises: InvalidRequest."""
     if request.group_id is not None and len(request.group_id.encode()) > GROUP_ID_BYTES_MAX:
         raise InvalidRequest(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
     limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)

@@ -1,17 +1,17 @@
 """First states of a group's share-partitions: written together with the group, before a member is told to fetch.
 
 Those of thousands may take longer than a member can wait for its heartbeat's answer. Then they go on, the member is
-told to ask again, and what it asks for next comes after them. Of each group one turn is at work and one waits.
+told to ask again, and what it asks for next comes after them. Of each group one round is at work and one waits.
 
-Invariant: whenever a group is written, it is written as if the turns that are not written had not been asked for; so
+Invariant: whenever a group is written, it is written as if the rounds that are not written had not been asked for; so
 a share-partition that is stored as begun has a state, and after a crash the others are begun as they would have been.
 
     at work  waits  event                             next
-    -        -      a heartbeat changes the group     a turn begins; the heartbeat waits, `BEGIN_S` at most
-    a turn   -      another one does                  the next turn waits, and the heartbeat for it
-    a turn   one    another one does                  it joins the turn that waits
-    a turn   any    written                           who waited for it is answered; the one that waits begins
-    a turn   any    cannot be written, or nobody      who waited for it is refused, its share-partitions are chosen
+    -        -      a heartbeat changes the group     a round begins; the heartbeat waits, `BEGIN_S` at most
+    a round  -      another one does                  the next round waits, and the heartbeat for it
+    a round  one    another one does                  it joins the round that waits
+    a round  any    written                           who waited for it is answered; the one that waits begins
+    a round  any    cannot be written, or nobody      who waited for it is refused, its share-partitions are chosen
                     leads them                        anew; the one that waits begins
 """
 
@@ -22,22 +22,23 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.failures import Refused
+from flowshare.server.runtime.failures import Refused
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from flowshare.clock import Clock
-    from flowshare.server.leaders import Leaders
-    from flowshare.server.state import Write
+    from flowshare.server.runtime.state import Write
+    from flowshare.server.share.leaders import Leaders
     from flowshare.share.group import ShareGroup, ToInitialize
 
 BEGIN_S: Final = 1.5
-"""How long a heartbeat waits; less than a member of a fleet waits for its answer (`client.routing.BEAT_S`)."""
+"""How long a heartbeat waits; less than a member of a fleet waits for its answer (`client.net.routing.BEAT_S`)."""
 
 
-class Turn:
-    """What is written together. `items`: share-partitions that get their first state."""
+class Round:
+    """One write of a group's first states; gathers `items`, the share-partitions, until it begins."""
 
     def __init__(self) -> None:
         self.items: list[ToInitialize] = []
@@ -53,21 +54,21 @@ class FirstStates:
         self._leaders = leaders
         self._write = write
         self._clock = clock
-        self._turns: dict[ShareGroup, list[Turn]] = {}
+        self._rounds: dict[ShareGroup, list[Round]] = {}
         """The one at work, and the one that waits; one that is taken up anew is another group."""
-        self._writing: dict[ShareGroup, Turn] = {}
+        self._writing: dict[ShareGroup, Round] = {}
 
     def unwritten(self, group: ShareGroup) -> list[ToInitialize]:
         """Share-partitions of the group that are to be written as not begun yet."""
         writing = self._writing.get(group)
-        return [item for turn in self._turns.get(group, ()) if turn is not writing for item in turn.items]
+        return [item for this in self._rounds.get(group, ()) if this is not writing for item in this.items]
 
     async def give(self, group: ShareGroup, items: Sequence[ToInitialize]) -> None:
         """Give share-partitions their first state and write the group. Raises: Refused."""
-        turn = self._turn(group)
-        turn.items += items
+        this = self._next_round(group)
+        this.items += items
         try:
-            await self._clock.wait_for(asyncio.shield(turn.task), BEGIN_S)
+            await self._clock.wait_for(asyncio.shield(this.task), BEGIN_S)
         except TimeoutError:
             raise Refused(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -76,28 +77,25 @@ class FirstStates:
 
     async def close(self) -> None:
         """Leave what is not written."""
-        tasks = [turn.task for turns in self._turns.values() for turn in turns]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*(this.task for rounds in self._rounds.values() for this in rounds))
 
-    def _turn(self, group: ShareGroup) -> Turn:
+    def _next_round(self, group: ShareGroup) -> Round:
         """The one that has not begun."""
-        turns = self._turns.setdefault(group, [])
-        if len(turns) < 2:
-            turn, before = Turn(), turns[-1] if turns else None
-            turn.task = asyncio.create_task(self._take(group, turn, before), name=f"begin {group.group_id}")
-            turn.task.add_done_callback(lambda _: self._over(group, turn))
-            turns.append(turn)
-        return turns[-1]
+        rounds = self._rounds.setdefault(group, [])
+        if len(rounds) < 2:
+            this, before = Round(), rounds[-1] if rounds else None
+            this.task = asyncio.create_task(self._carry_out(group, this, before), name=f"begin {group.group_id}")
+            this.task.add_done_callback(lambda _: self._over(group, this))
+            rounds.append(this)
+        return rounds[-1]
 
-    async def _take(self, group: ShareGroup, turn: Turn, before: Turn | None) -> None:
+    async def _carry_out(self, group: ShareGroup, this: Round, before: Round | None) -> None:
         if before is not None:
             await asyncio.wait([before.task])
-        items = turn.items
+        items = this.items
         try:
             async with self._leaders.beginning(group.group_id, group.config, items) as writes:
-                self._writing[group] = turn
+                self._writing[group] = this
                 await self._write(group, writes)
         except BaseException as error:
             group.initialize_failed(items)
@@ -107,13 +105,13 @@ class FirstStates:
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group.group_id} could not be written: {error}"
             ) from error
         finally:
-            if self._writing.get(group) is turn:
+            if self._writing.get(group) is this:
                 del self._writing[group]
 
-    def _over(self, group: ShareGroup, turn: Turn) -> None:
-        turns = self._turns[group]
-        turns.remove(turn)
-        if not turns:
-            del self._turns[group]
-        if not turn.task.cancelled():
-            turn.task.exception()  # whoever waited may have gone
+    def _over(self, group: ShareGroup, this: Round) -> None:
+        rounds = self._rounds[group]
+        rounds.remove(this)
+        if not rounds:
+            del self._rounds[group]
+        if not this.task.cancelled():
+            this.task.exception()  # whoever waited may have gone

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.damage import group_id_of
-from flowshare.server.failures import Refused
+from flowshare.server.runtime.coordinator import group_id_of
+from flowshare.server.runtime.failures import Refused
 from flowshare.share.config import DEAD_LETTER_BY, GROUP_CONFIGS, GroupConfig, with_namer
 from flowshare.share.settings import unknown
 
 if TYPE_CHECKING:
     from flowshare.log.base import Storage
-    from flowshare.server.damage import Damage
+    from flowshare.server.runtime.coordinator import Damage
     from flowshare.share.config import ServerConfig
 
 PREFIX: Final = b"c/"
@@ -48,7 +48,7 @@ class GroupConfigs:
         """Know the settings in these entries of the store."""
         for key, value in entries:
             group_id = group_id_of(key, PREFIX)
-            if not group_id:  # without a name: a fleet's own (`fleet.settings`)
+            if not group_id:  # without a name: a fleet's own (`fleet.groups.settings`)
                 continue
             try:
                 stored = {str(name): str(text) for name, text in orjson.loads(value).items()}
@@ -89,8 +89,8 @@ class GroupConfigs:
     ) -> None:
         """Set (None: unset) settings of a group, all or none; what changes nothing is not written.
 
-        by: principal and host of who asks, kept beside what says where dead letters go (`server.dead_letters`); None:
-        the server's own process.
+        by: principal and host of who asks, kept beside what says where dead letters go (`server.share.dead_letters`);
+        None: the server's own process.
         Raises: InvalidConfig, Refused, StateCorrupt (what is stored cannot be read), LogError
         """
         self._damage.check(group_id)

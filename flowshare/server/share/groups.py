@@ -15,44 +15,34 @@ from flowshare.protocol.messages import (
     ListGroupsResponse,
     MemberDescription,
     ShareGroupDescribeRequest,
-    ShareGroupDescribeResponse,
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
     TopicPartition,
 )
-from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, failure
+from flowshare.protocol.messages.share import AssignedTopic
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import EXPECTED, refusal
 
 if TYPE_CHECKING:
-    from flowshare.clock import Clock
-    from flowshare.server.classic import ClassicGroups
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.coordinator import Coordinator
-    from flowshare.server.topic_index import TopicIndex
+    import uuid
+
+    from flowshare.server.groups.coordinator import ClassicGroups
+    from flowshare.server.share.service import ShareService
     from flowshare.share.group import Member
 
 
-class GroupApis:
+class GroupApis(Family):
     """Answers the group APIs."""
 
-    def __init__(
-        self, *, coordinator: Coordinator, topics: TopicIndex, clock: Clock, classic: ClassicGroups | None = None
-    ) -> None:
+    def __init__(self, service: ShareService, classic: ClassicGroups | None = None) -> None:
         """classic: the consumer groups, None where there are none."""
-        self._coordinator = coordinator
+        self._coordinator = service.coordinator
         self._classic = classic
-        self._clock = clock
-        self._topics = topics
+        self._clock = service.clock
+        self._topics = service.topics
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            ShareGroupHeartbeatRequest: self.heartbeat,
-            ShareGroupDescribeRequest: self.describe,
-            ListGroupsRequest: self.list,
-            DeleteGroupsRequest: self.delete,
-        }
-
+    @handles(ShareGroupHeartbeatRequest)
     async def heartbeat(
         self, request: ShareGroupHeartbeatRequest, connection: InProcess
     ) -> ShareGroupHeartbeatResponse:
@@ -60,8 +50,7 @@ class GroupApis:
         try:
             beat = await self._coordinator.heartbeat(request, connection)
         except EXPECTED as error:
-            code, message = failure(error)
-            return ShareGroupHeartbeatResponse(error=code, message=message, member_id=request.member_id)
+            return refusal(ShareGroupHeartbeatResponse, error, member_id=request.member_id)
         assignment = beat.assignment
         return ShareGroupHeartbeatResponse(
             member_id=request.member_id,
@@ -70,12 +59,24 @@ class GroupApis:
             assignment=None if assignment is None else tuple(TopicPartition(*key) for key in assignment),
         )
 
-    async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> ShareGroupDescribeResponse:
-        """Groups with their members; one that does not exist is Dead."""
-        return ShareGroupDescribeResponse(
-            groups=await answers.turns(self._clock).each(self._describe, request.group_ids)
+    @handles(ShareGroupDescribeRequest)
+    async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> GroupDescription:
+        """A group with its members."""
+        group_id = request.group_id
+        try:
+            view = self._coordinator.find(group_id).describe()
+        except EXPECTED as error:
+            return refusal(GroupDescription, error, group_id=group_id)
+        return GroupDescription(
+            group_id=group_id,
+            state=view.state,
+            group_epoch=view.group_epoch,
+            assignment_epoch=view.assignment_epoch,
+            assignor=view.assignor,
+            members=tuple(self._member(member) for member in view.members),
         )
 
+    @handles(ListGroupsRequest)
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
         """Groups of all kinds by state and type; no filter means all."""
         states = {state.lower() for state in request.states}
@@ -95,6 +96,7 @@ class GroupApis:
             groups = list(compress(groups, wanted))
         return ListGroupsResponse(groups=tuple(sorted(groups, key=lambda group: group.group_id)))
 
+    @handles(DeleteGroupsRequest)
     async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:
         """Delete empty groups with their offsets or the state of their share-partitions; their settings stay."""
         turns = answers.turns(self._clock)
@@ -107,33 +109,16 @@ class GroupApis:
                 else:
                     await self._coordinator.delete(group_id)
             except EXPECTED as error:
-                code, message = failure(error)
-                results.append(GroupResult(group_id=group_id, error=code, message=message))
+                results.append(refusal(GroupResult, error, group_id=group_id))
             else:
                 results.append(GroupResult(group_id=group_id))
         return DeleteGroupsResponse(groups=tuple(results))
 
-    def _describe(self, group_id: str) -> GroupDescription:
-        try:
-            view = self._coordinator.find(group_id).describe()
-        except EXPECTED as error:
-            code, message = failure(error)
-            return GroupDescription(group_id=group_id, error=code, message=message)
-        return GroupDescription(
-            group_id=group_id,
-            state=view.state,
-            group_epoch=view.group_epoch,
-            assignment_epoch=view.assignment_epoch,
-            assignor=view.assignor,
-            members=tuple(self._member(member) for member in view.members),
-        )
-
     def _member(self, member: Member) -> MemberDescription:
-        assignment: dict[str, list[int]] = {}
-        for topic_id, partition in member.assignment:
-            topic = self._topics.by_id(topic_id)
-            if topic is not None:
-                assignment.setdefault(topic.name, []).append(partition)
+        assigned: dict[uuid.UUID, list[int]] = {}
+        for topic_id, partition in sorted(member.assignment):
+            assigned.setdefault(topic_id, []).append(partition)
+        topics = [(self._topics.by_id(topic_id), tuple(partitions)) for topic_id, partitions in assigned.items()]
         return MemberDescription(
             member_id=member.member_id,
             member_epoch=member.epoch,
@@ -141,5 +126,5 @@ class GroupApis:
             client_host=member.client_host,
             rack_id=member.rack_id,
             subscribed_topics=member.subscribed,
-            assignment={name: tuple(sorted(partitions)) for name, partitions in assignment.items()},
+            assigned=tuple(AssignedTopic(topic.topic_id, topic.name, numbers) for topic, numbers in topics if topic),
         )

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from flowshare.log.base import UnknownTopic
-from flowshare.server.state import ShareKey, delete_state, initial_writes
+from flowshare.server.runtime.state import ShareKey, delete_state, initial_writes
 
 if TYPE_CHECKING:
     import uuid
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from flowshare.log.base import Storage
     from flowshare.protocol.messages import SharePartitionOffsets
-    from flowshare.server.loader import Loader
-    from flowshare.server.partitions import Partitions
-    from flowshare.server.sessions import Sessions
-    from flowshare.server.state import Write
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.state import Write
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.loader import Loader
+    from flowshare.server.share.partitions import Partitions
+    from flowshare.server.share.sessions import Sessions
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import ShareGroup, ToInitialize
     from flowshare.share.types import PartitionState
@@ -169,7 +169,6 @@ class LocalLeaders:
 
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
         """Each is loaded for it."""
-        from flowshare.server.offset_views import OffsetViews  # share agents alone never ask: a start is shorter
+        from flowshare.server.share.offsets import offsets_of  # share agents alone never ask: a start is shorter
 
-        views = OffsetViews(log=self._store, topics=self._topics, partitions=self._partitions)
-        return [await views.of(key) for key in keys]
+        return [await offsets_of(key, self._store, self._topics, self._partitions) for key in keys]

@@ -1,7 +1,7 @@
 """From the store to a loaded share-partition, and the first state of one that has none.
 
 A share-partition without state starts where share.auto.offset.reset says; the offset found is written at once, so that
-a group that reads but never acknowledges does not start anew after a restart (share-groups.md §2.4). What was acquired
+a group that reads but never acknowledges does not start anew after a restart (SG-2.2). What was acquired
 by members that are gone is available again, with its delivery count; those that are still expected keep theirs.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.server.log_guard import cut, kept
-from flowshare.server.state import Journal, ShareKey, Stored, Write, initial_writes, read_state
+from flowshare.server.runtime.state import Journal, ShareKey, StoredState, Write, initial_writes, read_state
+from flowshare.server.share.partition_log import cut, kept
 from flowshare.share.partition import SharePartition
 from flowshare.share.types import PartitionState
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
-    from flowshare.server.log_guard import CuttableLog
-    from flowshare.server.stats import Stats
+    from flowshare.server.share.partition_log import CuttableLog
+    from flowshare.server.share.stats import Stats
     from flowshare.share.config import GroupConfig
 
 UNRESOLVED = -1
 """A start offset that is still to be found by share.auto.offset.reset."""
 
 
-class Loaded(NamedTuple):
+class LoadedPartition(NamedTuple):
     """A share-partition with the journal that goes on writing its state."""
 
     partition: SharePartition
@@ -48,7 +48,7 @@ class Loader:
 
     async def load(
         self, key: ShareKey, topic: Topic, config: GroupConfig, *, living: Callable[[], Container[str]]
-    ) -> Loaded:
+    ) -> LoadedPartition:
         """Load a share-partition; one without state, or with an unresolved start, is initialised first.
 
         living: asked when the state is read: the members that keep what they had acquired.
@@ -59,7 +59,7 @@ class Loader:
         stored = await read_state(self._storage, key)
         if stored is None or stored.state.start_offset == UNRESOLVED:
             epoch = 0 if stored is None else stored.state.state_epoch
-            stored = Stored(await self.first_state(topic, key.partition, config, state_epoch=epoch), 0, 0)
+            stored = StoredState(await self.first_state(topic, key.partition, config, state_epoch=epoch), 0, 0)
             await self._storage.write(initial_writes(key, stored.state))
         end, log_epoch = await self._kept(topic, key.partition, stored.state)
         partition = SharePartition(
@@ -77,7 +77,7 @@ class Loader:
         log_start = self._storage.offsets(topic.name, key.partition).log_start
         if log_start > partition.start_offset:
             partition.move_log_start(log_start)
-        return Loaded(partition, journal)
+        return LoadedPartition(partition, journal)
 
     async def _kept(self, topic: Topic, partition: int, state: PartitionState) -> tuple[int, int]:
         """Up to where what was acquired is in the log still, and under which leader epoch. Raises: LogError."""
@@ -92,7 +92,7 @@ class Loader:
         """State of a share-partition that begins now.
 
         `from_start`: at the log's start whatever the config says, for partitions added to a topic that the group
-        reads already (KAFKA-20742). Raises: UnknownTopic
+        reads already (SG-2.3). Raises: UnknownTopic
         """
         start = await self._start(topic, partition, config, from_start=from_start)
         return PartitionState(state_epoch=state_epoch, start_offset=start)

@@ -1,9 +1,18 @@
-"""The share-group offsets APIs: describe (with lag, KIP-1226), alter, delete (KIP-932)."""
+"""The share-group offsets APIs: describe (with lag, KIP-1226), alter, delete (KIP-932).
+
+`offsets_of` says where a share-partition stands. Lag is log end − start offset − delivery-complete count: everything
+not finished, records in flight included (SG-13.1).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import NonEmptyGroup, UnknownTopicOrPartition
+from flowshare.log.base import LogError
+from flowshare.protocol.batches import DecodeError, batch_headers
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
@@ -16,70 +25,48 @@ from flowshare.protocol.messages import (
     SharePartitionOffsets,
     TopicResult,
 )
-from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, failure
-from flowshare.server.state import ShareKey
-from flowshare.share.errors import NonEmptyGroup, ShareError, UnknownTopicOrPartition
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import EXPECTED, refusal
+from flowshare.server.runtime.state import ShareKey
 from flowshare.share.types import PartitionState, RecordState, StateRun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from flowshare.clock import Clock
     from flowshare.log.base import Log, LogOffsets
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.coordinator import Coordinator
-    from flowshare.server.leaders import Leaders
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.partitions import Partitions
+    from flowshare.server.share.service import ShareService
     from flowshare.share.group import ShareGroup
 
     Look = Callable[[Collection[str]], Awaitable[object]]
 
 
-class ShareOffsetApis:
+class ShareOffsetApis(Family):
     """Answers the share-group offsets APIs."""
 
-    def __init__(
-        self,
-        *,
-        log: Log,
-        topics: TopicIndex,
-        leaders: Leaders,
-        coordinator: Coordinator,
-        clock: Clock,
-        look: Look | None = None,
-    ) -> None:
+    def __init__(self, service: ShareService, log: Log, look: Look | None = None) -> None:
         """look: finds topics that are not known here yet, where some are not."""
         self._look = look
         self._log = log
-        self._topics = topics
-        self._leaders = leaders
-        self._coordinator = coordinator
-        self._clock = clock
-
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            DescribeShareGroupOffsetsRequest: self.describe,
-            AlterShareGroupOffsetsRequest: self.alter,
-            DeleteShareGroupOffsetsRequest: self.delete,
-        }
+        self._topics = service.topics
+        self._leaders = service.leaders
+        self._coordinator = service.coordinator
+        self._clock = service.clock
 
     # --- describe -------------------------------------------------------------------------------------------------
 
+    @handles(DescribeShareGroupOffsetsRequest, DescribeShareGroupOffsetsResponse)
     async def describe(
         self, request: DescribeShareGroupOffsetsRequest, _: InProcess
     ) -> DescribeShareGroupOffsetsResponse:
         """Start offset, lag and counts of share-partitions; −1 for one that was never initialised."""
-        try:
-            group = self._coordinator.find(request.group_id)
-            asked = self._all(group) if request.topics is None else request.topics
-            await self._find(asked)
-            described = await self._describe(group, asked)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return DescribeShareGroupOffsetsResponse(error=code, message=message)
-        return DescribeShareGroupOffsetsResponse(partitions=tuple(described))
+        group = self._coordinator.find(request.group_id)
+        asked = self._all(group) if request.topics is None else request.topics
+        await self._find(asked)
+        return DescribeShareGroupOffsetsResponse(partitions=tuple(await self._describe(group, asked)))
 
     async def _find(self, names: Iterable[str]) -> None:
         """Look for topics that are not known yet. Raises: LogError."""
@@ -112,22 +99,15 @@ class ShareOffsetApis:
 
     # --- alter ----------------------------------------------------------------------------------------------------
 
+    @handles(AlterShareGroupOffsetsRequest, AlterShareGroupOffsetsResponse)
     async def alter(
         self, request: AlterShareGroupOffsetsRequest, connection: InProcess
     ) -> AlterShareGroupOffsetsResponse:
         """Let an empty group (made if there is none) start anew at given offsets."""
-        try:
-            results = await self._alter(request, connection.counts_as())
-        except EXPECTED as error:
-            code, message = failure(error)
-            return AlterShareGroupOffsetsResponse(error=code, message=message)
-        return AlterShareGroupOffsetsResponse(partitions=tuple(results))
-
-    async def _alter(self, request: AlterShareGroupOffsetsRequest, party: str | None) -> list[PartitionResult]:
         await self._find({name for name, _ in request.offsets})
         group_id = request.group_id
         made = group_id not in self._coordinator.groups
-        group = self._coordinator.ensure(group_id, party)
+        group = self._coordinator.ensure(group_id, connection.counts_as())
         group.require_empty()
         results: list[PartitionResult] = []
         states: dict[ShareKey, PartitionState] = {}
@@ -140,34 +120,27 @@ class ShareOffsetApis:
                     raise UnknownTopicOrPartition(f"there is no topic {name!r}")
                 epoch = group.reset(topic, [partition], now_ms=self._clock.steady_ms())
             except UnknownTopicOrPartition as error:
-                code, message = failure(error)
-                results.append(PartitionResult(topic=name, partition=partition, error=code, message=message))
+                results.append(refusal(PartitionResult, error, topic=name, partition=partition))
                 continue
             bounds = await self._log.bounds(name, partition)
             key = ShareKey(group.group_id, topic.topic_id, partition)
             states[key] = _beginning(epoch, offset, request.finished.get((name, partition), ()), bounds)
             results.append(PartitionResult(topic=name, partition=partition))
         if states:
-            await self._replace(group, states)
+            async with self._leaders.replacing(states) as writes:
+                group.require_empty()
+                await self._coordinator.write(group, writes)
         elif made and not group.members and self._coordinator.groups.get(group_id) is group:
             self._coordinator.groups.pop(group_id)
-        return results
-
-    async def _replace(self, group: ShareGroup, states: Mapping[ShareKey, PartitionState]) -> None:
-        async with self._leaders.replacing(states) as writes:
-            group.require_empty()
-            await self._coordinator.write(group, writes)
+        return AlterShareGroupOffsetsResponse(partitions=tuple(results))
 
     # --- delete ---------------------------------------------------------------------------------------------------
 
+    @handles(DeleteShareGroupOffsetsRequest, DeleteShareGroupOffsetsResponse)
     async def delete(self, request: DeleteShareGroupOffsetsRequest, _: InProcess) -> DeleteShareGroupOffsetsResponse:
         """Forget what an empty group read of topics; it then starts where share.auto.offset.reset says."""
-        try:
-            group = self._coordinator.find(request.group_id)
-            group.require_empty()
-        except ShareError as error:
-            code, message = failure(error)
-            return DeleteShareGroupOffsetsResponse(error=code, message=message)
+        group = self._coordinator.find(request.group_id)
+        group.require_empty()
         results: list[TopicResult] = []
         turns = answers.turns(self._clock)
         for name in dict.fromkeys(request.topics):
@@ -176,8 +149,7 @@ class ShareOffsetApis:
                 await self._find((name,))
                 results.append(await self._delete(group, name))
             except EXPECTED as error:
-                code, message = failure(error)
-                results.append(TopicResult(topic=name, error=code, message=message))
+                results.append(refusal(TopicResult, error, topic=name))
         return DeleteShareGroupOffsetsResponse(topics=tuple(results))
 
     async def _delete(self, group: ShareGroup, name: str) -> TopicResult:
@@ -213,3 +185,50 @@ def _beginning(epoch: int, offset: int, finished: Sequence[tuple[int, int]], bou
             runs.append(StateRun(low, high, RecordState.ACKNOWLEDGED, 1))
     complete = sum(run.last - run.first + 1 for run in runs)
     return PartitionState(state_epoch=epoch, start_offset=start, delivery_complete_count=complete, runs=tuple(runs))
+
+
+logger = logging.getLogger(__name__)
+
+PEEK_BYTES: Final = 1
+"""Asked of the log to learn the age of one record: it gives a whole batch."""
+
+
+async def offsets_of(key: ShareKey, log: Log, topics: TopicIndex, partitions: Partitions) -> SharePartitionOffsets:
+    """Where a share-partition stands that this server leads; −1 if it was never initialised."""
+    topic = topics.by_id(key.topic_id)
+    told = partial(
+        SharePartitionOffsets, topic="" if topic is None else topic.name, topic_id=key.topic_id, partition=key.partition
+    )
+    if topic is None or not partitions.knows(key):
+        return told()
+    try:
+        owner = await partitions.open(key)
+        owner.follow_log_start()
+        state, start = owner.partition, owner.partition.start_offset
+        lag = max(0, owner.log.bounds().high_watermark - start - state.delivery_complete_count)
+        return told(
+            start_offset=start,
+            leader_epoch=owner.leader_epoch,
+            lag=lag,
+            in_flight=state.acquired_count,
+            delayed=state.delayed_count,
+            redeliveries=owner.redeliveries,
+            oldest_ms=await _timestamp(log, owner, start) if lag > 0 else -1,
+        )
+    except EXPECTED as error:
+        return refusal(told, error)
+
+
+async def _timestamp(log: Log, owner: PartitionOwner, offset: int) -> int:
+    """Timestamp of the batch that holds `offset`: its first record's, or its newest one's if compaction put the
+    time of deletion there; when stamped by the log, all records'."""
+    try:
+        read = await log.read(owner.log.topic, owner.log.partition, offset, max_bytes=PEEK_BYTES)
+        headers = batch_headers(read.records)
+    except (LogError, DecodeError) as error:
+        logger.warning("age of the oldest record is not known: %s key=%s", error, owner.key)
+        return -1
+    if not headers:
+        return -1
+    header = headers[0]
+    return header.first_timestamp if header.delete_horizon_ms is None else header.max_timestamp

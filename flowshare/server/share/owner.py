@@ -12,16 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.core_errors import CoreError, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
-from flowshare.server.alarm import Alarm
-from flowshare.server.log_guard import LogGuard, cut
-from flowshare.server.log_view import overlapping
-from flowshare.server.parking import Line
-from flowshare.server.taking import NOTHING, Taken
-from flowshare.server.writing import QUEUE_MAX, StateWriter
-from flowshare.share.errors import ShareError, UnknownTopicOrPartition
+from flowshare.server.runtime.waiting import Alarm, WaitQueue
+from flowshare.server.share.partition_log import LogGuard, cut, overlapping
+from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
 
 if TYPE_CHECKING:
@@ -29,16 +26,15 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import ReadResult, StateStore
-    from flowshare.server.log_guard import CuttableLog
-    from flowshare.server.log_view import PartitionLog
-    from flowshare.server.parking import Waiter
-    from flowshare.server.quotas import Quota
-    from flowshare.server.state import Journal, ShareKey
-    from flowshare.server.stats import Stats
-    from flowshare.server.taking import Want
+    from flowshare.server.runtime.state import Journal, ShareKey
+    from flowshare.server.runtime.waiting import Waiter
+    from flowshare.server.share.partition_log import CuttableLog, PartitionLog
+    from flowshare.server.share.quotas import Quota
+    from flowshare.server.share.stats import Stats
     from flowshare.share.config import GroupConfig
     from flowshare.share.partition import SharePartition
-    from flowshare.share.types import AcquiredRange, PartitionUpdate
+    from flowshare.share.types import AcquiredRange, AcquireMode, PartitionUpdate
+
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +44,30 @@ CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
 
-class Owner:
+class Want(NamedTuple):
+    """What a fetch wants of one share-partition. `waiter.ended` stops it from acquiring any more."""
+
+    member_id: str
+    mode: AcquireMode
+    records_max: int
+    batch_size: int
+    bytes_max: int
+    with_records: bool
+    waiter: Waiter
+
+
+class Taken(NamedTuple):
+    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError."""
+
+    ranges: tuple[AcquiredRange, ...] = ()
+    records: bytes = b""
+    durable: asyncio.Future[None] | None = None
+
+
+NOTHING: Final = Taken()
+
+
+class PartitionOwner:
     """Owns one loaded share-partition. Made by `Partitions`, which keeps one a share-partition."""
 
     def __init__(
@@ -63,7 +82,7 @@ class Owner:
         stats: Stats,
         config: GroupConfig,
         durable_acquire: bool,
-        on_archiving: Callable[[Owner], None],
+        on_archiving: Callable[[PartitionOwner], None],
         kafka: CuttableLog | None = None,
     ) -> None:
         self.key = key
@@ -80,7 +99,7 @@ class Owner:
         self._stats = stats
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
-        self._line = Line()
+        self._queue = WaitQueue()
         self._alarm = Alarm(clock)
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
         self._writer = StateWriter(partition, journal=journal, store=store, clock=clock, stats=stats, where=self._where)
@@ -97,7 +116,7 @@ class Owner:
         """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
         self.closed = True
         self.guard.close()
-        self._line.wake_all()
+        self._queue.wake_all()
         self._alarm.ring()
 
     def lay_down(self) -> None:
@@ -115,7 +134,7 @@ class Owner:
     def idle(self) -> bool:
         """Whether nobody holds records, nobody waits and nothing is left to write."""
         partition = self.partition
-        unused = not partition.acquired_count and len(self._line) == 0 and not partition.archiving()
+        unused = not partition.acquired_count and len(self._queue) == 0 and not partition.archiving()
         return unused and self._writer.idle
 
     # --- commands: decided at once ------------------------------------------------------------------------------
@@ -139,6 +158,8 @@ class Owner:
 
     async def take(self, want: Want) -> Taken:
         """Acquire what there is for a member, at most `want`'s limits, without waiting for more.
+
+        Its records may leave when `Taken.durable` is done (SG-3.5).
 
         Raises: UnknownTopicId, LogError, UnknownTopicOrPartition when no longer served here.
         """
@@ -197,12 +218,12 @@ class Owner:
         return enough if more else read.size
 
     def release_member(self, member_id: str, *, died: bool = False) -> None:
-        """Take back what a member holds: its session was closed, or it left the group (share-groups.md §2.15)."""
+        """Take back what a member holds: its session was closed, or it left the group (SG-8.4, SG-8.5)."""
         if not self.closed:
-            self._keep(self.partition.release_member(member_id, now_ms=self._clock.steady_ms(), died=died))
+            self._keep(self.partition.release_member(member_id, died=died))
 
     def follow_log_start(self) -> bool:
-        """Move the start offset up to the log's start if that has passed it (§2.16); whether it had."""
+        """Move the start offset up to the log's start if that has passed it (SG-5.9, SG-9.1); whether it had."""
         log_start = self.log.bounds().log_start
         if self.closed or log_start <= self.partition.start_offset:
             return False
@@ -214,7 +235,7 @@ class Owner:
         release = bytes([AcknowledgeType.RELEASE])
         batches = [AcknowledgeBatch(taken.first, taken.last, release, unrun=unrun) for taken in ranges]
         if not self.closed:
-            with contextlib.suppress(ShareError, LogError):  # lapsed meanwhile, or given back with its session
+            with contextlib.suppress(CoreError, LogError):  # lapsed meanwhile, or given back with its session
                 self.acknowledge(member_id, batches)
 
     def give_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
@@ -224,7 +245,7 @@ class Owner:
             batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True)
             try:
                 decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.steady_ms())
-            except ShareError:
+            except CoreError:
                 continue  # its lock has lapsed meanwhile, or the session was closed
             if decision.update is not None:
                 self.partition.commit(decision)
@@ -260,11 +281,11 @@ class Owner:
 
     def park(self, waiter: Waiter, member_id: str) -> None:
         """Wake a member's `waiter` when there may be something for it."""
-        self._line.park(waiter, member_id)
+        self._queue.park(waiter, member_id)
 
     def leave(self, waiter: Waiter, member_id: str) -> None:
         """Wake it no more."""
-        self._line.leave(waiter)
+        self._queue.leave(waiter)
         self.partition.allowance.leave(member_id, self._clock.steady_ms())
 
     def nudge(self) -> None:
@@ -275,12 +296,12 @@ class Owner:
 
     def look(self) -> None:
         """`nudge`, for this share-partition alone."""
-        if len(self._line) == 0:
+        if len(self._queue) == 0:
             return
         try:
             work = self.has_work()
             records = work or self._has_records()
-        except (ShareError, LogError):
+        except (CoreError, LogError):
             work = records = True  # the fetch will meet the error and answer with it
         if not records:
             self.partition.allowance.dry()
@@ -290,18 +311,18 @@ class Owner:
             return
         place = self.partition.first_served(self._clock.steady_ms())
         if self.partition.choosy:
-            self._line.wake_some(CHOOSY_WAKES)
+            self._queue.wake_some(CHOOSY_WAKES)
         elif place is not None:
-            self._line.wake_by(place)
+            self._queue.wake_by(place)
         else:
-            self._line.wake_first()
+            self._queue.wake_first()
 
     def appended(self) -> None:
         """The log grew, or its start moved."""
         try:
             self.follow_log_start()
-        except (ShareError, LogError):
-            self._line.wake_all()
+        except (CoreError, LogError):
+            self._queue.wake_all()
         self.nudge()
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -390,7 +411,7 @@ class Owner:
             logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where)
             self.closed = True
             self._writer.give_up(error)
-            self._line.wake_all()
+            self._queue.wake_all()
 
     async def _write(self) -> None:
         durable = await self._writer.write(closing=self.closed)

@@ -1,7 +1,7 @@
 """All share-partitions of this server: known ones by their keys, loaded ones by their owners.
 
 A share-partition is loaded at its first fetch and dropped when its group's last session ended and nobody holds
-records of it. One whose state cannot be read is refused for a while, then tried again.
+records of it. One whose state cannot be read is refused for a while, then tried again (SG-2.1).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import CoreError, StateCorrupt, UnknownTopicId, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed
-from flowshare.server.failures import Refused, failure
-from flowshare.server.log_view import PartitionLog
-from flowshare.server.owner import Owner
-from flowshare.server.quotas import Quotas
-from flowshare.server.state import PREFIX, ShareKey, key_of
-from flowshare.share.errors import ShareError, StateCorrupt, UnknownTopicId, UnknownTopicOrPartition
+from flowshare.server.runtime.failures import Refused, failure
+from flowshare.server.runtime.state import PREFIX, ShareKey, key_of
+from flowshare.server.share.owner import PartitionOwner
+from flowshare.server.share.partition_log import PartitionLog
+from flowshare.server.share.quotas import Quotas
 
 if TYPE_CHECKING:
     import uuid
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
-    from flowshare.server.damage import Damage
-    from flowshare.server.duties import Duties
-    from flowshare.server.loader import Loader
-    from flowshare.server.log_guard import CuttableLog
-    from flowshare.server.quotas import Quota
-    from flowshare.server.stats import Stats
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.coordinator import Damage
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.duties import Duties
+    from flowshare.server.share.loader import Loader
+    from flowshare.server.share.partition_log import CuttableLog
+    from flowshare.server.share.quotas import Quota
+    from flowshare.server.share.stats import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ RETRY_S: Final = 1.0
 
 
 class Partitions:
-    """The registry.
+    """All share-partitions of this server, each loaded with its owner when it is first asked for.
 
     duties: which share-partitions are this server's, and what it has to know of their groups.
     kafka: the log, if it is one that may lose its end.
@@ -56,7 +56,7 @@ class Partitions:
         stats: Stats,
         duties: Duties,
         durable_acquire: bool,
-        on_archiving: Callable[[Owner], None],
+        on_archiving: Callable[[PartitionOwner], None],
         damage: Damage,
         kafka: CuttableLog | None = None,
     ) -> None:
@@ -69,10 +69,10 @@ class Partitions:
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
         self._damage = damage
-        self._owners: dict[ShareKey, Owner] = {}
-        self._by_log: dict[tuple[str, int], list[Owner]] = {}
+        self._owners: dict[ShareKey, PartitionOwner] = {}
+        self._by_log: dict[tuple[str, int], list[PartitionOwner]] = {}
         self._by_group: dict[str, dict[ShareKey, None]] = {}
-        self._loading: dict[ShareKey, asyncio.Task[Owner]] = {}
+        self._loading: dict[ShareKey, asyncio.Task[PartitionOwner]] = {}
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._quotas = Quotas()
@@ -111,12 +111,12 @@ class Partitions:
             await asyncio.wait(list(self._loading.values()))
         await self._close(list(self._owners.values()))
 
-    def get(self, key: ShareKey) -> Owner | None:
+    def get(self, key: ShareKey) -> PartitionOwner | None:
         """The owner of a loaded share-partition."""
         owner = self._owners.get(key)
         return None if owner is None or owner.closed else owner
 
-    async def open(self, key: ShareKey) -> Owner:
+    async def open(self, key: ShareKey) -> PartitionOwner:
         """The owner of a share-partition, loaded if need be.
 
         Raises: UnknownTopicId, UnknownTopicOrPartition, StateCorrupt, LogError
@@ -181,7 +181,7 @@ class Partitions:
         """Share-partitions of a group that have state."""
         return frozenset(self._by_group.get(group_id, ()))
 
-    def owners(self, group_id: str | None = None) -> list[Owner]:
+    def owners(self, group_id: str | None = None) -> list[PartitionOwner]:
         """Loaded share-partitions, of one group or of all."""
         if group_id is None:
             return [owner for owner in self._owners.values() if not owner.closed]
@@ -254,14 +254,14 @@ class Partitions:
         """Topics on which any group has state."""
         return frozenset(key.topic_id for keys in self._by_group.values() for key in keys)
 
-    async def _close(self, owners: list[Owner]) -> None:
+    async def _close(self, owners: list[PartitionOwner]) -> None:
         for owner in owners:
             owner.closed = True
         for owner in owners:
             await owner.close()
             self._remove(owner)
 
-    def _remove(self, owner: Owner) -> None:
+    def _remove(self, owner: PartitionOwner) -> None:
         if self._owners.get(owner.key) is owner:
             del self._owners[owner.key]
             self._duties.dropped(owner.key)
@@ -273,13 +273,11 @@ class Partitions:
         if not same_log:
             self._by_log.pop(at, None)
 
-    async def _load(self, key: ShareKey) -> Owner:
+    async def _load(self, key: ShareKey) -> PartitionOwner:
         old = self._owners.get(key)
         if old is not None:
             await self._close([old])
-        topic = self._topics.by_id(key.topic_id)
-        if topic is None:
-            raise UnknownTopicId(f"no topic has the id {key.topic_id}")
+        topic = self._topics.find(key.topic_id, key.partition)
         await self._duties.prepare(key)
         try:
             owner = await self._make(key, topic)
@@ -292,11 +290,11 @@ class Partitions:
         owner.start()
         return owner
 
-    async def _make(self, key: ShareKey, topic: Topic) -> Owner:
+    async def _make(self, key: ShareKey, topic: Topic) -> PartitionOwner:
         config = self._duties.config_of(key.group_id)
         loaded = await self._loader.load(key, topic, config, living=lambda: self._duties.living(key.group_id))
         self._stats.loads += 1
-        owner = Owner(
+        owner = PartitionOwner(
             key,
             partition=loaded.partition,
             journal=loaded.journal,
@@ -313,7 +311,7 @@ class Partitions:
         self._quotas.follow(owner)
         return owner
 
-    def _loaded(self, key: ShareKey, task: asyncio.Task[Owner]) -> None:
+    def _loaded(self, key: ShareKey, task: asyncio.Task[PartitionOwner]) -> None:
         del self._loading[key]
         error = None if task.cancelled() else task.exception()
         if error is None:
@@ -330,11 +328,7 @@ class Partitions:
     def _check(self, key: ShareKey) -> None:
         self._damage.check(key.group_id)
         self._duties.check_leader(key)
-        topic = self._topics.by_id(key.topic_id)
-        if topic is None:
-            raise UnknownTopicId(f"no topic has the id {key.topic_id}")
-        if not 0 <= key.partition < topic.partitions:
-            raise UnknownTopicOrPartition(f"topic {topic.name} has no partition {key.partition}")
+        self._topics.find(key.topic_id, key.partition)
         if self._closed:
             raise UnknownTopicOrPartition("the server is closing")
 
@@ -346,5 +340,5 @@ class Partitions:
         for owner in self._by_log.get((topic, partition), ()):
             try:
                 owner.appended()
-            except (ShareError, LogError):
+            except (CoreError, LogError):
                 logger.exception("share-partition could not follow its log key=%s", owner.key)

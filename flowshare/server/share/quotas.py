@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.share.allotment import Allotment
 
 if TYPE_CHECKING:
-    from flowshare.server.owner import Owner
+    from flowshare.server.share.owner import PartitionOwner
 
 WAKES: Final = 16
 """Owners that look again at once, even if fewer records became free: the first ones may find nothing by then."""
@@ -26,8 +26,8 @@ class Quota:
 
     def __init__(self) -> None:
         self.allotment = Allotment()
-        self._owners: set[Owner] = set()
-        self._held_up: dict[Owner, None] = {}
+        self._owners: set[PartitionOwner] = set()
+        self._held_up: dict[PartitionOwner, None] = {}
 
     @property
     def in_flight(self) -> int:
@@ -39,7 +39,7 @@ class Quota:
         """Whether more could be handed out if the limit was higher."""
         return self.allotment.used_up and bool(self._held_up)
 
-    def hold_up(self, owner: Owner) -> None:
+    def hold_up(self, owner: PartitionOwner) -> None:
         """Fetches wait at this share-partition for the limit."""
         self._held_up.setdefault(owner)
 
@@ -53,18 +53,18 @@ class Quota:
             del self._held_up[owner]
             owner.look()
 
-    def join(self, owner: Owner) -> None:
+    def join(self, owner: PartitionOwner) -> None:
         """What is in flight there counts from now on."""
         self._owners.add(owner)
         owner.quota = self
-        owner.partition.quota = self.allotment
+        owner.partition.allowance.quota = self.allotment
 
-    def part(self, owner: Owner) -> bool:
+    def part(self, owner: PartitionOwner) -> bool:
         """It counts no more; whether that was the last one."""
         self._owners.discard(owner)
         self._held_up.pop(owner, None)
         owner.quota = None
-        owner.partition.quota = None
+        owner.partition.allowance.quota = None
         return not self._owners
 
 
@@ -78,7 +78,7 @@ class Quotas:
         """That of a group; None: it has no limit, or no share-partition is loaded."""
         return self._by_group.get(group_id)
 
-    def follow(self, owner: Owner) -> None:
+    def follow(self, owner: PartitionOwner) -> None:
         """Keep a loaded share-partition to its group's limit as it is now configured."""
         group_id, limit = owner.key.group_id, owner.config.max_in_flight
         if limit is None:
@@ -89,7 +89,7 @@ class Quotas:
         if owner.quota is not quota:
             quota.join(owner)
 
-    def leave(self, owner: Owner) -> None:
+    def leave(self, owner: PartitionOwner) -> None:
         """A share-partition is loaded no more, or its group has no limit any more."""
         quota = owner.quota
         if quota is None:

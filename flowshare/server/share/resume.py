@@ -1,4 +1,4 @@
-"""ShareResume, flowshare's own: a member that comes back after its leader was replaced says what it holds.
+"""ShareResume, flowshare's own (SG-11.9): a member that comes back after its leader was replaced says what it holds.
 
 The new leader has read from the store what each member had acquired. Of that the member knows all but what was in an
 answer that died with the old leader: that goes back at once, unrun, instead of waiting for its lock to lapse. So does,
@@ -14,29 +14,29 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from flowshare.log.base import NotLed
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, ShareResumeResponse, TopicPartition
-from flowshare.server.failures import EXPECTED, Refused, failure
-from flowshare.server.share_ack import check_readable
-from flowshare.server.state import ShareKey
-from flowshare.share.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.state import ShareKey
+from flowshare.server.share.acknowledge import check_readable
+from flowshare.share.ranges import Range, merged, minus
 from flowshare.share.session import check_ids
 from flowshare.share.types import AcquiredRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.owner import Owner
-    from flowshare.server.partitions import Partitions
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.partitions import Partitions
 
 PARTITIONS_MAX: Final = 10_000
 LOADS_AT_ONCE: Final = 64
-Range = tuple[int, int]
 
 
-class ShareResuming:
+class ShareResuming(Family):
     """Answers ShareResume."""
 
     def __init__(
@@ -50,35 +50,28 @@ class ShareResuming:
         self._topics = topics
         self._resumed = resumed
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {ShareResumeRequest: self.resume}
-
+    @handles(ShareResumeRequest, ShareResumeResponse)
     async def resume(self, request: ShareResumeRequest, connection: InProcess) -> ShareResumeResponse:
         """Tell what is still the member's, and take back what it does not know of."""
-        try:
-            group_id, member_id = check_ids(request.group_id, request.member_id)
-            self._resumed(group_id, member_id)
-            if len(request.partitions) > PARTITIONS_MAX:
-                raise InvalidRequest(f"a member resumes at most {PARTITIONS_MAX} partitions")
-            kept, elsewhere = list[HeldRanges](), list[TopicPartition]()
-            for at in range(0, len(request.partitions), LOADS_AT_ONCE):
-                parts = self._readable(request.partitions[at : at + LOADS_AT_ONCE], connection)
-                found = await asyncio.gather(
-                    *(self._resume(group_id, member_id, part) for part in parts), return_exceptions=True
-                )
-                for part, answer in zip(parts, found, strict=True):
-                    if isinstance(answer, NotLed):
-                        elsewhere.append(TopicPartition(part.topic_id, part.partition))
-                    elif isinstance(answer, UnknownTopicId | UnknownTopicOrPartition):
-                        continue  # deleted: nothing of it is anybody's
-                    elif isinstance(answer, BaseException):
-                        raise answer
-                    else:
-                        kept.append(answer)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return ShareResumeResponse(error=code, message=message)
+        group_id, member_id = check_ids(request.group_id, request.member_id)
+        self._resumed(group_id, member_id)
+        if len(request.partitions) > PARTITIONS_MAX:
+            raise InvalidRequest(f"a member resumes at most {PARTITIONS_MAX} partitions")
+        kept, elsewhere = list[HeldRanges](), list[TopicPartition]()
+        for at in range(0, len(request.partitions), LOADS_AT_ONCE):
+            parts = self._readable(request.partitions[at : at + LOADS_AT_ONCE], connection)
+            found = await asyncio.gather(
+                *(self._resume(group_id, member_id, part) for part in parts), return_exceptions=True
+            )
+            for part, answer in zip(parts, found, strict=True):
+                if isinstance(answer, NotLed):
+                    elsewhere.append(TopicPartition(part.topic_id, part.partition))
+                elif isinstance(answer, UnknownTopicId | UnknownTopicOrPartition):
+                    continue  # deleted: nothing of it is anybody's
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    kept.append(answer)
         return ShareResumeResponse(partitions=tuple(part for part in kept if part.ranges), elsewhere=tuple(elsewhere))
 
     def _readable(self, partitions: Iterable[HeldRanges], connection: InProcess) -> list[HeldRanges]:
@@ -106,34 +99,5 @@ class ShareResuming:
         return HeldRanges(told.topic_id, told.partition, tuple(minus(held, stray)))
 
 
-def _of_member(owner: Owner, member_id: str) -> Iterable[Range]:
+def _of_member(owner: PartitionOwner, member_id: str) -> Iterable[Range]:
     return ((run.first, run.last) for run in owner.partition.in_flight() if run.member_id == member_id)
-
-
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ascending ranges with those joined that touch."""
-    joined: list[Range] = []
-    for first, last in ranges:
-        if joined and first == joined[-1][1] + 1:
-            joined[-1] = joined[-1][0], last
-        else:
-            joined.append((first, last))
-    return joined
-
-
-def minus(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
-    """What of `ranges` is in none of `taken`; both ascending and disjoint."""
-    left: list[Range] = []
-    at = 0
-    for first, last in ranges:
-        while at < len(taken) and taken[at][1] < first:
-            at += 1
-        look = at
-        while look < len(taken) and taken[look][0] <= last:
-            if taken[look][0] > first:
-                left.append((first, taken[look][0] - 1))
-            first = max(first, taken[look][1] + 1)
-            look += 1
-        if first <= last:
-            left.append((first, last))
-    return left

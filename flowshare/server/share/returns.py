@@ -14,7 +14,7 @@ often meanwhile, because they hear with them of the partitions that become their
 The grace is group.share.return.grace.ms. One that lives is back with its next heartbeat; the rest is for machines that
 have no processor time to give. A worker leaves its fleet when it ends, or was not heard of by the brokers for the slot
 group's session: its process is gone, or stands still, and what stands still begins nothing when it goes on before its
-group has answered it (`agents.standstill`). One that is only cut off from the brokers sends its heartbeats still.
+group has answered it (`agents.feed.standstill`). One that is only cut off from the brokers sends its heartbeats still.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowshare.clock import Clock
-    from flowshare.server.connection import InProcess
+    from flowshare.server.runtime.connection import InProcess
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import ShareGroup
 
@@ -93,7 +93,7 @@ class Returns:
 
     def _expect(self, group: ShareGroup, member_id: str, within_ms: int) -> int:
         due_ms = self._clock.steady_ms() + within_ms
-        group.expect_by((member_id,), due_ms)
+        group.expect_by(member_id, due_ms)
         self._stirred[group.group_id] = max(self._stirred.get(group.group_id, 0), due_ms + SETTLE_MS)
         return due_ms
 

@@ -1,45 +1,43 @@
 """Share groups over one storage: the parts that every server of them has, alone or in a fleet.
 
-Who writes what: `Owner` the state of one share-partition, `Coordinator` groups, `GroupConfigs` settings; all of it lies
-in one `Storage`. What of it is this server's, `Duties` say; how the others are reached, `Leaders`.
+Who writes what: `PartitionOwner` the state of one share-partition, `Coordinator` groups, `GroupConfigs` settings; all
+of it lies in one `Storage`. What of it is this server's, `Duties` say; how the others are reached, `Leaders`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowshare.server.budget import StateBudget
-from flowshare.server.connection import InProcess
-from flowshare.server.coordinator import IN_PROCESS, Coordinator
-from flowshare.server.coordinator import PREFIX as GROUP
-from flowshare.server.damage import Damage
-from flowshare.server.dead_letters import DeadLetters
-from flowshare.server.duties import Everything
-from flowshare.server.group_configs import PREFIX as SETTINGS
-from flowshare.server.group_configs import GroupConfigs
-from flowshare.server.leaders import LocalLeaders
-from flowshare.server.loader import Loader
-from flowshare.server.partitions import Partitions
-from flowshare.server.sessions import Sessions
-from flowshare.server.share_ack import Acknowledger, ShareAcknowledging
-from flowshare.server.share_fetch import ShareFetching
-from flowshare.server.share_resume import ShareResuming
-from flowshare.server.state import PREFIX as STATE
-from flowshare.server.stats import Stats
-from flowshare.server.topic_index import TopicIndex
+from flowshare.server.runtime.budget import StateBudget
+from flowshare.server.runtime.connection import IN_PROCESS, InProcess
+from flowshare.server.runtime.coordinator import Damage
+from flowshare.server.runtime.state import PREFIX as STATE
+from flowshare.server.runtime.topic_index import TopicIndex
+from flowshare.server.share.acknowledge import Acknowledger, ShareAcknowledging
+from flowshare.server.share.coordinator import PREFIX as GROUP
+from flowshare.server.share.coordinator import Coordinator
+from flowshare.server.share.dead_letters import DeadLetters
+from flowshare.server.share.duties import Duties
+from flowshare.server.share.fetch import ShareFetching
+from flowshare.server.share.group_configs import PREFIX as SETTINGS
+from flowshare.server.share.group_configs import GroupConfigs
+from flowshare.server.share.leaders import LocalLeaders
+from flowshare.server.share.loader import Loader
+from flowshare.server.share.partitions import Partitions
+from flowshare.server.share.resume import ShareResuming
+from flowshare.server.share.sessions import Sessions
+from flowshare.server.share.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from flowshare.clock import Clock, TimerHandle
     from flowshare.log.base import Storage
-    from flowshare.server.connection import Handlers
-    from flowshare.server.duties import Duties
-    from flowshare.server.edge.base import Authorizer
-    from flowshare.server.later import Family
-    from flowshare.server.leaders import Leaders
-    from flowshare.server.log_guard import CuttableLog
-    from flowshare.server.state import ShareKey
+    from flowshare.server.runtime.connection import Family, Handlers
+    from flowshare.server.runtime.state import ShareKey
+    from flowshare.server.security.acls import Authorizer
+    from flowshare.server.share.leaders import Leaders
+    from flowshare.server.share.partition_log import CuttableLog
     from flowshare.share.config import ServerConfig
     from flowshare.share.session import ClosedSession
 
@@ -74,7 +72,7 @@ class ShareService:
         self._budget = budget or StateBudget(config.coordinator_state_bytes)
         self.damage = Damage()
         self.configs = GroupConfigs(storage, config, self.damage)
-        self.duties = duties or Everything(self.configs.acting, lambda group_id: self.coordinator.living(group_id))
+        self.duties = duties or Duties(self.configs.acting, lambda group_id: self.coordinator.living(group_id))
         self._dead_letters = DeadLetters(
             storage=storage, clock=clock, stats=self.stats, auto_create=config.dead_letter_auto_create
         )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowshare.server.parking import Ended, Waiter
+from flowshare.server.runtime.waiting import Ended, Waiter
 from flowshare.share.session import ShareSessions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
-    from flowshare.server.connection import InProcess
-    from flowshare.server.partitions import Partitions
+    from flowshare.server.runtime.connection import InProcess
+    from flowshare.server.share.partitions import Partitions
     from flowshare.share.session import ClosedSession, FetchTurn, Key
 
 PARKED_PER_SESSION = 2
@@ -109,7 +109,7 @@ class Sessions:
                 self.ended(closed, died=True)
 
     def ended(self, closed: ClosedSession, *, died: bool = False) -> None:
-        """Release what a closed session held, on the partitions that it had (share-groups.md §2.15).
+        """Release what a closed session held, on the partitions that it had (SG-8.4).
 
         died: the connection ended and the member said nothing.
         """

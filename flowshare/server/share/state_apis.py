@@ -2,14 +2,15 @@
 
 They work on the same entries that the server's own share-partitions are loaded from, by the rules of `share.shard`.
 What changes an entry takes the share-partition from whoever serves it here, as a change of its leader would: it is
-loaded anew, with what is then stored, at the next fetch (share-groups.md §2.17).
+loaded anew, with what is then stored, at the next fetch (SG-14.5).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from flowshare.core_errors import InvalidRequest
 from flowshare.protocol.messages import (
     DeleteShareGroupStateRequest,
     InitializeShareGroupStateRequest,
@@ -18,84 +19,67 @@ from flowshare.protocol.messages import (
     ShareGroupStateResponse,
     WriteShareGroupStateRequest,
 )
-from flowshare.server.failures import EXPECTED, failure
-from flowshare.server.state import GROUP_ID_BYTES_MAX, ShareKey, delete_state, initial_writes, read_state
-from flowshare.share.errors import InvalidRequest
-from flowshare.share.shard import ShardKey, ShardRecord, StateShard
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import refusing
+from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey, delete_state, initial_writes, read_state
+from flowshare.share.shard import StateEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowshare.log.base import StateStore
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.partitions import Partitions
-    from flowshare.server.topic_index import TopicIndex
+    from flowshare.server.share.service import ShareService
     from flowshare.share.types import PartitionState
 
-    StateRequest = (
+    StateRequest: TypeAlias = (
         InitializeShareGroupStateRequest
         | ReadShareGroupStateRequest
         | ReadShareGroupStateSummaryRequest
         | WriteShareGroupStateRequest
         | DeleteShareGroupStateRequest
     )
-    Step = Callable[[StateShard, ShardKey], ShardRecord | None]
+    Step = Callable[[StateEntry], PartitionState | None]
 
 
-class ShareStateApis:
+class ShareStateApis(Family):
     """Answers the state APIs."""
 
-    def __init__(self, *, store: StateStore, topics: TopicIndex, partitions: Partitions) -> None:
+    def __init__(self, service: ShareService, store: StateStore) -> None:
         self._store = store
-        self._topics = topics
-        self._partitions = partitions
+        self._topics = service.topics
+        self._partitions = service.partitions
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            InitializeShareGroupStateRequest: self.initialize,
-            ReadShareGroupStateRequest: self.read,
-            ReadShareGroupStateSummaryRequest: self.summary,
-            WriteShareGroupStateRequest: self.write,
-            DeleteShareGroupStateRequest: self.delete,
-        }
-
+    @handles(InitializeShareGroupStateRequest)
     async def initialize(self, request: InitializeShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
         """Start a share-partition anew at an offset."""
         return await self._change(
             request,
-            lambda shard, key: shard.initialize(
-                key, state_epoch=request.state_epoch, start_offset=request.start_offset
-            ),
+            lambda entry: entry.initialize(state_epoch=request.state_epoch, start_offset=request.start_offset),
         )
 
+    @handles(ReadShareGroupStateRequest)
     async def read(self, request: ReadShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
         """The state for a new leader; it is fenced off from older ones."""
-        return await self._change(
-            request, lambda shard, key: shard.read(key, leader_epoch=request.leader_epoch)[1], tell=True
-        )
+        return await self._change(request, lambda entry: entry.read(leader_epoch=request.leader_epoch), tell=True)
 
+    @handles(ReadShareGroupStateSummaryRequest, ShareGroupStateResponse)
     async def summary(self, request: ReadShareGroupStateSummaryRequest, _: InProcess) -> ShareGroupStateResponse:
         """The state as it is, whoever leads; nothing for a share-partition that has none."""
-        try:
-            key = _key(request)
-            state = await self._stored(key)
-            owner = self._partitions.get(key)
-            if state is not None and owner is not None:
-                live = owner.partition  # a start offset that moved is stored with the next write only
-                complete = live.delivery_complete_count
-                state = replace(state, start_offset=live.start_offset, delivery_complete_count=complete)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return ShareGroupStateResponse(error=code, message=message)
+        key = _key(request)
+        state = await self._stored(key)
+        owner = self._partitions.get(key)
+        if state is not None and owner is not None:
+            live = owner.partition  # a start offset that moved is stored with the next write only
+            complete = live.delivery_complete_count
+            state = replace(state, start_offset=live.start_offset, delivery_complete_count=complete)
         return ShareGroupStateResponse(state=state)
 
+    @handles(WriteShareGroupStateRequest)
     async def write(self, request: WriteShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
         """Take a leader's changes."""
         return await self._change(
             request,
-            lambda shard, key: shard.write(
-                key,
+            lambda entry: entry.write(
                 state_epoch=request.state_epoch,
                 leader_epoch=request.leader_epoch,
                 start_offset=request.start_offset,
@@ -104,29 +88,27 @@ class ShareStateApis:
             ),
         )
 
+    @handles(DeleteShareGroupStateRequest)
     async def delete(self, request: DeleteShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
         """Forget a share-partition; one that has no state is forgotten already."""
-        return await self._change(request, lambda shard, key: shard.delete(key))
+        return await self._change(request, lambda _: None)
 
+    @refusing(ShareGroupStateResponse)
     async def _change(self, request: StateRequest, step: Step, *, tell: bool = False) -> ShareGroupStateResponse:
-        try:
-            state = await self._apply(_key(request), step)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return ShareGroupStateResponse(error=code, message=message)
+        state = await self._apply(_key(request), step)
         return ShareGroupStateResponse(state=state if tell else None)
 
     async def _apply(self, key: ShareKey, step: Step) -> PartitionState | None:
         """Decide on what is stored and store what comes of it; nobody loads the share-partition meanwhile."""
         await self._partitions.settled((key,))
-        record, state = self._decide(key, await self._stored(key), step)
-        if record is None:
-            return state  # what changes nothing, or is refused, disturbs nobody
+        entry = await self._entry(key)
+        if step(entry) is entry.state:
+            return entry.state  # what changes nothing, or is refused, disturbs nobody
         await self._partitions.settled((key,))  # another change may have begun while this one read
         with self._partitions.held((key,)):
             # Whoever served it writes its last when it is dropped; what is decided comes after that.
             await self._partitions.drop((key,))
-            _, state = self._decide(key, await self._stored(key), step)
+            state = step(await self._entry(key))
             writes = dict(await delete_state(self._store, (key,)))
             if state is not None:
                 writes.update(initial_writes(key, state))
@@ -137,19 +119,10 @@ class ShareStateApis:
                 self._partitions.know(key)
             return state
 
-    def _decide(
-        self, key: ShareKey, state: PartitionState | None, step: Step
-    ) -> tuple[ShardRecord | None, PartitionState | None]:
-        """The record that `step` writes, and the state with it."""
-        topics = {topic.topic_id: topic.partitions for topic in (self._topics.by_id(key.topic_id),) if topic}
-        shard = StateShard(topics=topics)
-        at = ShardKey(*key)
-        if state is not None:
-            shard.apply(ShardRecord(at, state, leader_epoch=state.leader_epoch))
-        record = step(shard, at)
-        if record is not None:
-            shard.apply(record)
-        return record, shard.state(at)
+    async def _entry(self, key: ShareKey) -> StateEntry:
+        state = await self._stored(key)
+        topic = self._topics.by_id(key.topic_id)
+        return StateEntry(*key, state, exists=topic is not None and key.partition < topic.partitions)
 
     async def _stored(self, key: ShareKey) -> PartitionState | None:
         stored = await read_state(self._store, key)

@@ -1,4 +1,4 @@
-"""Counters of the server, under the meanings of Kafka's share-group metrics (share-groups.md §7.1).
+"""Counters of the server, under the meanings of Kafka's share-group metrics (SG-17.7).
 
 Plain integers that only the service loop writes; `Server.stats()` adds the gauges and hands out a copy.
 """

@@ -11,17 +11,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.core_errors import InvalidRecordState
 from flowshare.log.base import LogError, StorageError
-from flowshare.server.state import cut, merge
-from flowshare.share.errors import InvalidRecordState
+from flowshare.server.runtime.state import cut, merge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import StateStore
-    from flowshare.server.state import Journal
-    from flowshare.server.stats import Stats
+    from flowshare.server.runtime.state import Journal
+    from flowshare.server.share.stats import Stats
     from flowshare.share.partition import Decision, SharePartition
     from flowshare.share.types import AcknowledgeBatch, PartitionUpdate
 

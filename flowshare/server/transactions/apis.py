@@ -1,11 +1,10 @@
-"""The APIs of producers and transactions: from plain requests to `Transactions` and the log."""
+"""The APIs of producers and transactions: from plain requests to `TransactionCoordinator` and the log."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from flowshare.clock import ahead_ms
-from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     ActiveProducer,
@@ -22,87 +21,69 @@ from flowshare.protocol.messages import (
     ListTransactionsRequest,
     ListTransactionsResponse,
     ProducerIdentity,
-    TransactionResponse,
 )
-from flowshare.server import answers
-from flowshare.server.failures import EXPECTED, failure
-from flowshare.server.state import GROUP_ID_BYTES_MAX
-from flowshare.transactions.coordinator import Asker
-from flowshare.transactions.transaction import State
+from flowshare.protocol.messages.base import Response
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
+from flowshare.transactions.coordinator import AskingProducer
+from flowshare.transactions.transaction import TransactionState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from flowshare.clock import Clock
-    from flowshare.log.base import Log
-    from flowshare.server.connection import Handlers, InProcess
-    from flowshare.server.transactions import Transactions
+    from flowshare.log.storage import BrokerStorage
+    from flowshare.server.transactions.coordinator import TransactionCoordinator
     from flowshare.transactions.transaction import Transaction
 
-T = TypeVar("T")
 
-
-class TransactionApis:
+class TransactionApis(Family):
     """Answers requests about producers and transactions."""
 
-    def __init__(self, *, transactions: Transactions, log: Log, clock: Clock) -> None:
+    def __init__(self, *, transactions: TransactionCoordinator, log: BrokerStorage, clock: Clock) -> None:
         self._transactions = transactions
         self._log = log
         self._clock = clock
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {
-            InitProducerIdRequest: self.init,
-            AddPartitionsToTxnRequest: self.add_partitions,
-            AddOffsetsToTxnRequest: self.add_offsets,
-            EndTxnRequest: self.end,
-            DescribeTransactionRequest: self.describe,
-            ListTransactionsRequest: self.list,
-            DescribeProducersRequest: self.describe_producers,
-        }
-
+    @handles(InitProducerIdRequest, InitProducerIdResponse)
     async def init(self, request: InitProducerIdRequest, connection: InProcess) -> InitProducerIdResponse:
         """Give a producer its id and epoch."""
-        try:
-            if request.transactional_id is None:
-                made = await self._transactions.new_producer()
-            else:
-                known = Asker(*request.known)
-                party = connection.counts_as()
-                made = await self._transactions.init(request.transactional_id, request.timeout_ms, known, party)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return InitProducerIdResponse(error=code, message=message)
+        if request.transactional_id is None:
+            made = await self._transactions.new_producer()
+        else:
+            known = AskingProducer(*request.known)
+            party = connection.counts_as()
+            made = await self._transactions.init(request.transactional_id, request.timeout_ms, known, party)
         return InitProducerIdResponse(producer=ProducerIdentity(*made))
 
-    async def add_partitions(self, request: AddPartitionsToTxnRequest, connection: InProcess) -> TransactionResponse:
+    @handles(AddPartitionsToTxnRequest, Response)
+    async def add_partitions(self, request: AddPartitionsToTxnRequest, connection: InProcess) -> Response:
         """Take partitions into the transaction."""
-        asker, party = Asker(*request.producer), connection.counts_as()
-        adding = self._transactions.add(request.transactional_id, asker, partitions=request.partitions, party=party)
-        return await _answer(adding)
+        asker, party = AskingProducer(*request.producer), connection.counts_as()
+        await self._transactions.add(request.transactional_id, asker, partitions=request.partitions, party=party)
+        return Response(error=ErrorCode.NONE)
 
-    async def add_offsets(self, request: AddOffsetsToTxnRequest, connection: InProcess) -> TransactionResponse:
+    @handles(AddOffsetsToTxnRequest, Response)
+    async def add_offsets(self, request: AddOffsetsToTxnRequest, connection: InProcess) -> Response:
         """Take a group's offsets into the transaction."""
         group_id = request.group_id
         if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
-            text = f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes"
-            return TransactionResponse(error=ErrorCode.INVALID_GROUP_ID, message=text)
-        asker, party = Asker(*request.producer), connection.counts_as()
-        return await _answer(self._transactions.add(request.transactional_id, asker, groups=(group_id,), party=party))
+            raise Refused(ErrorCode.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
+        asker, party = AskingProducer(*request.producer), connection.counts_as()
+        await self._transactions.add(request.transactional_id, asker, groups=(group_id,), party=party)
+        return Response(error=ErrorCode.NONE)
 
-    async def end(self, request: EndTxnRequest, _: InProcess) -> TransactionResponse:
+    @handles(EndTxnRequest, Response)
+    async def end(self, request: EndTxnRequest, _: InProcess) -> Response:
         """Commit or abort."""
-        asker = Asker(*request.producer)
-        return await _answer(self._transactions.end(request.transactional_id, asker, committed=request.committed))
+        asker = AskingProducer(*request.producer)
+        await self._transactions.end(request.transactional_id, asker, committed=request.committed)
+        return Response(error=ErrorCode.NONE)
 
+    @handles(DescribeTransactionRequest, DescribeTransactionResponse)
     async def describe(self, request: DescribeTransactionRequest, _: InProcess) -> DescribeTransactionResponse:
         """What is known of a transactional id."""
-        try:
-            found = self._transactions.get(request.transactional_id)
-        except EXPECTED as error:
-            code, message = failure(error)
-            return DescribeTransactionResponse(error=code, message=message)
+        found = self._transactions.get(request.transactional_id)
         return DescribeTransactionResponse(
             state=found.state.value,
             timeout_ms=found.timeout_ms,
@@ -111,9 +92,10 @@ class TransactionApis:
             partitions=tuple(sorted(found.partitions)),
         )
 
+    @handles(ListTransactionsRequest)
     async def list(self, request: ListTransactionsRequest, _: InProcess) -> ListTransactionsResponse:
         """All transactional ids that pass the filters."""
-        words = {state.value for state in State}
+        words = {state.value for state in TransactionState}
         states, producer_ids = frozenset(request.states), frozenset(request.producer_ids)
 
         def wanted(one: Transaction) -> bool:
@@ -136,13 +118,10 @@ class TransactionApis:
         """Whether it has been open for longer; any is with a negative limit."""
         return running_ms < 0 or (one.started_ms >= 0 and self._clock.steady_ms() - one.started_ms > running_ms)
 
+    @handles(DescribeProducersRequest, DescribeProducersResponse)
     async def describe_producers(self, request: DescribeProducersRequest, _: InProcess) -> DescribeProducersResponse:
         """The idempotent producers that a partition knows."""
-        try:
-            known = self._log.producers(request.topic, request.partition)
-        except LogError as error:
-            code, message = failure(error)
-            return DescribeProducersResponse(error=code, message=message)
+        known = self._log.producers(request.topic, request.partition)
         ahead = ahead_ms(self._clock)
         return DescribeProducersResponse(
             producers=tuple(
@@ -150,12 +129,3 @@ class TransactionApis:
                 for number, one in sorted(known.items())
             )
         )
-
-
-async def _answer(work: Awaitable[None]) -> TransactionResponse:
-    try:
-        await work
-    except EXPECTED as error:
-        code, message = failure(error)
-        return TransactionResponse(error=code, message=message)
-    return TransactionResponse(error=ErrorCode.NONE)

@@ -12,62 +12,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from flowshare.clock import ahead_ms
-from flowshare.log.base import ProducerRefused, UnknownTopic
-from flowshare.protocol.headers import frames
-from flowshare.server.alarm import Alarm
-from flowshare.server.budget import Makers
-from flowshare.server.failures import EXPECTED
-from flowshare.server.producer_ids import ProducerIds
-from flowshare.transactions import coordinator
-from flowshare.transactions.coordinator import Asker
-from flowshare.transactions.errors import (
+from flowshare.core_errors import (
     ConcurrentTransactions,
     InvalidTxnState,
     TransactionalIdNotFound,
     TransactionStateCorrupt,
 )
+from flowshare.log.base import ProducerRefused, UnknownTopic
+from flowshare.protocol.headers import frames
+from flowshare.server.runtime.coordinator import CoordinatorRuntime
+from flowshare.server.runtime.failures import EXPECTED
+from flowshare.transactions import coordinator
+from flowshare.transactions.coordinator import AskingProducer
 from flowshare.transactions.stored import decode_transaction, encode_transaction
-from flowshare.transactions.transaction import State, Transaction
+from flowshare.transactions.transaction import Transaction, TransactionState
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.log.base import Admission, Storage
+    from flowshare.log.base import Admission, StateStore
+    from flowshare.log.storage import BrokerStorage
     from flowshare.protocol.messages import ProduceRequest
-    from flowshare.server.budget import StateBudget
+    from flowshare.server.runtime.budget import StateBudget
     from flowshare.transactions.config import TransactionConfig
+
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 PREFIX: Final = b"tx/"
+PRODUCER_IDS: Final = b"ti/producer-ids"
+BLOCK: Final = 1_000
+"""Producer ids of one write; what is left of a block at the end of the process is never used."""
 RETRY_S: Final = 1.0
 """Pause between two tries to write what an end needs."""
 FINISH_WAIT_S: Final = 5.0
 """How long an answer waits for a decided end to be carried out. It is carried out all the same."""
-
-
 MARKED_AT_ONCE: Final = 100
 """Partitions whose markers are begun in one round of the loop, some milliseconds' work."""
 
+Settle = Callable[[Iterable[str], int, int, bool], Awaitable[None]]
+"""(group ids, producer id, its epoch, committed) ends what a transaction did to groups' offsets: they count, or are
+forgotten. May be asked again. Raises one of `EXPECTED`: try again."""
 
-class Settle(Protocol):
-    """Ends what a transaction did to groups' offsets; may be asked again. Raises one of `EXPECTED`: try again."""
 
-    def __call__(
-        self, group_ids: Iterable[str], producer_id: int, producer_epoch: int, *, committed: bool
-    ) -> Awaitable[None]:
-        """Let the offsets count, or forget them."""
-        ...
+class ProducerIds:
+    """Producer ids: never the same twice, whatever crashes. Blocks are taken durably, then given out from memory."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._next: int = 0
+        self._end: int = 0
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Go on behind the last block that was taken. Raises: LogError."""
+        for _, value in await self._store.scan(PRODUCER_IDS):
+            self._next = self._end = int.from_bytes(value)
+
+    async def take(self) -> int:
+        """An id that nobody had. Raises: StorageError."""
+        async with self._turn:
+            if self._next == self._end:
+                end = self._end + BLOCK
+                await self._store.write([(PRODUCER_IDS, end.to_bytes(8))])
+                self._end = end
+            self._next += 1
+            return self._next - 1
 
 
 @dataclass(slots=True)
-class _Entry:
+class _TransactionEntry:
     """One transactional id. `transaction` None: it is just being made."""
 
     transaction: Transaction | None = None
@@ -77,35 +96,37 @@ class _Entry:
     making: int = 0
     """Requests under way that may store the first state of the id."""
 
+    @property
+    def size(self) -> int:
+        """Bytes that its open transaction takes."""
+        return 0 if self.transaction is None else self.transaction.size
 
-class Transactions:
+
+class TransactionCoordinator:
     """All transactional ids of a server."""
 
     def __init__(
-        self, *, storage: Storage, clock: Clock, config: TransactionConfig, settle: Settle, budget: StateBudget
+        self, *, storage: BrokerStorage, clock: Clock, config: TransactionConfig, settle: Settle, budget: StateBudget
     ) -> None:
         """budget: bytes of all state; what open transactions hold is counted there."""
         self._storage = storage
         self._clock = clock
         self._config = config
         self._settle = settle
-        self._makers = Makers("transactional ids", "transactional.id.max")
-        self._budget = budget
-        budget.counts(self._held)
         self._ids = ProducerIds(storage)
-        self._entries: dict[str, _Entry] = {}
-        self._alarm = Alarm(clock)
-        self._jobs: set[asyncio.Task[Any]] = set()
-        self._watcher: asyncio.Task[None] | None = None
+        self._runtime = CoordinatorRuntime[_TransactionEntry](
+            "transactional ids", limit="transactional.id.max", clock=clock, budget=budget, size_of=lambda one: one.size
+        )
+        self._entries = self._runtime.entries
         storage.producer_expiry_ms = config.producer_expiration_ms
 
     async def start(self) -> None:
         """Read all ids; decided ends are carried out, and transactions whose time is over aborted. Raises: LogError."""
         await self._ids.start()
-        self._budget.came()
+        self._runtime.loaded()
         for key, value in await self._storage.scan(PREFIX):
             transactional_id = key[len(PREFIX) :].decode(errors="replace")
-            entry = self._entries[transactional_id] = _Entry()
+            entry = self._entries[transactional_id] = _TransactionEntry()
             try:
                 stored = decode_transaction(transactional_id, value)
                 now_ms = self._clock.steady_ms()
@@ -116,45 +137,42 @@ class Transactions:
                 continue
             if entry.transaction.state.prepared:
                 self._begin_to_finish(entry)
-        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="transactions")
+        self._runtime.start(self._expire, self._next_ms)
 
     async def close(self) -> None:
         """Stop; a step under way ends first. What is not finished goes on at the next start."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
-        while self._jobs:  # a step may end with an end to carry out
-            for entry in self._entries.values():
-                if entry.finishing is not None:
-                    entry.finishing.cancel()
-            await asyncio.wait(list(self._jobs))
+        await self._runtime.close(self._stop_finishing)
+
+    def _stop_finishing(self) -> None:
+        for entry in self._entries.values():
+            if entry.finishing is not None:
+                entry.finishing.cancel()
 
     # --- what clients ask for -------------------------------------------------------------------------------------
 
-    async def new_producer(self) -> Asker:
+    async def new_producer(self) -> AskingProducer:
         """An idempotent producer without transactions. Raises: StorageError."""
-        return Asker(await self._ids.take(), 0)
+        return AskingProducer(await self._ids.take(), 0)
 
-    async def init(self, transactional_id: str, timeout_ms: int, asker: Asker, party: str | None = None) -> Asker:
+    async def init(
+        self, transactional_id: str, timeout_ms: int, asker: AskingProducer, party: str | None = None
+    ) -> AskingProducer:
         """The id's producer with a fresh epoch; an open transaction is aborted first.
 
         party: who makes the id, None: the server's own process.
 
-        Raises: TransactionError, StorageError, Refused (too many).
+        Raises: CoreError, StorageError, Refused (too many).
         """
         coordinator.check_init(transactional_id, timeout_ms, asker, timeout_max_ms=self._config.timeout_max_ms)
         entry = self._entries.get(transactional_id)
         if entry is None:
-            ids_max = self._config.ids_max
-            self._makers.check(party, self._entries, len(self._entries), ids_max)
-            entry = self._entries[transactional_id] = _Entry()
-            self._makers.add(party, transactional_id, self._entries, ids_max)
-        return await self._run(self._init(entry, transactional_id, timeout_ms, asker))
+            entry = self._runtime.make(transactional_id, _TransactionEntry, party, self._config.ids_max)
+        return await self._runtime.run(self._init(entry, transactional_id, timeout_ms, asker))
 
     async def add(
         self,
         transactional_id: str,
-        asker: Asker,
+        asker: AskingProducer,
         *,
         partitions: Iterable[tuple[str, int]] = (),
         groups: Iterable[str] = (),
@@ -164,30 +182,29 @@ class Transactions:
 
         party: who asks, None: the server's own process.
 
-        Raises: TransactionError, StorageError, Refused (they would take too many bytes).
+        Raises: CoreError, StorageError, Refused (they would take too many bytes).
         """
         added, of = frozenset(partitions), frozenset(groups)
 
         def step(known: Transaction | None) -> Transaction:
             grown = coordinator.add(known, asker, partitions=added, groups=of, now_ms=self._clock.steady_ms())
             if grown is not known:
-                size = grown.size - (0 if known is None else known.size)
-                self._budget.take(party, size, self._clock.monotonic())
+                self._runtime.take(party, grown.size - (0 if known is None else known.size))
             return grown
 
-        await self._run(self._step(self._find(transactional_id), step))
+        await self._runtime.run(self._step(self._find(transactional_id), step))
 
-    async def end(self, transactional_id: str, asker: Asker, *, committed: bool) -> None:
+    async def end(self, transactional_id: str, asker: AskingProducer, *, committed: bool) -> None:
         """Commit or abort; returns when that is durable and, within `FINISH_WAIT_S`, carried out.
 
-        Raises: TransactionError, StorageError.
+        Raises: CoreError, StorageError.
         """
 
         def step(known: Transaction | None) -> Transaction:
             return coordinator.end(known, asker, committed=committed, now_ms=self._clock.steady_ms())
 
         entry = self._find(transactional_id)
-        await self._run(self._step(entry, step))
+        await self._runtime.run(self._step(entry, step))
         await self._finished(entry)
 
     def admission(self, request: ProduceRequest) -> Admission | None:
@@ -200,16 +217,16 @@ class Transactions:
             header = next(frames(request.records))
             if not header.is_transactional:
                 raise InvalidTxnState(f"transactional id {transactional_id!r} sent a batch outside a transaction")
-            asker = Asker(header.producer_id, header.producer_epoch)
+            asker = AskingProducer(header.producer_id, header.producer_epoch)
             known = self._find(transactional_id).transaction
             coordinator.check_write(known, asker, (request.topic, request.partition))
 
         return admit
 
     def check_offsets(self, transactional_id: str, producer_id: int, epoch: int, group_id: str) -> None:
-        """Whether offsets of the group may be committed in the transaction now. Raises: TransactionError."""
+        """Whether offsets of the group may be committed in the transaction now. Raises: CoreError."""
         known = self._find(transactional_id).transaction
-        coordinator.check_offsets(known, Asker(producer_id, epoch), group_id)
+        coordinator.check_offsets(known, AskingProducer(producer_id, epoch), group_id)
 
     def get(self, transactional_id: str) -> Transaction:
         """What is known of the id. Raises: TransactionalIdNotFound, TransactionStateCorrupt."""
@@ -222,22 +239,19 @@ class Transactions:
         """Everything that is known."""
         return [entry.transaction for entry in self._entries.values() if entry.transaction is not None]
 
-    def _held(self) -> Iterable[tuple[str | None, int]]:
-        """Of each transactional id who made it and how many bytes its open transaction takes."""
-        for one in self.all():
-            yield self._makers.maker_of(one.transactional_id), one.size
-
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _find(self, transactional_id: str) -> _Entry:
+    def _find(self, transactional_id: str) -> _TransactionEntry:
         entry = self._entries.get(transactional_id)
         if entry is None:
-            return _Entry()  # the core refuses it
+            return _TransactionEntry()  # the core refuses it
         if entry.unreadable:
             raise TransactionStateCorrupt(f"what is stored of transactional id {transactional_id!r} cannot be read")
         return entry
 
-    async def _init(self, entry: _Entry, transactional_id: str, timeout_ms: int, asker: Asker) -> Asker:
+    async def _init(
+        self, entry: _TransactionEntry, transactional_id: str, timeout_ms: int, asker: AskingProducer
+    ) -> AskingProducer:
         def step(known: Transaction | None) -> Transaction:
             now_ms = self._clock.steady_ms()
             return coordinator.init(known, transactional_id, timeout_ms, asker, new_id=new_id, now_ms=now_ms)
@@ -255,13 +269,13 @@ class Transactions:
             self._drop_if_void(transactional_id, entry)
         if made.state.prepared:
             raise ConcurrentTransactions(f"transactional id {transactional_id!r}: its last transaction is being ended")
-        return Asker(made.producer_id, made.epoch)
+        return AskingProducer(made.producer_id, made.epoch)
 
-    def _drop_if_void(self, transactional_id: str, entry: _Entry) -> None:
+    def _drop_if_void(self, transactional_id: str, entry: _TransactionEntry) -> None:
         if entry.transaction is None and not entry.making and not entry.unreadable:
             self._entries.pop(transactional_id, None)
 
-    async def _step(self, entry: _Entry, decide: Callable[[Transaction | None], Transaction]) -> Transaction:
+    async def _step(self, entry: _TransactionEntry, decide: Callable[[Transaction | None], Transaction]) -> Transaction:
         """Decide, make durable, hold. Waits for the end of the last transaction, within bounds."""
         async with entry.turn:
             await self._finished(entry)
@@ -272,34 +286,20 @@ class Transactions:
                 if after.state.prepared:
                     self._begin_to_finish(entry)
                 elif known is None or known.deadline_ms != after.deadline_ms:
-                    self._expect(after)
+                    self._runtime.expect(self._due_ms(after))
             return after
 
-    async def _save(self, entry: _Entry, after: Transaction) -> None:
+    async def _save(self, entry: _TransactionEntry, after: Transaction) -> None:
         stored = encode_transaction(after.shifted(ahead_ms(self._clock)))
         await self._storage.write([(PREFIX + after.transactional_id.encode(), stored)])
         entry.transaction = after
 
-    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """To its end, even if whoever asked goes away meanwhile: memory must follow what was stored."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(task)
-        task.add_done_callback(self._ran)
-        return await asyncio.shield(task)
-
-    def _ran(self, task: asyncio.Task[Any]) -> None:
-        self._jobs.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever asked may have gone
-
     # --- ends -----------------------------------------------------------------------------------------------------
 
-    def _begin_to_finish(self, entry: _Entry) -> None:
-        entry.finishing = task = asyncio.get_running_loop().create_task(self._finish(entry))
-        self._jobs.add(task)
-        task.add_done_callback(self._ran)
+    def _begin_to_finish(self, entry: _TransactionEntry) -> None:
+        entry.finishing = self._runtime.spawn(self._finish(entry))
 
-    async def _finished(self, entry: _Entry) -> None:
+    async def _finished(self, entry: _TransactionEntry) -> None:
         """Wait until a decided end is carried out, at most `FINISH_WAIT_S`."""
         if entry.finishing is not None and not entry.finishing.done():
             try:
@@ -307,7 +307,7 @@ class Transactions:
             except TimeoutError:
                 logger.warning("the end of a transaction is not carried out yet")
 
-    async def _finish(self, entry: _Entry) -> None:
+    async def _finish(self, entry: _TransactionEntry) -> None:
         ended = entry.transaction
         assert ended is not None
         left = set(ended.partitions)
@@ -323,9 +323,9 @@ class Transactions:
                 return
             await self._clock.sleep(RETRY_S)
 
-    async def _carry_out(self, entry: _Entry, ended: Transaction, left: set[tuple[str, int]]) -> None:
+    async def _carry_out(self, entry: _TransactionEntry, ended: Transaction, left: set[tuple[str, int]]) -> None:
         """One try; `left`: partitions without a marker. Raises: whatever was in the way first."""
-        committed = ended.state is State.PREPARE_COMMIT
+        committed = ended.state is TransactionState.PREPARE_COMMIT
         places = iter(sorted(left))
         errors: list[BaseException] = []
         while some := tuple(islice(places, MARKED_AT_ONCE)):
@@ -334,7 +334,7 @@ class Transactions:
             errors += (error for error in tried if error is not None)
         if errors:
             raise errors[0]
-        await self._settle(sorted(ended.groups), ended.producer_id, ended.epoch, committed=committed)
+        await self._settle(sorted(ended.groups), ended.producer_id, ended.epoch, committed)
         await self._save(entry, coordinator.complete(ended, now_ms=self._clock.steady_ms()))
 
     async def _mark(
@@ -356,29 +356,16 @@ class Transactions:
             return transaction.updated_ms + self._config.id_expiration_ms
         return transaction.deadline_ms
 
-    def _expect(self, transaction: Transaction) -> None:
-        due_ms = self._due_ms(transaction)
-        if due_ms is not None and (self._alarm.due_ms is None or due_ms < self._alarm.due_ms):
-            self._alarm.ring()
+    def _next_ms(self) -> int | None:
+        return min((due_ms for one in self.all() if (due_ms := self._due_ms(one)) is not None), default=None)
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self._expire()
-            except Exception:
-                logger.exception("a transaction that timed out could not be aborted yet, going on")
-                await self._clock.sleep(RETRY_S)
-                continue
-            due = [due_ms for one in self.all() if (due_ms := self._due_ms(one)) is not None]
-            await self._alarm.sleep_until(min(due, default=None))
-
-    async def _expire(self) -> None:
+    async def _expire(self, _: int = 0) -> None:
         """Abort what is open for too long, forget what nobody uses. Raises: LogError."""
         now_ms = self._clock.steady_ms()
         for one in self.all():
             due_ms = self._due_ms(one)
             if due_ms is not None and due_ms <= now_ms:
-                await self._run(self._expire_one(one))
+                await self._runtime.run(self._expire_one(one))
 
     async def _expire_one(self, seen: Transaction) -> None:
         entry = self._entries[seen.transactional_id]
@@ -390,7 +377,7 @@ class Transactions:
                 await self._storage.write([(PREFIX + seen.transactional_id.encode(), None)])
                 entry.transaction = None
                 self._drop_if_void(seen.transactional_id, entry)
-            elif seen.state is State.ONGOING:
+            elif seen.state is TransactionState.ONGOING:
                 logger.info("a transaction timed out and is aborted: id=%s", seen.transactional_id)
                 await self._save(entry, coordinator.fence(seen, now_ms=now_ms))
                 self._begin_to_finish(entry)

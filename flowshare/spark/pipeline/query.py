@@ -1,24 +1,38 @@
-"""One declared pipeline as a streaming query: its source, the user's function, its sinks."""
+"""One declared pipeline as a streaming query: its source, the user's function, its sinks.
+
+A folder of Spark's file sink is one query's, with one checkpoint. Spark's file sink knows a batch by its number alone:
+of a query that counts from 0 again (its checkpoint is new, or older than the folder) it leaves out every batch whose
+number the folder's `_spark_metadata` has, without a word, and the records are accepted. So a folder is claimed for a
+query before its first batch, by a file beside Spark's own, and a query whose checkpoint does not go with the folder is
+refused before it takes a record.
+
+| the folder has | this query's checkpoint | |
+|---|---|---|
+| no batch | any | claimed |
+| batches, and this query's claim | knows all of them | goes on |
+| batches, and no claim | knows all of them | claimed: it died before it could |
+| batches, and another query's claim | any | refused |
+| batches | is new, or knows fewer of them | refused |
+"""
 
 from __future__ import annotations
 
 import json
-import logging
+import re
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from flowshare.agents.ddl import NoColumn, struct_fields
-from flowshare.agents.errors import UsageError
-from flowshare.agents.send import topic_name
-from flowshare.agents.sinks import Console, Folder, Jdbc, Produce
+from flowshare.agents.handler.ddl import NoColumn, struct_fields
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.send import topic_name
+from flowshare.agents.handler.sinks import Console, Folder, Jdbc, Produce
 from flowshare.log.folder import make_private
-from flowshare.spark.checkpoint import ASYNC_PROGRESS
-from flowshare.spark.claims import Files, check_claim, claim
-from flowshare.spark.jdbc import write_table
-from flowshare.spark.outcomes import settling
-from flowshare.spark.session import LOCAL_MANAGER, MANAGER, activate
+from flowshare.spark.sessions import LOCAL_MANAGER, MANAGER, activate
+from flowshare.spark.sink.outcomes import settling
+from flowshare.spark.source.checkpoint import ASYNC_PROGRESS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,17 +41,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from flowshare.agents.pipeline import SharePipeline
-    from flowshare.agents.sinks import Sink
+    from flowshare.agents.app.pipeline import SharePipeline
+    from flowshare.agents.handler.sinks import Sink
 
-QUERY_COLUMN: Final = "flowshare_query"
-BATCH_COLUMN: Final = "flowshare_batch"
 EXECUTORS_S: Final = 10.0
 """How long a query waits for the cluster's first executor, to know how many tasks run at a time."""
 RECORD: Final = frozenset({"key", "headers", "partition", "timestamp"})
 """Columns that say something of a produced record beside its value."""
-
-logger = logging.getLogger("flowshare.spark")
 
 
 def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, once: bool) -> StreamingQuery:
@@ -53,11 +63,11 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
         if rows is None or not hasattr(rows, "writeStream"):
             raise UsageError(f"pipeline {pipeline.name}: the function returns {rows!r}, and sinks need a DataFrame")
         writer = _writer(pipeline, rows, sinks, broker)
-    place = Files(spark, checkpoint(pipeline))
+    place = HadoopFolder(spark, checkpoint(pipeline))
     _checkpoint_manager(spark, place)
     if place.local and not pipeline.options.checkpoint:
         make_private(Path(checkpoint(pipeline)))  # Spark's own files in it are open to all
-    output = Files(spark, sinks[0].path) if sinks and _alone(sinks, pipeline.options.output_mode) else None
+    output = HadoopFolder(spark, sinks[0].path) if sinks and _alone(sinks, pipeline.options.output_mode) else None
     if output is not None:
         check_claim(pipeline.name, output, place)
     writer = writer.queryName(pipeline.name).option("checkpointLocation", checkpoint(pipeline))
@@ -119,7 +129,7 @@ def checkpoint(pipeline: SharePipeline) -> str:
     return given or str(Path(pipeline.app.conf.datadir).absolute() / "pipelines" / pipeline.name)
 
 
-def _checkpoint_manager(spark: SparkSession, place: Files) -> None:
+def _checkpoint_manager(spark: SparkSession, place: HadoopFolder) -> None:
     """Write the checkpoint by renaming files, which is quick, only where that is atomic."""
     if place.local:
         spark.conf.set(MANAGER, LOCAL_MANAGER)
@@ -182,7 +192,7 @@ def _write(name: str, sink: Sink, broker: str, mode: str, batch: DataFrame, numb
     match sink:
         case Folder():
             query = query_id(batch)
-            path = f"{sink.path.rstrip('/')}/{QUERY_COLUMN}={query}/{BATCH_COLUMN}={number}"
+            path = f"{sink.path.rstrip('/')}/{QUERY}={query}/{BATCH}={number}"
             path = sink.path if mode == "complete" else path
             writer = batch.write.mode("overwrite").format(sink.format).options(**sink.options)
             (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(path)
@@ -210,3 +220,147 @@ def for_topic(rows: DataFrame) -> DataFrame:
     inside = [f"`{name}`" for name in rows.columns if name not in RECORD]
     beside = [f"`{name}`" for name in rows.columns if name in RECORD]
     return rows.selectExpr(*beside, f"to_json(struct({', '.join(inside)})) AS value")
+
+
+CLAIM: Final = "_flowshare_query"
+"""Names that begin with `_` are no data to Spark's readers."""
+METADATA: Final = "_spark_metadata"
+
+
+class HadoopFolder:
+    """A folder on any file system that Spark reaches."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        jvm: Any = spark._jvm  # noqa: SLF001 - py4j's way to Hadoop's file systems
+        self._jvm = jvm
+        self._root = jvm.org.apache.hadoop.fs.Path(root)
+        self._system: Any = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+        self.path = str(self._system.makeQualified(self._root).toString())
+        """With the file system's scheme."""
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on a file system of this machine."""
+        return str(self._system.getScheme()) == "file"
+
+    def newest(self, name: str) -> int:
+        """The highest number among the files of one of Spark's logs; −1: there is none."""
+        folder = self._at(name)
+        if not self._system.exists(folder):
+            return -1
+        names = [str(one.getPath().getName()).removesuffix(".compact") for one in self._system.listStatus(folder)]
+        return max((int(one) for one in names if one.isdigit()), default=-1)
+
+    def read(self, name: str) -> str | None:
+        """A file's text; None: there is none."""
+        at = self._at(name)
+        if not self._system.exists(at):
+            return None
+        with closing(self._system.open(at)) as stream:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file, over one that is there."""
+        with closing(self._system.create(self._at(name), True)) as stream:
+            stream.write(bytearray(text.encode()))
+
+    def _at(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+
+
+def query_of(checkpoint: HadoopFolder) -> str | None:
+    """The id of the query whose checkpoint this is; None: it is new."""
+    text = checkpoint.read("metadata")
+    return None if text is None else str(json.loads(text)["id"])
+
+
+def check_claim(name: str, folder: HadoopFolder, checkpoint: HadoopFolder) -> None:
+    """See, before a pipeline starts, that its folder goes with its checkpoint. Raises: UsageError with what to do."""
+    written = folder.newest(METADATA)
+    if written < 0:
+        return
+    known, query = checkpoint.newest("offsets"), query_of(checkpoint)
+    claim = json.loads(folder.read(CLAIM) or "{}")
+    if written <= known and claim.get("query", query) == query:
+        return
+    what = f"its checkpoint {checkpoint.path} is new" if known < 0 else f"its checkpoint has {known + 1} of them"
+    if query is not None and claim.get("query", query) != query:
+        what = "they are another query's"
+    where = f" It was written with the checkpoint {claim['checkpoint']}." if "checkpoint" in claim else ""
+    raise UsageError(
+        f"pipeline {name}: the folder {folder.path} has {written + 1} batches of a query, and {what}: Spark's file "
+        f"sink would leave out batches of the same numbers, and their records would be lost.{where} Give the pipeline "
+        "that checkpoint (checkpoint=…), or another folder, or delete the folder with what is in it"
+    )
+
+
+def claim(folder: HadoopFolder, checkpoint: HadoopFolder, query: str) -> None:
+    """Note that a folder is this query's from now on."""
+    text = json.dumps({"query": query, "checkpoint": checkpoint.path})
+    if folder.read(CLAIM) != text:
+        folder.write(CLAIM, text)
+
+
+# --- tables of databases -------------------------------------------------------------------------------------------
+
+PIPELINE, QUERY, BATCH = "flowshare_pipeline", "flowshare_query", "flowshare_batch"
+TABLE: Final = re.compile(r"[A-Za-z_][\w$]*(\.[A-Za-z_][\w$]*){0,2}")
+
+
+def write_table(name: str, sink: Jdbc, batch: DataFrame, query: str, number: int, *, replace: bool) -> None:
+    """Write the rows of a query's batch, once. replace: they are all that the table is to hold.
+
+    Rows carry the pipeline's name, the query's id and the batch's number, and what an earlier try of the same batch
+    left is deleted first. A batch is repeated only when the query died before Spark had written it down, so its number
+    is the query's highest, and deleting by it finds all of the earlier try. A new checkpoint is a query of its own,
+    which counts from 0 again and leaves the rows of earlier ones alone.
+
+    Raises: UsageError, what Spark raises.
+    """
+    from pyspark.sql.functions import lit
+
+    if TABLE.fullmatch(sink.table) is None:
+        raise UsageError(f"pipeline {name}: table {sink.table!r} is no name of a table")
+    rows = batch.withColumns({PIPELINE: lit(name), QUERY: lit(query), BATCH: lit(number).cast("bigint")})
+    options = {**sink.properties, "url": sink.url, "dbtable": sink.table}
+    _prepare(sink, options, rows, query, number, delete=not replace)
+    writer = rows.write.format("jdbc").options(**options)
+    if replace:
+        writer.option("truncate", "true").mode("overwrite").save()
+    else:
+        writer.mode("append").save()
+
+
+def _prepare(sink: Jdbc, options: dict[str, str], rows: DataFrame, query: str, number: int, *, delete: bool) -> None:
+    """Make the table if it is not there, else delete what an earlier try wrote; over a connection of the driver's.
+
+    Spark makes missing tables only in databases whose errors it can tell apart.
+    """
+    jvm: Any = rows.sparkSession._jvm  # noqa: SLF001 - py4j's way to java.sql
+    jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
+    properties = jvm.java.util.Properties()
+    for key, value in sink.properties.items():
+        properties.setProperty(key, value)
+    if "driver" in sink.properties:
+        jdbc.DriverRegistry.register(sink.properties["driver"])
+    connection = jvm.java.sql.DriverManager.getConnection(sink.url, properties)
+    try:
+        facts = connection.getMetaData()
+        upper, lower = facts.storesUpperCaseIdentifiers(), facts.storesLowerCaseIdentifiers()
+        name_kept = sink.table.upper() if upper else sink.table.lower() if lower else sink.table
+        schema, _, table = name_kept.rpartition(".")
+        found = facts.getTables(None, schema or None, table, None)
+        there = found.next()
+        found.close()
+        if not there:
+            made = jdbc.JdbcOptionsInWrite(jvm.PythonUtils.toScalaMap(options))
+            columns = rows._jdf.schema()  # noqa: SLF001 - Java's own
+            jdbc.JdbcUtils.createTable(connection, sink.table, columns, False, made)
+        elif delete:
+            statement = connection.prepareStatement(f"DELETE FROM {sink.table} WHERE {QUERY} = ? AND {BATCH} = ?")  # noqa: S608 - checked
+            statement.setString(1, query)
+            statement.setLong(2, number)
+            statement.executeUpdate()
+            statement.close()
+    finally:
+        connection.close()

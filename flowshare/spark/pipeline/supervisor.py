@@ -8,30 +8,30 @@ pages and, for an embedded path or a fleet, the log itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.texts import TEXT_MAX, named
-from flowshare.client.admin import ShareAdmin
+from flowshare.agents.handler.texts import TEXT_MAX, named
+from flowshare.agents.worker.keeper import pause
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
-from flowshare.spark.checkpoint import local_checkpoint
-from flowshare.spark.driver import TROUBLES
-from flowshare.spark.gone import SparkGone, brief, gone
-from flowshare.spark.query import checkpoint, start_query
+from flowshare.spark.errors import SparkGone, brief, gone
+from flowshare.spark.pipeline.query import checkpoint, start_query
+from flowshare.spark.source.checkpoint import local_checkpoint
+from flowshare.spark.source.microbatches import TROUBLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from flowshare.agents.pipeline import SharePipeline
+    from flowshare.agents.app.pipeline import SharePipeline
     from flowshare.backend.base import Backend
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import Connection
 
 PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
 WELL_S: Final = 60.0
@@ -50,7 +50,7 @@ logger = logging.getLogger("flowshare.pipeline")
 
 
 @dataclass(slots=True, kw_only=True)
-class Figures:
+class PipelineFigures:
     """What is known of a pipeline. Rates are records a second, times seconds; −1: not known."""
 
     name: str
@@ -71,7 +71,7 @@ class Figures:
 @dataclass(slots=True, kw_only=True)
 class _Running:
     pipeline: SharePipeline
-    figures: Figures
+    figures: PipelineFigures
     query: StreamingQuery | None = None
     since_s: float = 0.0
     noted_s: float = 0.0
@@ -80,9 +80,8 @@ class _Running:
     tries: int = 0
     counted: tuple[str, int] = ("", -1)
     """The run and its last batch whose records are counted."""
-    troubles: dict[str, int] = field(default_factory=dict[str, int])
-    troubles_run: str = ""
-    """What the sources of this run have said of what went wrong."""
+    troubles: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """What the sources of a run have said of what went wrong."""
 
 
 class PipelineSupervisor:
@@ -105,10 +104,12 @@ class PipelineSupervisor:
         self._clock = clock
         self._once = once
         self._stop = asyncio.Event()
-        self._running = [_Running(pipeline=one, figures=Figures(name=one.name, group=one.group)) for one in pipelines]
+        self._running = [
+            _Running(pipeline=one, figures=PipelineFigures(name=one.name, group=one.group)) for one in pipelines
+        ]
 
     @property
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[PipelineFigures]:
         """Of each pipeline."""
         return [one.figures for one in self._running]
 
@@ -118,11 +119,7 @@ class PipelineSupervisor:
 
     async def run(self) -> bool:
         """Run until `stop`, or with `once` until all have ended; whether none was given up. Raises: SparkGone."""
-
-        async def connect() -> Connection:
-            return await self._backend.connect("pipelines")
-
-        admin = ShareAdmin(connect, clock=self._clock, client_id="pipelines")
+        admin = ShareAdmin(partial(self._backend.connect, "pipelines"), clock=self._clock, client_id="pipelines")
         told_s = self._clock.monotonic()
         try:
             while not self._stop.is_set() and not self._ended():
@@ -130,17 +127,13 @@ class PipelineSupervisor:
                 if self._clock.monotonic() >= told_s + TELL_S:
                     told_s = self._clock.monotonic()
                     await self._tell(admin)
-                await self._pause()
+                await pause(self._stop, LOOK_S)
             await self._tell(admin)
         finally:
             await asyncio.gather(*(asyncio.to_thread(self._end, one) for one in self._running))
             await asyncio.gather(*(self._see_left(one, admin) for one in self._running))
             await admin.close()
         return all(one.figures.state != "failed" for one in self._running)
-
-    async def _pause(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await self._clock.wait_for(self._stop.wait(), LOOK_S)
 
     async def _look_after_all(self) -> None:
         """Raises: SparkGone, as no query can ever run again in this process then."""
@@ -271,12 +264,11 @@ class PipelineSupervisor:
         """Take over what the sources say went wrong; a source that was started again counts from 0."""
         for name, text in TROUBLES.items():
             count = sum(_trouble(source, name) for source in sources)
-            before = one.troubles.get(name, 0) if one.troubles_run == run else 0
+            before = one.troubles.get((run, name), 0)
             if count > before:
                 setattr(one.figures, name, getattr(one.figures, name) + count - before)
                 logger.error("pipeline=%s %s=%d more. %s", one.figures.name, name, count - before, text)
-            one.troubles[name] = max(count, before)
-        one.troubles_run = run
+            one.troubles[run, name] = max(count, before)
 
     async def _tell(self, admin: ShareAdmin) -> None:
         for one in self._running:

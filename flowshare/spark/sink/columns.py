@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowshare.agents.errors import OptionError, nearest
+import pyarrow as pa
+
+from flowshare.agents.handler.errors import OptionError, nearest
 from flowshare.spark.checks import FORMAT
-from flowshare.spark.sink_options import SinkOptions
+from flowshare.spark.sink.options import SinkOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 Header = tuple[str, bytes | None]
@@ -42,7 +43,7 @@ COLUMNS: Final = (*TYPES, "headers")
 NESTED: Final = frozenset({"struct", "map", "array", "variant"})
 
 
-class Rows(NamedTuple):
+class RowColumns(NamedTuple):
     """One Arrow batch, column by column; as many entries each as there are rows, or without end."""
 
     topics: Iterable[str]
@@ -86,9 +87,9 @@ class Layout:
         """Whether there is nothing but values for one topic: the fast case."""
         return bool(self.topic) and not self.places.keys() - {"value", "topic"}
 
-    def rows(self, batch: pa.RecordBatch) -> Rows:
+    def rows(self, batch: pa.RecordBatch) -> RowColumns:
         """What is in a batch. Raises: ValueError (a row without topic, a header without name)."""
-        return Rows(
+        return RowColumns(
             itertools.repeat(self.topic) if self.topic else self._read(batch, "topic", names_of),
             self._read(batch, "partition", integers_of),
             self._read(batch, "key", bytes_of),
@@ -136,8 +137,6 @@ def _is_headers(type_: Any) -> bool:
 
 def bytes_of(column: pa.Array) -> list[bytes | None]:
     """Strings, as UTF-8, or binaries."""
-    import pyarrow as pa
-
     count = len(column)
     if not count or pa.types.is_null(column.type):
         return [None] * count
@@ -153,8 +152,6 @@ def bytes_of(column: pa.Array) -> list[bytes | None]:
 
 def integers_of(column: pa.Array) -> list[int | None]:
     """Integers of any width."""
-    import pyarrow as pa
-
     count = len(column)
     if not count or pa.types.is_null(column.type):
         return [None] * count
@@ -164,8 +161,6 @@ def integers_of(column: pa.Array) -> list[int | None]:
 
 def milliseconds_of(column: pa.Array) -> list[int | None]:
     """Moments as milliseconds since 1970; those without a zone are taken for UTC."""
-    import pyarrow as pa
-
     if pa.types.is_null(column.type):
         return [None] * len(column)
     return integers_of(column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64()))
@@ -173,8 +168,6 @@ def milliseconds_of(column: pa.Array) -> list[int | None]:
 
 def names_of(column: pa.Array) -> list[str]:
     """Topics, one string object for each name. Raises: ValueError (a row has none)."""
-    import pyarrow as pa
-
     if column.null_count or pa.types.is_null(column.type):
         raise ValueError("a row has no topic: its column 'topic' is null, and there is no .option(\"topic\", …)")
     coded = column.dictionary_encode()
@@ -184,8 +177,6 @@ def names_of(column: pa.Array) -> list[str]:
 
 def headers_of(column: pa.Array) -> list[list[Header]]:
     """Each row's headers, from an array of structs or from a map. Raises: ValueError (a header has no name)."""
-    import pyarrow as pa
-
     if pa.types.is_null(column.type):
         return [[] for _ in range(len(column))]
     offsets = column.offsets

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
 from flowshare.client.settings import Compression
-from flowshare.protocol.headers import CODECS
 from flowshare.spark import checks
 
 Guarantee = Literal["at_least_once", "exactly_once"]
@@ -22,7 +21,7 @@ class SinkOptions:
     delivery: `at_least_once`, or `exactly_once` for each batch of a streaming query (docs/spark.md).
     compression: codec of the batches (compression.type).
     create_topics: make a topic that is missing, with as many partitions as the broker gives new topics.
-    batch_bytes: size at which a batch of records is closed (batch.size).
+    batch_size: size at which a batch of records is closed (batch.size).
     batch_header: put the header `flowshare.batch` on each record: query id, batch id, task and the row's number in it.
     delivery_timeout: how long nothing may be confirmed before the task fails, and any other wait for the broker.
     transaction_timeout: how long a batch may take with exactly_once (transaction.timeout.ms); brokers allow 900 unless
@@ -36,7 +35,7 @@ class SinkOptions:
     delivery: Guarantee = "at_least_once"
     compression: Compression = "none"
     create_topics: bool = True
-    batch_bytes: int = 64 * 1024
+    batch_size: int = 64 * 1024
     batch_header: bool = False
     delivery_timeout: float = 120.0
     transaction_timeout: float = 900.0
@@ -45,7 +44,7 @@ class SinkOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Check what a writer was given; names in any case. Raises: OptionError."""
-        return cls(**checks.checked(given, [one.name for one in fields(cls)], ("broker",), CHECKS))
+        return cls(**checks.checked(cls, given, CHECKS))
 
     @property
     def exactly_once(self) -> bool:
@@ -60,11 +59,7 @@ class SinkOptions:
 
 CHECKS: Final[Mapping[str, checks.Check]] = {
     "broker": checks.broker,
-    "delivery": checks.one_of("at_least_once", "exactly_once"),
-    "compression": checks.one_of(*CODECS),
-    "create_topics": checks.flag,
-    "batch_bytes": checks.number(int, 1024),
-    "batch_header": checks.flag,
+    "batch_size": checks.number(int, 1024),
     "delivery_timeout": checks.number(float, 1),
     "transaction_timeout": checks.number(float, 1),
 }

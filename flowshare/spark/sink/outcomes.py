@@ -1,4 +1,4 @@
-"""Outcomes record by record: a DataFrame with an `outcome` column, written to the `flowshare` sink, acknowledges.
+"""OutcomeSink record by record: a DataFrame with an `outcome` column, written to the `flowshare` sink, acknowledges.
 
     stream = spark.readStream.format("flowshare").option("outcomes", "true")…load()
     judged = stream.selectExpr("topic", "partition", "offset", "IF(ok, 'accept', 'release') AS outcome")
@@ -28,58 +28,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from flowshare.agents.errors import OptionError, UsageError
-from flowshare.spark.agent import ask, deliver, no_source
-from flowshare.spark.rejected import Rejected, bury_rejected
+from flowshare.agents.handler.errors import OptionError, UsageError
+from flowshare.spark.source.dead_letters import bury_rejected
+from flowshare.spark.source.outcomes import TYPES, RangeOutcome, ask, deliver, no_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from flowshare.spark.ranges import Place
+    from flowshare.spark.source.ranges import Place
+
 
 NEEDED: Final = ("topic", "partition", "offset", "outcome")
 OPTIONAL: Final = ("delay", "reason")
-KINDS: Final = frozenset({"accept", "release", "reject"})
-
-
-class Outcome(NamedTuple):
-    """What became of offsets `first` to `last`. delay: seconds."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    kind: str
-    delay: float = 0.0
-    reason: str = ""
-
-    @property
-    def place(self) -> Place:
-        """Topic and partition."""
-        return self.topic, self.partition
 
 
 class OutcomesMessage(WriterCommitMessage):
     """The outcomes of one task."""
 
-    def __init__(self, outcomes: list[Outcome]) -> None:
+    def __init__(self, outcomes: list[RangeOutcome]) -> None:
         self.outcomes = outcomes
-
-
-def stream_writer(options: Mapping[str, str], schema: StructType) -> OutcomeWriter:
-    """The sink of a query's outcomes. Raises: OptionError (an option or a column that it needs is not there)."""
-    return OutcomeWriter(*_checked(options, schema))
-
-
-def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchOutcomeWriter:
-    """The sink of a micro-batch's outcomes, in foreachBatch. Raises: OptionError."""
-    return BatchOutcomeWriter(*_checked(options, schema))
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> tuple[str, str]:
@@ -101,75 +74,50 @@ def _checked(options: Mapping[str, str], schema: StructType) -> tuple[str, str]:
     return given["broker"], given["group"]
 
 
-class Outcomes:
+class _OutcomeSink:
     """Takes outcomes in the executors, and hands them to the source's process when the batch's tasks have ended."""
 
-    def __init__(self, broker: str, group: str) -> None:
-        """On the driver's machine, for each batch. Raises: OutcomesLost."""
-        self._broker = broker
-        self._group = group
-        self._sources = ask(broker, group)
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """On the driver's machine, for each batch. Raises: OptionError (an option or a column that it needs is not
+        there), OutcomesLost."""
+        self._broker, self._group = _checked(options, schema)
+        self._sources = ask(self._broker, self._group)
 
-    def take(self, iterator: Iterator[pa.RecordBatch]) -> OutcomesMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """The outcomes of a task; what it rejects has its dead letter when this returns.
 
         Raises: OptionError for an outcome that is none; OutcomesLost (nobody reads the group with outcomes), LogGone,
         ClientError, OSError: the task is tried again.
         """
         found = runs(row for batch in iterator for row in _rows(batch))
-        rejected = [
-            Rejected(one.place, offset, one.reason)
-            for one in found
-            if one.kind == "reject"
-            for offset in range(one.first, one.last + 1)
-        ]
+        rejected: dict[Place, dict[int, str]] = {}
+        for one in found:
+            if one.kind == "reject":
+                of_place = rejected.setdefault(one.place, {})
+                of_place |= dict.fromkeys(range(one.first, one.last + 1), one.reason)
         if rejected:
             if not self._sources:
                 raise no_source(self._group)
             bury_rejected(self._broker, self._group, self._sources, rejected)
         return OutcomesMessage(found)
 
-    def send(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = -1) -> None:  # noqa: N803 - Spark's name
         """Acknowledge. Raises: OutcomesLost when no source of this group is there: the batch fails, and comes again."""
+        del batchId
         found = [one for message in messages if isinstance(message, OutcomesMessage) for one in message.outcomes]
         if found:
-            deliver(self._broker, self._group, [tuple(one) for one in found])
+            deliver(self._broker, self._group, found)
 
-
-class OutcomeWriter(DataSourceStreamArrowWriter):
-    """Outcomes of a streaming query."""
-
-    def __init__(self, broker: str, group: str) -> None:
-        self._outcomes = Outcomes(broker, group)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Take the rows of a task."""
-        return self._outcomes.take(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Acknowledge."""
-        self._outcomes.send(messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = -1) -> None:  # noqa: N803 - Spark's name
         """Nothing: nothing was acknowledged."""
 
 
-class BatchOutcomeWriter(DataSourceArrowWriter):
-    """Outcomes of one micro-batch, within foreachBatch."""
+class OutcomeWriter(_OutcomeSink, DataSourceStreamArrowWriter):
+    """The sink of a streaming query's outcomes."""
 
-    def __init__(self, broker: str, group: str) -> None:
-        self._outcomes = Outcomes(broker, group)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Take the rows of a task."""
-        return self._outcomes.take(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Acknowledge."""
-        self._outcomes.send(messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: nothing was acknowledged."""
+class BatchOutcomeWriter(_OutcomeSink, DataSourceArrowWriter):
+    """The sink of one micro-batch's, within foreachBatch."""
 
 
 # --- in foreachBatch ----------------------------------------------------------------------------------------------
@@ -203,9 +151,9 @@ def settle(judged: DataFrame, *, broker: str | None = None, group: str | None = 
     judged.write.format("flowshare").options(broker=broker, group=group).mode("append").save()
 
 
-def runs(rows: Iterator[Outcome]) -> list[Outcome]:
+def runs(rows: Iterator[RangeOutcome]) -> list[RangeOutcome]:
     """Rows as runs of neighbours with the same outcome."""
-    found: list[Outcome] = []
+    found: list[RangeOutcome] = []
     for row in sorted(rows):
         if found and found[-1]._replace(first=row.first, last=row.last) == row and found[-1].last + 1 >= row.first:
             found[-1] = found[-1]._replace(last=row.last)
@@ -214,17 +162,17 @@ def runs(rows: Iterator[Outcome]) -> list[Outcome]:
     return found
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[Outcome]:
+def _rows(batch: pa.RecordBatch) -> Iterator[RangeOutcome]:
     columns: dict[str, list[Any]] = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     size = batch.num_rows
     delays = columns.get("delay", [None] * size)
     reasons = columns.get("reason", [None] * size)
     for index in range(size):
         kind = columns["outcome"][index]
-        if kind not in KINDS:
+        if kind not in TYPES:
             raise OptionError(f"outcome is {kind!r}; it is accept, release or reject")
         offset = columns["offset"][index]
-        yield Outcome(
+        yield RangeOutcome(
             columns["topic"][index],
             columns["partition"][index],
             offset,

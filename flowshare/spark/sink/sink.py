@@ -2,15 +2,16 @@
 
 `write` runs in executors' Python workers, once for each task attempt; `commit` and `abort` of a stream in a process at
 the driver's side, once for each batch. At least once: `write` returns when every row is confirmed by the broker, and a
-task that failed is tried again by Spark, with the rows it had sent already. Exactly once is in `sink_transactions`.
+task that failed is tried again by Spark, with the rows it had sent already. Exactly once is in `transactions.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -21,19 +22,19 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 from flowshare.spark.checks import FORMAT
-from flowshare.spark.producing import Encoder, Outbox
-from flowshare.spark.sink_columns import Layout
-from flowshare.spark.sink_line import SinkError, line_of
-from flowshare.spark.sink_options import SinkOptions
-from flowshare.spark.sink_transactions import Origin, Prepared, Transaction, decided, end, settle
+from flowshare.spark.sink.broker import SinkError, open_broker
+from flowshare.spark.sink.columns import Layout
+from flowshare.spark.sink.options import SinkOptions
+from flowshare.spark.sink.producing import BatchQueue, Encoder
+from flowshare.spark.sink.transactions import Prepared, TaskOrigin, TaskTransaction, decided, end, settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from flowshare.spark.sink_line import Line
+    from flowshare.spark.sink.broker import OpenBroker
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """Where a task finds what it is part of, among the properties that Spark hands it."""
@@ -47,9 +48,9 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     if overwrite:
         raise OptionError(f'{FORMAT} adds to topics and replaces nothing: write .mode("append")')
     if _has_outcome(schema):
-        from flowshare.spark import outcomes
+        from flowshare.spark.sink.outcomes import BatchOutcomeWriter
 
-        return outcomes.batch_writer(options, schema)
+        return BatchOutcomeWriter(options, schema)
     parsed = SinkOptions.parse(options)
     if parsed.exactly_once or parsed.batch_header:
         name = "delivery=exactly_once" if parsed.exactly_once else "batch_header=true"
@@ -64,9 +65,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     """What `df.writeStream` writes with; rows are added to what is there. Raises: OptionError."""
     del overwrite  # that is output mode `complete`: each batch's whole result is sent, as Spark's own Kafka sink does
     if _has_outcome(schema):
-        from flowshare.spark import outcomes
+        from flowshare.spark.sink.outcomes import OutcomeWriter
 
-        return outcomes.stream_writer(options, schema)
+        return OutcomeWriter(options, schema)
     parsed = SinkOptions.parse(options)
     if parsed.exactly_once and not parsed.ledger_topic:
         raise OptionError(
@@ -81,7 +82,7 @@ def _has_outcome(schema: StructType) -> bool:
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class TaskWritten(WriterCommitMessage):
     """What a task tells the driver. rows: that it sent. prepared: its transaction, if it left one open."""
 
     rows: int
@@ -89,26 +90,24 @@ class Written(WriterCommitMessage):
     prepared: Prepared | None = None
 
 
-class BatchWriter(DataSourceArrowWriter):
+class _TopicWriter:
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self._options = options
+        self._layout = layout
+
+
+class BatchWriter(_TopicWriter, DataSourceArrowWriter):
     """Writes a DataFrame, at least once."""
 
-    def __init__(self, options: SinkOptions, layout: Layout) -> None:
-        self._options = options
-        self._layout = layout
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Send a task's rows. Raises: SinkError, ClientError: the task fails, and is tried again."""
-        return Written(write_rows(self._options, self._layout, iterator, None))
+        return TaskWritten(write_rows(self._options, self._layout, iterator, None))
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
     """Writes a streaming query's batches."""
 
-    def __init__(self, options: SinkOptions, layout: Layout) -> None:
-        self._options = options
-        self._layout = layout
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Send a task's rows; with exactly_once they count when the driver has committed the batch.
 
         Raises: SinkError, ClientError: the task fails, and is tried again.
@@ -116,14 +115,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         origin = task_origin()
         if self._options.exactly_once:
             return write_once(self._options, self._layout, iterator, origin)
-        return Written(write_rows(self._options, self._layout, iterator, origin), origin.query)
+        return TaskWritten(write_rows(self._options, self._layout, iterator, origin), origin.query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All tasks have written: commit their transactions. Raises: SinkError, ClientError: the query fails."""
         query, prepared = _told(messages)
         if self._options.exactly_once and query:
-            with line_of(self._options) as line:
-                line.call(settle(line, query, batchId, prepared))
+            with open_broker(self._options) as broker:
+                broker.call(settle(broker, query, batchId, prepared))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """The batch failed. Spark calls this when `commit` failed, too: what it may have decided is left alone."""
@@ -131,86 +130,88 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not prepared or None not in messages:
             return
         logger.warning("batch %d of query %s failed; its %d transactions are aborted", batchId, query, len(prepared))
-        with line_of(self._options) as line:
-            line.call(end(line, query, prepared, commit=False))
+        with open_broker(self._options) as broker:
+            broker.call(end(broker, query, prepared, commit=False))
 
 
 def _told(messages: Sequence[WriterCommitMessage | None]) -> tuple[str, list[Prepared]]:
     """Query id (empty: nothing was written) and transactions of a batch's tasks."""
-    written = [one for one in messages if isinstance(one, Written)]
+    written = [one for one in messages if isinstance(one, TaskWritten)]
     query = next((one.query for one in written if one.query), "")
     return query, [one.prepared for one in written if one.prepared is not None]
 
 
-def task_origin() -> Origin:
+def task_origin() -> TaskOrigin:
     """Which query, batch and task this is. Raises: SinkError (it is no task of a streaming query)."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY)
     batch = None if context is None else context.getLocalProperty(BATCH)
     if context is None or not query or not batch:
         raise SinkError("this is no task of a streaming query: Spark named neither query nor batch")
-    return Origin(query, int(batch), context.partitionId())
+    return TaskOrigin(query, int(batch), context.partitionId())
 
 
 # --- a task's rows ------------------------------------------------------------------------------------------------
 
 
-def write_rows(options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: Origin | None) -> int:
+def write_rows(
+    options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: TaskOrigin | None
+) -> int:
     """Send rows and return how many, when all are confirmed. Raises: SinkError, ClientError."""
     batches = _filled(iterator)
-    first = next(batches, None)
-    if first is None:
+    if batches is None:
         return 0
-    with line_of(options) as line:
-        outbox = Outbox(line, line.call(line.producer()))
-        return _send(line, layout, outbox, first, batches, origin)
+    with open_broker(options) as broker:
+        queue = BatchQueue(broker, broker.call(broker.producer()))
+        return _send(broker, layout, queue, batches, origin)
 
 
-def write_once(options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: Origin) -> Written:
+def write_once(
+    options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: TaskOrigin
+) -> TaskWritten:
     """Send rows in a transaction that is left open, unless their batch was decided already.
 
     Raises: SinkError, ClientError.
     """
     batches = _filled(iterator)
-    first = next(batches, None)
-    if first is None:
-        return Written(0, origin.query)
-    with line_of(options) as line:
-        before = line.call(decided(line, origin.query))
+    if batches is None:
+        return TaskWritten(0, origin.query)
+    with open_broker(options) as broker:
+        before = broker.call(decided(broker, origin.query))
         if before.batch >= origin.batch:
             logger.warning("%s was written before (batch %d is): nothing is sent", origin, before.batch)
             for _ in batches:  # Spark's worker expects its input to be taken
                 pass
-            return Written(0, origin.query)
-        transaction = Transaction(line, origin)
+            return TaskWritten(0, origin.query)
+        transaction = TaskTransaction(broker, origin)
         try:
-            line.call(transaction.begin())
-            outbox = Outbox(line, transaction.producer)
-            rows = _send(line, layout, outbox, first, batches, origin)
-            prepared = line.call(transaction.prepared(outbox.places[0]))
+            broker.call(transaction.begin())
+            queue = BatchQueue(broker, transaction.producer)
+            rows = _send(broker, layout, queue, batches, origin)
+            prepared = broker.call(transaction.prepared(queue.places[0]))
         except BaseException:
-            line.call(transaction.abort())
+            broker.call(transaction.abort())
             raise
-        return Written(rows, origin.query, prepared)
+        return TaskWritten(rows, origin.query, prepared)
 
 
-def _filled(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return (batch for batch in iterator if batch.num_rows)
+def _filled(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
+    """Batches that have rows; None: there is none, for which no broker is opened."""
+    batches = (batch for batch in iterator if batch.num_rows)
+    first = next(batches, None)
+    return None if first is None else itertools.chain((first,), batches)
 
 
 def _send(
-    line: Line,
+    broker: OpenBroker,
     layout: Layout,
-    outbox: Outbox,
-    first: pa.RecordBatch,
-    others: Iterator[pa.RecordBatch],
-    origin: Origin | None,
+    queue: BatchQueue,
+    batches: Iterator[pa.RecordBatch],
+    origin: TaskOrigin | None,
 ) -> int:
-    marked: Any = str(origin) if line.options.batch_header else None
-    encoder = Encoder(line, layout, outbox, marked)
-    encoder.add(first)
-    for batch in others:
+    encoder = Encoder(layout, queue, str(origin) if broker.options.batch_header else None)
+    for batch in batches:
         encoder.add(batch)
     encoder.close()
-    outbox.finish()
+    queue.finish()
     return encoder.rows

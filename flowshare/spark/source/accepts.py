@@ -2,7 +2,7 @@
 
 Nobody needs to wait for an accept: what is committed stays in `done` until it is accepted, and `done` is in the
 checkpoint's next offset, so that it gets into no second batch whatever happens to the accept (invariant 3 of
-`flowshare.spark.driver`).
+`flowshare.spark.source.microbatches`).
 
 | a committed range is | then | and becomes |
 |---|---|---|
@@ -32,10 +32,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowshare.client.errors import ClientError
-from flowshare.spark.ranges import Done, Offset, Place, Range, records_in
+from flowshare.spark.source.ranges import Offset, Place, Range, RangeSet, records_in
 
 if TYPE_CHECKING:
-    from flowshare.spark.member import GroupMember
+    from flowshare.spark.source.member import GroupMember
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -46,8 +46,8 @@ class Accepts:
     def __init__(self, member: GroupMember, *, group: str) -> None:
         self._member = member
         self._group = group
-        self._done = Done()
-        self._earlier = Done()
+        self._done = RangeSet()
+        self._earlier = RangeSet()
         """Of `done`, what an earlier process of the query committed."""
         self._topics: dict[str, str] = {}
         """Ids of the topics in `done`."""
@@ -108,7 +108,7 @@ class Accepts:
         """Send what is owed, once what is on its way has come back. Raises: ClientError, OSError, Fenced."""
         self._collect()
         # Some of it may have been finished meanwhile, and some be owed twice, because it came again.
-        owed = list(Done(piece for one in self._owed for piece in self._done.split(one)[0]).ranges())
+        owed = list(RangeSet(self._done.split(*self._owed)[0]).ranges())
         self._owed = []
         if owed:
             self._sent = owed, self._member.begin_accept(owed)
@@ -134,7 +134,14 @@ class Accepts:
         same = self._same_leaders() if first else set[Place]()
         for part in first:
             if part.place in same:
-                self._read_again(part)
+                logger.warning(
+                    "group %s: %s-%d@%d to %d were in a batch of this query and come for the first time: the group was "
+                    "deleted or reset meanwhile, and they are read again",
+                    self._group,
+                    *part[:4],
+                )
+                self._done.remove(part)
+                self._earlier.remove(part)
                 fresh.append(part)
             else:
                 logger.info("group %s: %s-%d@%d to %d were in a batch and are left out", self._group, *part[:4])
@@ -149,16 +156,6 @@ class Accepts:
             logger.warning("group %s: who leads its partitions is not known: %s", self._group, error)
             return set()
         return {place for place, leader in self._leaders.items() if leader and now.get(place) == leader}
-
-    def _read_again(self, one: Range) -> None:
-        logger.warning(
-            "group %s: %s-%d@%d to %d were in a batch of this query and come for the first time: the group was deleted "
-            "or reset meanwhile, and they are read again",
-            self._group,
-            *one[:4],
-        )
-        self._done.remove(one)
-        self._earlier.remove(one)
 
     def prune(self, starts: Mapping[Place, int]) -> None:
         """Forget what lies before these start offsets: it is finished."""
@@ -178,10 +175,9 @@ class Accepts:
             else:  # this process is to end, and does not wait any longer
                 self._sent = sent, answer
             raise
-        lost = Done(refused)
-        for one in sent:
-            for accepted in lost.split(one)[1]:
-                self._done.remove(accepted)
+        lost = RangeSet(refused)
+        for accepted in lost.split(*sent)[1]:
+            self._done.remove(accepted)
         if refused:
             logger.warning(
                 "group %s: %d records of a committed batch are not accepted, their locks were lost; they are left out "

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
 
 PLAIN: Final[Mapping[str, str]] = {
     "boolean": "BOOLEAN",
@@ -55,7 +55,7 @@ def spark_type(schema: str) -> str:
 
 
 def decoder(schema: str, type_: pa.DataType) -> Callable[[Sequence[bytes | None]], pa.Array]:
-    """What turns values into an array of the column's type. Raises: OptionError (as `spark_type`)."""
+    """What decodes Avro values into an Arrow array of the column's type. Raises: OptionError (as `spark_type`)."""
     parsed = _parsed(schema)
     from fastavro import schemaless_reader as read
 

@@ -1,4 +1,5 @@
-"""Which records of a query make its batches fail: narrowed down until it is one, which becomes a dead letter. Pure.
+"""Finds the record that makes a query's batches fail, by running them in ever smaller parts; it becomes a
+dead letter. Pure.
 
 Spark runs a batch that failed again, with the same records, for ever; a record that kills the Python worker would stop
 its query for good. So a batch that has failed is left empty, its records go back to the group, and come again in
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
-from flowshare.spark.ranges import Done, Range, cut, merged, records_in
+from flowshare.spark.source.ranges import Range, RangeSet, cut, merged, records_in
 
 WHOLE: Final = 2
 """How often a batch is run as it is: much that fails once is no record's fault."""
@@ -33,19 +34,19 @@ VOID_KEPT: Final = 100
 REASON: Final = "the query failed twice on this record alone, and ran others meanwhile"
 
 
-class Suspects:
+class Bisection:
     """What the failures of one query say of its records. A change is in `to_json`, which the caller keeps."""
 
     def __init__(self) -> None:
         self._number = 0
         self._failures = 0
         self._void: list[int] = []
-        self._pool = Done()
+        self._pool = RangeSet()
         self._chunk = 1
-        self._accused = Done()
-        self._contrasted = Done()
+        self._accused = RangeSet()
+        self._contrasted = RangeSet()
         """Of the accused, those since whose failure a batch with records succeeded."""
-        self._condemned = Done()
+        self._condemned = RangeSet()
         self.told = ""
         """What the last failure led to, for the log of the process that comes next; empty: nothing new."""
 
@@ -61,7 +62,7 @@ class Suspects:
         failing = merged(ranges)
         if not failing or self.is_void(number) or self.buries(failing):
             return  # no record was handed to anybody, so none is at fault
-        suspect = all(not self._pool.split(one)[1] for one in failing)
+        suspect = self._pool.covers(failing)
         self._failures = self._failures + 1 if number == self._number else 1
         self._number = number
         if whole and not suspect and self._failures < WHOLE:
@@ -100,17 +101,17 @@ class Suspects:
     def buries(self, ranges: Iterable[Range]) -> bool:
         """Whether a batch is one of condemned records, which are read as dead letters."""
         found = list(ranges)
-        return bool(found) and all(not self._condemned.split(one)[1] for one in found)
+        return bool(found) and self._condemned.covers(found)
 
     def split(self, got: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Of what is at hand, what goes into the next batch, and what waits for a later one."""
-        condemned, others = _divided(self._condemned, got)
+        condemned, others = self._condemned.split(*got)
         if condemned:
             return condemned, others
-        suspect, clean = _divided(self._pool, others)
+        suspect, clean = self._pool.split(*others)
         if clean:
             return clean, suspect
-        accused, suspect = _divided(self._accused, suspect)
+        accused, suspect = self._accused.split(*suspect)
         if suspect:
             batch, later = _first(suspect, self._chunk)
             return batch, later + accused
@@ -127,7 +128,7 @@ class Suspects:
             kept.forget(topic)
 
     @property
-    def _sets(self) -> dict[str, Done]:
+    def _sets(self) -> dict[str, RangeSet]:
         return {
             "pool": self._pool,
             "accused": self._accused,
@@ -156,17 +157,6 @@ class Suspects:
             for one in found[name]:
                 kept.add(Range(*one))
         return made
-
-
-def _divided(kept: Done, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-    """What of the ranges is in a set, and what is not."""
-    inside: list[Range] = []
-    outside: list[Range] = []
-    for one in ranges:
-        found, rest = kept.split(one)
-        inside += found
-        outside += rest
-    return inside, outside
 
 
 def _first(ranges: Iterable[Range], records: int) -> tuple[list[Range], list[Range]]:

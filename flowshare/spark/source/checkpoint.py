@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from flowshare.errors import FlowshareError
 from flowshare.log.folder import NotPrivate, OwnFolder
-from flowshare.spark.agent import user_folder
-from flowshare.spark.gone import gone
+from flowshare.spark.errors import gone
+from flowshare.spark.source.outcomes import user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,11 +48,11 @@ ASYNC_PROGRESS: Final = (
 logger = logging.getLogger("flowshare.spark")
 
 
-class NotWritten(RuntimeError):
+class NotWritten(FlowshareError, RuntimeError):
     """A batch that Spark says is committed is not in the checkpoint."""
 
 
-class DamagedNote(RuntimeError):
+class DamagedNote(FlowshareError, RuntimeError):
     """What a source noted in its query's checkpoint cannot be read: it may be what keeps records from being lost."""
 
     def __init__(self, path: Path, why: object) -> None:
@@ -69,19 +70,21 @@ class Checkpoint:
 
     def committed(self, member: str) -> int:
         """The number of the newest committed offset of the source that has this member id; 0: there is none."""
-        batch = _newest(self._root / "commits")
-        return 0 if batch < 0 else _number(self._root / "offsets" / str(batch), member)
-
-    def holds(self, member: str) -> bool:
-        """Whether this member's source is one of the query's."""
-        batch = _newest(self._root / "offsets")
-        return batch >= 0 and _number(self._root / "offsets" / str(batch), member) > 0
+        found = self._offsets(_newest(self._root / "commits"))
+        return next((int(one.get("number", 0)) for one in found if one.get("member") == member), 0)
 
     def members(self) -> frozenset[str]:
         """Member ids of the query's sources, those of others' formats left out."""
-        batch = _newest(self._root / "offsets")
-        found = (_parsed(line).get("member") for line in _lines(self._root / "offsets" / str(batch)))
+        found = (one.get("member") for one in self._offsets(_newest(self._root / "offsets")))
         return frozenset(one for one in found if isinstance(one, str))
+
+    def _offsets(self, batch: int) -> list[dict[str, Any]]:
+        """An entry of the write-ahead log: what its lines hold that are objects; empty: it is not to be read."""
+        try:
+            lines = (self._root / "offsets" / str(batch)).read_text().splitlines()
+        except (OSError, UnicodeDecodeError):
+            return []
+        return [_parsed(line) for line in lines]
 
     def take_note(self, member: str, process: str) -> dict[str, Any]:
         """What this member's source noted beside Spark's own logs, which is this process's to change from now on.
@@ -91,7 +94,7 @@ class Checkpoint:
         """
         with self._noting(member) as (folder, path):
             note = _noted(path)
-            _write_durably(folder, path.name, {**note, "process": process})
+            folder.write(path.name, json.dumps({**note, "process": process}).encode(), lasting=True)
         return {name: value for name, value in note.items() if name != "process"}
 
     def write_note(self, member: str, process: str, note: dict[str, Any]) -> bool:
@@ -99,7 +102,7 @@ class Checkpoint:
         with self._noting(member) as (folder, path):
             if _noted(path).get("process", process) != process:
                 return False
-            _write_durably(folder, path.name, {**note, "process": process})
+            folder.write(path.name, json.dumps({**note, "process": process}).encode(), lasting=True)
         return True
 
     @contextlib.contextmanager
@@ -126,7 +129,7 @@ def find_checkpoint(member: str) -> Checkpoint | None:
     with contextlib.suppress(OSError, NotPrivate):
         for note in sorted(_notes(), key=_age, reverse=True):
             found = local_checkpoint(note.read_text())
-            if found is not None and found.holds(member):
+            if found is not None and member in found.members():
                 return found
     return None
 
@@ -177,22 +180,6 @@ def _newest(folder: Path) -> int:
         return -1
 
 
-def _number(path: Path, member: str) -> int:
-    """The number of this member's offset in an entry of the write-ahead log; 0: there is none."""
-    for line in _lines(path):
-        found = _parsed(line)
-        if found.get("member") == member:
-            return int(found.get("number", 0))
-    return 0
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-
-
 def _noted(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
@@ -203,10 +190,6 @@ def _noted(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DamagedNote(path, "it is no object")
     return found
-
-
-def _write_durably(folder: OwnFolder, name: str, note: dict[str, Any]) -> None:
-    folder.write(name, json.dumps(note).encode(), lasting=True)
 
 
 def _parsed(line: str) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.json as arrow_json
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
+from flowshare.spark.source import avro
 
 if TYPE_CHECKING:
     from flowshare.protocol.decoding import RawDecoded, RawRecord
-    from flowshare.spark.options import SourceOptions
+    from flowshare.spark.source.options import SourceOptions
 
 HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 ROWS: Final = 10_000
@@ -45,14 +47,12 @@ def source_schema(options: SourceOptions) -> str:
     if options.value == "json":
         value = f"STRUCT<{options.value_schema}>"
     elif options.value == "avro":
-        from flowshare.spark.avro import spark_type
-
-        value = spark_type(options.value_schema)
+        value = avro.spark_type(options.value_schema)
     columns = ["key BINARY", f"value {value}", "topic STRING", "partition INT", "offset BIGINT"]
     columns += ["timestamp TIMESTAMP", "timestamp_type INT"]
     if options.headers:
         columns.append(f"headers {HEADERS}")
-    return ", ".join([*columns, "delivery_count INT"])
+    return ", ".join([*columns, "attempt INT"])
 
 
 def value_decoder(options: SourceOptions, schema: pa.Schema) -> Decode | None:
@@ -62,9 +62,7 @@ def value_decoder(options: SourceOptions, schema: pa.Schema) -> Decode | None:
     type_ = schema.field("value").type
     if options.value == "json":
         return partial(_from_json, type_=type_, as_read=_as_read(type_))
-    from flowshare.spark.avro import decoder
-
-    return decoder(options.value_schema, type_)
+    return avro.decoder(options.value_schema, type_)
 
 
 def to_arrow(
@@ -115,7 +113,7 @@ def _batch(
         "offset": pa.array([record.offset for record in records], pa.int64()),
         "timestamp": _times(records),
         "timestamp_type": pa.array([record.timestamp_type for record in records], pa.int32()),  # type: ignore[attr-defined]
-        "delivery_count": pa.repeat(pa.scalar(count, pa.int32()), size),
+        "attempt": pa.repeat(pa.scalar(count, pa.int32()), size),
     }
     if "headers" in schema.names:
         columns["headers"] = _headers(records, schema.field("headers").type)
@@ -182,8 +180,6 @@ def _as_read(type_: pa.DataType) -> pa.DataType:
 
 def _from_json(values: Sequence[bytes | None], type_: pa.StructType, as_read: pa.StructType) -> pa.Array:
     """JSON objects as structs; what the schema does not have is left out, what a record does not have is null."""
-    import pyarrow.json as arrow_json
-
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         whole = iter(_from_json(known, type_, as_read).to_pylist())

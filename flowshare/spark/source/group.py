@@ -1,25 +1,24 @@
 """What a query's share group needs before its first fetch: its settings, and topics that are there.
 
 Where flowshare leads the group its records never run out of deliveries, so that a query that dies again and again
-between an acquire and the write-ahead log loses nothing (spark-on-kafka.md §7); Kafka's brokers allow ten at most.
+between an acquire and the write-ahead log loses nothing; Kafka's brokers allow ten at most.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.errors import OptionError
-from flowshare.agents.limits import DELIVERIES, DELIVERIES_MAX, LOCKS, LOCKS_MAX, broker_limits
+from flowshare.agents.feed.limits import DELIVERIES, DELIVERIES_MAX, LOCKS, LOCKS_MAX, broker_limits
+from flowshare.agents.handler.errors import OptionError
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import UNLIMITED_DELIVERIES
 
 if TYPE_CHECKING:
     from flowshare.backend.base import Capabilities
-    from flowshare.client.admin import ShareAdmin
-    from flowshare.spark.options import SourceOptions
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.spark.source.options import SourceOptions
 
 LOCKS_LEAST: Final = 2_000
 LOCKS_MOST: Final = 1_000_000
@@ -28,11 +27,9 @@ NATIVE_DELIVERIES: Final = 10
 WINDOW: Final = 200_000
 ISOLATION: Final = "share.isolation.level"
 
-logger = logging.getLogger("flowshare.spark")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
+class DeliveryLimits:
     """What the group's records may expect. deliveries: how many before one is archived. locks: how many of a
     partition may be held at once. committed: whether records of aborted transactions are left out."""
 
@@ -46,7 +43,7 @@ class GroupFacts:
         return self.deliveries >= UNLIMITED_DELIVERIES
 
 
-async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities: Capabilities) -> GroupFacts:
+async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities: Capabilities) -> DeliveryLimits:
     """Set the group's settings within what its server allows. Raises: OptionError, ServerError."""
     kind = await admin.group_kind(options.group)
     if kind not in (None, "share"):
@@ -76,7 +73,7 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
     except ServerError as error:
         raise OptionError(f"the settings of group {options.group} are refused: {error}") from error
     configs = {entry.name: entry.value for entry in await admin.group_configs(options.group)}
-    return GroupFacts(deliveries=deliveries, locks=locks, committed=configs.get(ISOLATION) == "read_committed")
+    return DeliveryLimits(deliveries=deliveries, locks=locks, committed=configs.get(ISOLATION) == "read_committed")
 
 
 async def topics_of(options: SourceOptions, admin: ShareAdmin) -> list[str]:

@@ -1,38 +1,42 @@
-"""What a member holds: ranges, when their locks lapse, and over which connection they came. Pure: the time comes in."""
+"""The acquisition locks of one member: which ranges, when they lapse, over which connection they came. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from flowshare.spark.ranges import Place, Range
+from flowshare.spark.source.ranges import Place, Range
+
+UNKNOWN_S: Final = 0.0
+"""When the lock of an earlier process lapses: due at once, because the first renewal says whether it holds still."""
 
 
-class Hold(NamedTuple):
-    """One range. generation: number of the connection, None: an earlier process's, whatever connection is there now."""
+class Lock(NamedTuple):
+    """One range. lapses_s: UNKNOWN_S until an earlier process's was renewed. generation: number of the connection,
+    None: an earlier process's, whatever connection is there now."""
 
     range: Range
     lapses_s: float
     generation: int | None
 
 
-class Holds:
+class Locks:
     """The ranges that one member holds; they do not overlap.
 
     By partition and ascending: outcomes let go of a batch record by record, which must not look at all of it each time.
     """
 
     def __init__(self) -> None:
-        self._holds: dict[Place, list[Hold]] = {}
+        self._holds: dict[Place, list[Lock]] = {}
 
-    def __iter__(self) -> Iterator[Hold]:
+    def __iter__(self) -> Iterator[Lock]:
         return (hold for holds in self._holds.values() for hold in holds)
 
     def take(self, ranges: Iterable[Range], lapses_s: float, generation: int | None) -> None:
         """They are held from now on; what was held of them before is so no more."""
         for one in ranges:
-            self._replace(one, [Hold(one, lapses_s, generation)])
+            self._replace(one, [Lock(one, lapses_s, generation)])
 
     def ranges(self) -> list[Range]:
         """All of them."""
@@ -50,11 +54,11 @@ class Holds:
         ]
 
     def let_go(self, one: Range) -> None:
-        """Hold a range no more; what is beside it within the same hold stays."""
+        """Lock a range no more; what is beside it within the same hold stays."""
         self._replace(one, [])
 
     def forget(self, topic: str) -> None:
-        """Hold nothing of a topic any more."""
+        """Lock nothing of a topic any more."""
         self._holds = {place: holds for place, holds in self._holds.items() if place[0] != topic}
 
     def due(self, by_s: float) -> list[Range]:
@@ -68,13 +72,14 @@ class Holds:
             self._replace(one, [found._replace(lapses_s=lapses_s)])
 
     def lost(self, one: Range) -> bool:
-        """Its lock was lost; whether it was held."""
+        """Its lock was lost; whether it was this process that held it, not only the one before."""
         found = self._find(one)
-        if found is not None:
-            self._replace(one, [])
-        return found is not None
+        if found is None:
+            return False
+        self._replace(one, [])
+        return found.lapses_s != UNKNOWN_S
 
-    def _find(self, one: Range) -> Hold | None:
+    def _find(self, one: Range) -> Lock | None:
         """The hold of exactly this range."""
         begin, end = self._window(one)
         return next((hold for hold in self._holds.get(one.place, [])[begin:end] if hold.range == one), None)
@@ -87,7 +92,7 @@ class Holds:
             bisect_right(holds, one.last, key=lambda hold: hold.range.first),
         )
 
-    def _replace(self, one: Range, by: list[Hold]) -> None:
+    def _replace(self, one: Range, by: list[Lock]) -> None:
         """Put something else in a range's place."""
         begin, end = self._window(one)
         holds = self._holds.setdefault(one.place, [])

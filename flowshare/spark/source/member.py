@@ -5,7 +5,7 @@ follows the topics of a pattern. Nothing here knows of Spark.
 
 A query that is started again is the same member to its group, and takes its locks over. Its old process may still
 live, stopped or cut off: each process joins with a `rack_id` of its own, and one that finds another's beside its
-member id does nothing any more (`Fenced`). Epochs are no fence: they may be equal by chance (spark-on-kafka.md §3.3).
+member id does nothing any more (`Fenced`). Epochs are no fence: they may be equal by chance.
 
 Acquiring is ranges-only where flowshare leads the group (`max_bytes=0`); Kafka's brokers send the records along, which
 nobody looks at: executors read them from the log.
@@ -17,37 +17,37 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
+from flowshare.agents.host.service import ServiceLoop
 from flowshare.backend import open_backend
-from flowshare.backend.base import Asked
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError, Closed
-from flowshare.client.member import ShareMember
+from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import MIB, LinkSettings, MemberSettings
 from flowshare.clock import LoopClock
+from flowshare.errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType
-from flowshare.spark import standing
-from flowshare.spark.group import prepare_group, topics_of
-from flowshare.spark.holds import Holds
-from flowshare.spark.ranges import Done, Place, Range, merged, records_in
+from flowshare.spark.source import progress
+from flowshare.spark.source.group import prepare_group, topics_of
+from flowshare.spark.source.locks import UNKNOWN_S, Locks
+from flowshare.spark.source.ranges import Place, Range, RangeSet, by_place, merged, records_in
 
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
-    from flowshare.client.ranges import Fetched
-    from flowshare.protocol.messages import Connection
-    from flowshare.spark.group import GroupFacts
-    from flowshare.spark.options import SourceOptions
+    from flowshare.spark.source.group import DeliveryLimits
+    from flowshare.spark.source.options import SourceOptions
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 BYTES_MAX: Final = 50 * MIB
-"""Of one fetch from Kafka's brokers, which send no ranges without records (spark-on-kafka.md §3.1)."""
+"""Of one fetch from Kafka's brokers, which send no ranges without records."""
 OPEN_S: Final = 60.0
 CLOSE_S: Final = 10.0
 ASSIGNED_S: Final = 10.0
@@ -68,19 +68,19 @@ LOOK_S: Final = 1.0
 logger = logging.getLogger("flowshare.spark")
 
 
-class Ack(NamedTuple):
+class RangeAck(NamedTuple):
     """What became of a range: a type for each of its offsets. delay_ms: of a release, where servers can."""
 
     type: AcknowledgeType
     delay_ms: int = 0
 
 
-ACCEPT: Final = Ack(AcknowledgeType.ACCEPT)
-RENEW: Final = Ack(AcknowledgeType.RENEW)
-RELEASE: Final = Ack(AcknowledgeType.RELEASE)
+ACCEPT: Final = RangeAck(AcknowledgeType.ACCEPT)
+RENEW: Final = RangeAck(AcknowledgeType.RENEW)
+RELEASE: Final = RangeAck(AcknowledgeType.RELEASE)
 
 
-class Fenced(RuntimeError):
+class Fenced(FlowshareError, RuntimeError):
     """Another process runs this query by now; this one must end."""
 
 
@@ -90,14 +90,17 @@ class GroupMember:
     What they raise when the group or the backend refuses: ClientError; Fenced.
     """
 
-    def __init__(self, options: SourceOptions, member_id: str) -> None:
+    def __init__(self, options: SourceOptions, member_id: str, *, adopts: bool = False) -> None:
+        """adopts: an earlier process had this id, and `adopt` will be called."""
         self._options = options
         self.member_id = member_id
+        self._adopts = adopts
         self._life = f"spark-{uuid.uuid4().hex[:12]}"
         self._clock = LoopClock()
-        self._holds = Holds()
+        self._holds = Locks()
         self._places: dict[Place, TopicPartition] = {}
-        """Every partition that was ever assigned: what is held of one that is another member's by now is still ours."""
+        """Every partition that was ever assigned, or of which an earlier process held something: what is held of one
+        that is another member's by now is still ours."""
         self._topics: dict[str, str] = {}
         self._leaders: dict[Place, str] = {}
         self._leaders_s = 0.0
@@ -106,15 +109,13 @@ class GroupMember:
         self.locks_lost = 0
         """Records whose lock was lost while they were held."""
         self._run: list[Range] = []
-        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._main, name=f"flowshare {options.group}", daemon=True)
-        self._loop: asyncio.AbstractEventLoop
-        self._ending: asyncio.Event
-        self._serving: asyncio.Task[Any]
+        self._service = ServiceLoop(name=f"flowshare {options.group}")
+        self._joined = contextlib.AsyncExitStack()
+        """What is to be closed, in order."""
         self._backend: Backend
         self._admin: ShareAdmin
         self._member: ShareMember
-        self.facts: GroupFacts
+        self.facts: DeliveryLimits
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -124,19 +125,14 @@ class GroupMember:
         return dict(self._topics)
 
     @property
-    def trouble(self) -> str | None:
-        """Why nothing arrives, in words."""
-        return self._member.trouble
-
-    @property
     def hosts(self) -> tuple[str, ...]:
         """Where the log is read, `host:port` of brokers: those of the Kafka cluster, or of the embedded path."""
         kafka = self._backend.kafka
         return () if kafka is None else kafka.hosts
 
     def leader(self, place: Place) -> str:
-        """Who counts the deliveries of a partition, as `flowshare.spark.standing` names it: looked up before what was
-        acquired last, and never a later one than acquired it. Empty: not known."""
+        """Who counts the deliveries of a partition, as `flowshare.spark.source.progress` names it: looked up before
+        what was acquired last, and never a later one than acquired it. Empty: not known."""
         if self._backend.capabilities.durable_acquires:
             return self._backend.kind
         return self._leaders.get(place, "")
@@ -150,12 +146,16 @@ class GroupMember:
 
     def open(self) -> None:
         """Open the backend, set the group up, join. Raises: BackendError, OptionError, TimeoutError."""
-        self._thread.start()
+        self._service.start()
+        joining = self._service.submit(self._join)
         try:
-            self._opened.result(OPEN_S)
-        except TimeoutError:
+            joining.result(OPEN_S)
+        except BaseException as error:
             # Else it would join some time, and fence whoever has the member's id by then.
-            self._loop.call_soon_threadsafe(self._serving.cancel)
+            late = joining.cancel() and isinstance(error, TimeoutError)
+            self.close()
+            if not late:
+                raise
             raise TimeoutError(
                 f"group {self._options.group} was not joined within {OPEN_S:g} s: see whether its brokers and workers "
                 "are well (`flowshare check`)"
@@ -167,11 +167,11 @@ class GroupMember:
         run: ranges of a batch in the write-ahead log, which are given back as delivered once more; the rest goes back
         as if it had not been delivered, where servers can.
         """
-        if self._thread.is_alive():
+        if self._service.running:
             self._run = list(run)
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(self._ending.set)
-            self._thread.join(CLOSE_S)
+            with contextlib.suppress(TimeoutError):
+                self._service.submit(self._joined.aclose).result(CLOSE_S)
+            self._service.stop()
 
     # --- acquiring ----------------------------------------------------------------------------------------------
 
@@ -199,8 +199,10 @@ class GroupMember:
 
     def adopt(self, ranges: Iterable[Range], topics: Mapping[str, str]) -> None:
         """Take over what an earlier process of this query held of these ranges, where the topics have these ids still:
-        their locks are renewed from now on, and what else that process had acquired goes back to the group."""
-        self._call(self._adopt([one for one in ranges if topics.get(one.topic) == self._topics.get(one.topic)]))
+        their locks are renewed from now on, and what else that process had acquired goes back to the group. Some may
+        have been lost with that process: its connection ended, or it was away for too long. To be called once, and
+        whatever it raises, this member is to be closed then."""
+        self._call(self._adopt(list(ranges), topics))
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
@@ -212,85 +214,53 @@ class GroupMember:
         """`accept`, for who does not wait for it now."""
         return self._begin(self._acknowledge(dict.fromkeys(merged(ranges), ACCEPT)))
 
-    def acknowledge(self, types: Mapping[Range, Ack]) -> list[Range]:
+    def acknowledge(self, types: Mapping[Range, RangeAck]) -> list[Range]:
         """Say what became of ranges; returns what was refused."""
         return self._call(self._acknowledge(types)) if types else []
 
-    def starts(self) -> dict[Place, int]:
-        """Share-partition start offsets: what lies before them is finished."""
-        return self._call(standing.starts(self._admin, self._options.group))
+    def ask(
+        self, question: Callable[Concatenate[ShareAdmin, P], Coroutine[Any, Any, T]], *told: P.args, **more: P.kwargs
+    ) -> T:
+        """The answer to a question of `flowshare.spark.source.progress`."""
+        return self._call(question(self._admin, *told, **more))
 
     def leaders_now(self) -> dict[Place, str]:
         """Who counts the deliveries of partitions of which something was acquired."""
         if self._backend.capabilities.durable_acquires:
             return dict.fromkeys(self._places, self._backend.kind)
-        return self._call(standing.leaders_now(self._admin, self._options.group))
-
-    def log_starts(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Where the logs of partitions begin now."""
-        return self._call(standing.log_starts(self._admin, places))
-
-    def ends(self) -> dict[Place, int]:
-        """Where the logs of its topics end now."""
-        return self._call(self._ends())
-
-    def left(self, ends: Mapping[Place, int]) -> int:
-        """About how many records below these ends the group has not finished."""
-        return self._call(standing.left(self._admin, self._options.group, ends))
-
-    def count_unread(self, ranges: Sequence[Range]) -> int:
-        """How many records of these ranges, finished by no batch of the query's, are in the log; 0 when the group has
-        other members. See `flowshare.spark.standing`."""
-        return self._call(standing.count_unread(self._admin, self._options.group, self.member_id, ranges))
+        return self._call(progress.leaders_now(self._admin, self._options.group))
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
-    def _main(self) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        serving = asyncio.current_task()
-        assert serving is not None
-        self._serving = serving
+    async def _join(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            try:
-                await self._join(stack)
-            except BaseException as error:  # noqa: BLE001 - it is raised where the member was asked for
-                self._opened.set_exception(error)
-                return
+            asked = {self._options.group: ()}
+            self._backend = open_backend(self._options.broker, clock=self._clock, asked=asked)
+            stack.push_async_callback(self._backend.close)
+            await self._backend.start()
+
+            connect = partial(self._backend.connect, f"spark-{self._options.group}")
+            self._admin = ShareAdmin(connect, clock=self._clock, client_id="spark")
+            stack.push_async_callback(self._admin.close)
+            self.facts = await prepare_group(self._options, self._admin, self._backend.capabilities)
+            self._member = ShareMember(
+                connect,
+                group_id=self._options.group,
+                topics=await topics_of(self._options, self._admin),
+                clock=self._clock,
+                member_id=self.member_id,
+                settings=MemberSettings(link=LinkSettings(acknowledge_linger=0.0), rack_id=self._life),
+                adopts=self._adopts,
+            )
+            stack.push_async_callback(self._leave)
+            await self._member.start()
+            deadline_s = self._clock.monotonic() + ASSIGNED_S
+            while not self._member.assignment and self._clock.monotonic() < deadline_s:
+                await self._clock.sleep(0.02)
+            self._note_topics()
             for beside in (self._renew(), self._follow_topics()):
                 stack.callback(asyncio.create_task(beside).cancel)
-            self._opened.set_result(None)
-            await self._ending.wait()
-
-    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
-        asked = Asked({self._options.group: ()})
-        self._backend = open_backend(self._options.broker, clock=self._clock, asked=asked)
-        stack.push_async_callback(self._backend.close)
-        await self._backend.start()
-
-        async def connect() -> Connection:
-            return await self._backend.connect(f"spark-{self._options.group}")
-
-        self._admin = ShareAdmin(connect, clock=self._clock, client_id="spark")
-        stack.push_async_callback(self._admin.close)
-        self.facts = await prepare_group(self._options, self._admin, self._backend.capabilities)
-        self._member = ShareMember(
-            connect,
-            group_id=self._options.group,
-            topics=await topics_of(self._options, self._admin),
-            clock=self._clock,
-            member_id=self.member_id,
-            settings=MemberSettings(link=LinkSettings(ride_s=0.0), rack_id=self._life),
-        )
-        stack.push_async_callback(self._leave)
-        await self._member.start()
-        deadline_s = self._clock.monotonic() + ASSIGNED_S
-        while not self._member.assignment and self._clock.monotonic() < deadline_s:
-            await self._clock.sleep(0.02)
-        self._note_topics()
+            self._joined = stack.pop_all()
 
     async def _leave(self) -> None:
         """Give back what is held, at the price of no delivery where servers can, and leave; a fenced one just goes.
@@ -299,15 +269,19 @@ class GroupMember:
         the second request and not the first, and a record that came again with the count it had would be taken for one
         of a group that was reset.
         """
-        unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
-        if not self._fenced:
-            run = [part for one in self._run for part, _ in self._holds.parts(one)]
-            with contextlib.suppress(ClientError, OSError, TimeoutError):
-                await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
-        logged = Done(self._run)
-        for one in merged(part for held in self._holds.ranges() for part in logged.split(held)[1]):
-            unrun.setdefault(self._places[one.place], []).append((one.first, one.last))
-        await self._member.close(unrun=unrun, timeout_s=0.0 if self._fenced else None)
+        if self._fenced:
+            await self._member.abandon()
+            return
+        run = [part for one in self._run for part, _ in self._holds.parts(one)]
+        with contextlib.suppress(ClientError, OSError, TimeoutError):
+            await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
+        logged = RangeSet(self._run)
+        await self._member.close(unrun=self._by_partition(logged.split(*self._holds.ranges())[1]))
+
+    def _by_partition(self, ranges: Iterable[Range]) -> dict[TopicPartition, list[tuple[int, int]]]:
+        return {
+            self._places[place]: [(one.first, one.last) for one in runs] for place, runs in by_place(ranges).items()
+        }
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._begin(work).result()
@@ -315,7 +289,7 @@ class GroupMember:
     def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Have the member's thread do it. Raises: Closed, when that has ended, as after another one took its place."""
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self._service.loop)
         except RuntimeError:
             work.close()
             raise Closed(f"the member of group {self._options.group} has ended") from None
@@ -346,47 +320,52 @@ class GroupMember:
             if not fetched:
                 break
             for one in fetched:
-                found += self._took(one)
+                got = [Range(one.topic, one.partition, *run) for run in one.acquired]
+                self._holds.take(got, one.lock_deadline, one.generation)
+                found += got
         self._note_topics()
         return found
 
-    def _took(self, fetched: Fetched) -> list[Range]:
-        got = [Range(fetched.topic, fetched.partition, *run) for run in fetched.acquired]
-        self._holds.take(got, fetched.lock_deadline, fetched.generation)
-        return got
+    async def _adopt(self, ranges: list[Range], topics: Mapping[str, str]) -> None:
+        asked = {one.topic for one in ranges} - self._topics.keys()  # assigned later, or not at all any more
+        found = {topic.name: str(topic.topic_id) for topic in await self._admin.describe_topics(asked)}
+        self._topics = {**found, **self._topics}
+        known = [one for one in ranges if topics.get(one.topic, "") == self._topics.get(one.topic)]
+        for one in known:
+            self._places.setdefault(one.place, TopicPartition(uuid.UUID(self._topics[one.topic]), one.partition))
+        await self._member.adopt(self._by_partition(known))
+        self._holds.take(known, UNKNOWN_S, None)
 
-    async def _adopt(self, ranges: list[Range]) -> None:
-        known = [one for one in ranges if one.place in self._places]
-        held: dict[TopicPartition, list[tuple[int, int]]] = {}
-        for one in merged(known):
-            held.setdefault(self._places[one.place], []).append((one.first, one.last))
-        await self._member.adopt(held)
-        self._holds.take(known, self._clock.monotonic(), None)
-
-    async def _acknowledge(self, types: Mapping[Range, Ack]) -> list[Range]:
+    async def _acknowledge(self, types: Mapping[Range, RangeAck]) -> list[Range]:
         await self._look()
-        over: dict[int | None, dict[Range, Ack]] = {}
+        acks: list[tuple[Range, int | None, RangeAck]] = []
         for one, ack in types.items():
             parts = self._holds.parts(one)
             self._holds.let_go(one)
-            left = Done(part for part, _ in parts).split(one)[1]
-            for part, generation in [*parts, *((part, None) for part in left)]:
-                over.setdefault(generation, {})[part] = ack
-        return [one for generation, acks in over.items() for one in await self._settle(acks, generation)]
+            left = RangeSet(part for part, _ in parts).split(one)[1]
+            acks += [(part, generation, ack) for part, generation in [*parts, *((part, None) for part in left)]]
+        return await self._settle(acks)
 
-    async def _settle(self, types: Mapping[Range, Ack], generation: int | None) -> list[Range]:
-        """Send them; what was refused. One lost lock refuses a partition's all, so those are sent one by one again."""
+    async def _settle(self, acks: Iterable[tuple[Range, int | None, RangeAck]]) -> list[Range]:
+        """Send them, each over the connection of its generation; what was refused.
+
+        One lost lock refuses a partition's all, so those are sent one by one again.
+        """
+        over: dict[int | None, dict[Range, RangeAck]] = {}
+        for one, generation, ack in acks:
+            over.setdefault(generation, {})[one] = ack
         refused: list[Range] = []
-        for place in await self._send(types, generation):
-            parts = [one for one in types if one.place == place]
-            if len(parts) == 1:
-                refused += parts
-                continue
-            for one in parts:
-                refused += [one] if await self._send({one: types[one]}, generation) else []
+        for generation, types in over.items():
+            for place in await self._send(types, generation):
+                parts = [one for one in types if one.place == place]
+                if len(parts) == 1:
+                    refused += parts
+                    continue
+                for one in parts:
+                    refused += [one] if await self._send({one: types[one]}, generation) else []
         return refused
 
-    async def _send(self, types: Mapping[Range, Ack], generation: int | None) -> set[Place]:
+    async def _send(self, types: Mapping[Range, RangeAck], generation: int | None) -> set[Place]:
         """One request; the partitions whose part was refused."""
         acks: dict[TopicPartition, list[AckBatch]] = {}
         for one in sorted(types):
@@ -408,7 +387,8 @@ class GroupMember:
                 continue
             try:
                 await self._look()
-                lost = await self._renew_all(due)
+                parts = [(part, generation, RENEW) for one in due for part, generation in self._holds.parts(one)]
+                lost = set(await self._settle(parts))
             except (ClientError, OSError, Fenced) as error:
                 logger.warning("locks of group %s were not renewed: %s", self._options.group, error)
                 continue
@@ -419,13 +399,6 @@ class GroupMember:
             self.locks_lost += records_in(gone)
             if gone:
                 logger.warning("group %s: %d records' locks were lost", self._options.group, records_in(gone))
-
-    async def _renew_all(self, due: list[Range]) -> set[Range]:
-        over: dict[int | None, dict[Range, Ack]] = {}
-        for one in due:
-            for part, generation in self._holds.parts(one):
-                over.setdefault(generation, {})[part] = RENEW
-        return {one for generation, acks in over.items() for one in await self._settle(acks, generation)}
 
     async def _look(self) -> None:
         """See, once a second, that no later process has this member's id. Raises: Fenced."""
@@ -448,11 +421,8 @@ class GroupMember:
         ):
             return
         self._leaders = dict.fromkeys(assigned, "")
-        self._leaders.update(await standing.leaders(self._admin, {topic for topic, _ in assigned}))
+        self._leaders.update(await progress.leaders(self._admin, {topic for topic, _ in assigned}))
         self._leaders_s = now_s
-
-    async def _ends(self) -> dict[Place, int]:
-        return await standing.ends(self._admin, await topics_of(self._options, self._admin))
 
     async def _follow_topics(self) -> None:
         """Subscribe to topics of the pattern that came later."""

@@ -1,4 +1,4 @@
-"""What a query's own process knows of its batches: which were acquired, committed and accepted, and what comes next.
+"""The micro-batches of a query, in its own process: which were acquired, committed and accepted, and what comes next.
 
 Invariants of the stream:
 
@@ -35,7 +35,7 @@ back unrun. What the checkpoint has as committed is accepted before the first fe
 this member's but what its last process held: an accept that came later could meet a record that was acquired anew.
 
 A batch that fails again and again is void: it is run empty, nothing of it is accepted, and its records come again in
-smaller ones, until the one that is at fault is alone (`flowshare.spark.suspects`).
+smaller ones, until the one that is at fault is alone (`flowshare.spark.source.bisection`).
 
 With `recovery=drop`, and with outcomes, a batch that this process did not run is nobody's: it is neither read again
 nor accepted, and the group delivers its records again.
@@ -54,23 +54,22 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.limits import DELIVERIES_MAX
+from flowshare.agents.feed.limits import DELIVERIES_MAX
+from flowshare.agents.handler.rate_limit import TokenBucket
 from flowshare.client.errors import ClientError
-from flowshare.spark.accepts import Accepts
-from flowshare.spark.agent import OutcomeListener
-from flowshare.spark.checkpoint import ASYNC_PROGRESS, DamagedNote, NotWritten, find_checkpoint, local_checkpoint
-from flowshare.spark.judge import Judge
-from flowshare.spark.member import Fenced, GroupMember
-from flowshare.spark.passed import Passed
-from flowshare.spark.ranges import Offset, Place, Range, merged, records_in, share_out
-from flowshare.spark.rate import Rate
-from flowshare.spark.reading import Part, lose
-from flowshare.spark.standing import Ends
-from flowshare.spark.suspects import REASON, Suspects
+from flowshare.spark.source import progress
+from flowshare.spark.source.accepts import Accepts
+from flowshare.spark.source.bisection import REASON, Bisection
+from flowshare.spark.source.checkpoint import ASYNC_PROGRESS, DamagedNote, NotWritten, find_checkpoint, local_checkpoint
+from flowshare.spark.source.member import Fenced, GroupMember
+from flowshare.spark.source.outcomes import MemberOutcomes, OutcomeListener
+from flowshare.spark.source.progress import ArchivedUnread, BacklogEnd
+from flowshare.spark.source.ranges import Offset, Place, Range, merged, records_in, share_out
+from flowshare.spark.source.reading import ReadTask, lose
 
 if TYPE_CHECKING:
-    from flowshare.spark.checkpoint import Checkpoint
-    from flowshare.spark.options import SourceOptions
+    from flowshare.spark.source.checkpoint import Checkpoint
+    from flowshare.spark.source.options import SourceOptions
 
 PRUNE_S: Final = 10.0
 """How often `done` is held against the group's start offsets."""
@@ -94,8 +93,8 @@ CLOSE_S: Final = 5.0
 logger = logging.getLogger("flowshare.spark")
 
 
-class Driver:
-    """The part that lives in the query's own process: one member, and what it knows of the batches.
+class MicroBatches:
+    """What `ShareStreamReader` asks: one member of the group, and what is known of the query's batches.
 
     Spark's thread calls it, and one of its own looks at the checkpoint meanwhile; a lock lets one do something at a
     time.
@@ -108,14 +107,14 @@ class Driver:
         self._member: GroupMember | None = None
         self._listener: OutcomeListener | None = None
         self._accepts: Accepts
-        self._passed: Passed | None = None
+        self._archived: ArchivedUnread | None = None
         """Only where records can be archived unread."""
         self._unread: list[Range] = []
         """Finished by no batch, and not told yet."""
         self._completed = 0
         self._mine: set[int] = set()
         """Numbers of the batches that were acquired by this process."""
-        self._rate = Rate(options.records_per_second, options.records_per_trigger)
+        self._rate = None if options.rate is None else TokenBucket(options.rate, time.monotonic())
         self._prune_s = 0.0
         self._full = 0
         """For how many batches more the window is taken for full."""
@@ -123,7 +122,7 @@ class Driver:
         """The group's start offsets as they were looked at last."""
         self._restored = False
         """Whether what the checkpoint says is compared with the group."""
-        self._ends: Ends | None = None
+        self._backlog: BacklogEnd | None = None
         """Only where what is there is emptied."""
         self._begun = Offset()
         """The offset that this process began with."""
@@ -132,7 +131,7 @@ class Driver:
         self._given: tuple[Range, ...] = ()
         """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
-        self._suspects = Suspects()
+        self._bisection = Bisection()
         self._process = str(uuid.uuid4())
         self._kept: list[Range] = []
         """Acquired, and held for a later batch."""
@@ -164,22 +163,22 @@ class Driver:
                 ranges=tuple(fresh),
                 done=self._accepts.ranges(),
                 topics=member.topics,
-                starts={**self._starts, **(self._passed.starts if self._passed else {})},
+                starts={**self._starts, **(self._archived.starts if self._archived else {})},
                 leaders=self._accepts.leaders({one.place: member.leader(one.place) for one in fresh}),
-                passed=tuple(self._passed.ranges()) if self._passed else (),
+                passed=tuple(self._archived.ranges()) if self._archived else (),
             )
 
-    def parts(self, offset: Offset) -> list[Part]:
+    def tasks(self, offset: Offset) -> list[ReadTask]:
         """What the tasks of a batch read."""
         with self._lock:
             member = self._open(offset)
             self._running, self._given = offset, offset.ranges
-            if not self._ours(offset) or self._suspects.is_void(offset.number):
+            if not self._ours(offset) or self._bisection.is_void(offset.number):
                 return []
             ranges = self._there(member, offset)
-            buried = REASON if self._suspects.buries(offset.ranges) else ""
+            buried = REASON if self._bisection.buries(offset.ranges) else ""
             return [
-                Part(
+                ReadTask(
                     broker=self._options.broker,
                     hosts=member.hosts,
                     ranges=tuple(part),
@@ -227,7 +226,7 @@ class Driver:
         if offset.number in self._mine and not lossy:
             return list(offset.ranges)
         found = [one for one in offset.ranges if offset.topics.get(one.topic) == member.topics.get(one.topic)]
-        starts = member.log_starts({one.place for one in found})
+        starts = member.ask(progress.log_starts, {one.place for one in found})
         found = [
             one._replace(first=max(one.first, starts[one.place])) for one in found if one.last >= starts[one.place]
         ]
@@ -247,7 +246,7 @@ class Driver:
         """The batch `offset` is proven to be complete."""
         if offset.number <= self._completed:
             return
-        if self._suspects.is_void(offset.number):
+        if self._bisection.is_void(offset.number):
             self._completed = offset.number
             return
         if self._ours(offset):
@@ -266,9 +265,9 @@ class Driver:
             else:
                 self._accepts.restore(offset, self._starts)
                 self._accepts.settle()
-        if self._passed is not None:
-            self._passed.add(offset.ranges)
-        if self._suspects.committed(offset.number, offset.ranges):
+        if self._archived is not None:
+            self._archived.add(offset.ranges)
+        if self._bisection.committed(offset.number, offset.ranges):
             self._note(member)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
 
@@ -276,31 +275,26 @@ class Driver:
         """The query ends and a batch of its is not committed."""
         if self._ours(offset):
             again = self._options.recovery == "rerun" and not self._options.outcomes
-            self._suspects.failed(offset.number, offset.ranges, whole=again)
+            self._bisection.failed(offset.number, offset.ranges, whole=again)
             self._note(member)
 
     def _note(self, member: GroupMember) -> None:
         """Write down what is known of suspects. What could not be written is as if it had not been found out."""
         place = self._place(member)
         try:
-            if place is not None and not place.write_note(member.member_id, self._process, self._suspects.to_json()):
+            if place is not None and not place.write_note(member.member_id, self._process, self._bisection.to_json()):
                 logger.debug("group %s: another process of the query notes suspects now", self._options.group)
         except (OSError, DamagedNote) as error:
             logger.warning("group %s: suspects cannot be noted in the checkpoint: %s", self._options.group, error)
 
-    def _noted(self, member: GroupMember, known: Offset) -> Suspects:
+    def _noted(self, member: GroupMember, known: Offset) -> Bisection:
         """What the checkpoint notes, without topics that were made anew since it had the offset `known`.
 
         Raises: OSError, DamagedNote: a void batch that is not known as one would be accepted, so nothing is done here.
         """
         place = self._place(member)
-        try:
-            note = {} if place is None else place.take_note(member.member_id, self._process)
-        except (OSError, DamagedNote):
-            self._member = None
-            member.close()
-            raise
-        found = Suspects.from_json(note) if note else Suspects()
+        note = {} if place is None else place.take_note(member.member_id, self._process)
+        found = Bisection.from_json(note) if note else Bisection()
         for topic, topic_id in known.topics.items():
             if member.topics.get(topic, topic_id) != topic_id:
                 found.forget(topic)
@@ -332,22 +326,30 @@ class Driver:
 
     def _open(self, known: Offset) -> GroupMember:
         if self._member is None:
-            member = GroupMember(self._options, known.member or self.initial.member)
+            earlier = known.member != self.initial.member  # this process takes another one's place
+            member = GroupMember(self._options, known.member or self.initial.member, adopts=earlier)
             member.open()
             self._member = member
             self._begun = known
             self._accepts = Accepts(member, group=self._options.group)
             if not member.facts.endless:
-                self._passed = Passed(known.starts, known.passed)
-            if known.member != self.initial.member:  # this process takes another one's place
-                self._suspects = self._noted(member, known)
-                runs = self._ours(known) and not self._suspects.is_void(known.number)
-                member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
+                self._archived = ArchivedUnread(known.starts, known.passed)
+            if earlier:
+                try:
+                    self._bisection = self._noted(member, known)
+                    runs = self._ours(known) and not self._bisection.is_void(known.number)
+                    member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
+                except BaseException:  # what is not adopted would be given to others: begin anew
+                    self._member = None
+                    member.close()
+                    raise
             if self.emptying:
-                self._ends = Ends(member.ends())
+                self._backlog = BacklogEnd(member.ask(progress.ends, self._options))
             if self._options.outcomes:
-                judge = Judge(self._options, member)
-                self._listener = OutcomeListener(self._options.broker, self._options.group, judge.take, judge.tell)
+                outcomes = MemberOutcomes(self._options, member)
+                self._listener = OutcomeListener(
+                    self._options.broker, self._options.group, outcomes.take, outcomes.tell
+                )
             threading.Thread(target=self._watch, name="flowshare checkpoint", daemon=True).start()
         return self._member
 
@@ -355,7 +357,7 @@ class Driver:
         """Believe what the checkpoint has as committed, as far as the group is the one that it was."""
         if self._restored:
             return
-        self._starts = member.starts()
+        self._starts = member.ask(progress.starts, self._options.group)
         known = self._begun
         self._accepts.restore(replace(known, ranges=known.done), self._starts)
         self._accepts.settle()
@@ -411,22 +413,24 @@ class Driver:
         if self._kept:
             self._accepts.settle()
             still = [part for parts in member.held(self._kept) for part in parts]  # the others' locks were lost
-            fresh, self._kept = self._suspects.split(still)
+            fresh, self._kept = self._bisection.split(still)
             if fresh:
                 return merged(fresh)
         fresh = self._acquired(member, before)
-        if self._suspects:
-            fresh, self._kept = self._suspects.split(fresh)
+        if self._bisection:
+            fresh, self._kept = self._bisection.split(fresh)
         return merged(fresh)
 
     def _acquired(self, member: GroupMember, before: int) -> list[Range]:
         """What the group has for the next batch. before: records of the last one."""
-        room = self._rate.room(time.monotonic())
+        room = self._options.records_per_trigger
+        if self._rate is not None:
+            room = min(room, self._rate.available(time.monotonic()))
         if room <= 0:
             self._accepts.settle()
             time.sleep(self._options.wait)
             return []
-        if self._ends is not None and not self._ends.ahead:
+        if self._backlog is not None and not self._backlog.ahead:
             self._accepts.settle()
             if self._over(member):
                 return []
@@ -446,7 +450,8 @@ class Driver:
             # What is held must get into a batch; what is owed stays so.
             logger.warning("group %s: %s", self._options.group, error)
         if fresh:
-            self._rate.took(records_in(fresh), time.monotonic())
+            if self._rate is not None:
+                self._rate.take(records_in(fresh))
             self._warn_of_end(member, fresh)
         return fresh
 
@@ -461,24 +466,27 @@ class Driver:
 
     def _over(self, member: GroupMember) -> bool:
         """Whether nothing more is waited for: always, unless the backlog is to be emptied."""
-        return self._ends is None or self._ends.over(member.left(self._ends.ends), time.monotonic())
+        if self._backlog is None:
+            return True
+        left = member.ask(progress.left, self._options.group, self._backlog.ends)
+        return self._backlog.over(left, time.monotonic())
 
     def _taken(self, member: GroupMember, got: list[Range]) -> list[Range]:
         """Of what was acquired, what was in no batch yet."""
-        if self._ends is not None:
-            self._ends.took(got, time.monotonic() + EMPTY_S + member.lock_s)
+        if self._backlog is not None:
+            self._backlog.took(got, time.monotonic() + EMPTY_S + member.lock_s)
         for topic in self._accepts.meet(member.topics):
             logger.warning(
                 "group %s: topic %s was made anew: what the query had of it does not count for it",
                 self._options.group,
                 topic,
             )
-            self._suspects.forget(topic)
-            if self._passed is not None:
-                self._passed.forget(topic)
+            self._bisection.forget(topic)
+            if self._archived is not None:
+                self._archived.forget(topic)
         fresh = self._accepts.swallow(got)
-        if fresh and self._passed is not None:
-            self._passed.begin(got)
+        if fresh and self._archived is not None:
+            self._archived.begin(got)
         return fresh
 
     def _prune(self, member: GroupMember) -> None:
@@ -486,13 +494,14 @@ class Driver:
         if time.monotonic() < self._prune_s:
             return
         self._prune_s = time.monotonic() + PRUNE_S
-        self._starts = starts = member.starts()
+        self._starts = starts = member.ask(progress.starts, self._options.group)
         self._accepts.prune(starts)
-        self._suspects.prune(starts)
-        if self._passed is not None:
-            self._unread += self._passed.advance(starts)
+        self._bisection.prune(starts)
+        if self._archived is not None:
+            self._unread += self._archived.advance(starts)
         # Kept until they are counted: the group may not be reached just now.
-        count = member.count_unread(self._unread) if self._unread else 0
+        group, mine = self._options.group, member.member_id
+        count = member.ask(progress.count_unread, group, mine, self._unread) if self._unread else 0
         unread, self._unread = self._unread, []
         self._told["records_archived"] += count
         if count:

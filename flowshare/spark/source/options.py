@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
-from flowshare.agents.errors import OptionError
+from flowshare.agents.handler.errors import OptionError
+from flowshare.agents.handler.rate_limit import RateLimit
 from flowshare.spark import checks
 
 ValueForm = Literal["bytes", "json", "avro"]
@@ -50,7 +52,7 @@ class SourceOptions:
         that was deleted or made anew): `fail` the query, or `continue` without them; both say how many. What compaction
         took is no loss.
     checkpoint: the query's checkpoint, a folder of this machine: from it the source knows at once, and at a stop, that
-        a batch is committed. Empty: as the session notes it (`flowshare.spark.checkpoint`).
+        a batch is committed. Empty: as the session notes it (`flowshare.spark.source.checkpoint`).
     """
 
     broker: str = field(repr=False)
@@ -76,8 +78,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Check what a reader was given; names in any case. Raises: OptionError."""
-        names = [one.name for one in fields(cls)]
-        options = cls(**checks.checked(given, names, ("broker", "group"), CHECKS))
+        options = cls(**checks.checked(cls, given, CHECKS))
         options._check_together()
         return options
 
@@ -93,6 +94,12 @@ class SourceOptions:
     def task_count(self) -> int:
         """How many tasks read a batch."""
         return self.tasks or os.cpu_count() or 1
+
+    @property
+    def rate(self) -> RateLimit | None:
+        """How many records may be taken in time; what was not used for a second is lost. None: there is no limit."""
+        per_s = self.records_per_second
+        return RateLimit(per_s, max(1, math.ceil(per_s))) if per_s else None
 
     @property
     def dead_letter_topic(self) -> str | None:
@@ -138,14 +145,4 @@ CHECKS: Final[Mapping[str, checks.Check]] = {
     "topics_pattern": _pattern,
     "start": _start,
     "records_per_trigger": checks.number(int, 1),
-    "records_per_second": checks.number(float, 0),
-    "tasks": checks.number(int, 0),
-    "lock_duration": checks.number(float, 0),
-    "delivery_limit": checks.number(int, 0),
-    "wait": checks.number(float, 0),
-    "value": checks.one_of("bytes", "json", "avro"),
-    "headers": checks.flag,
-    "outcomes": checks.flag,
-    "recovery": checks.one_of("rerun", "drop"),
-    "on_data_loss": checks.one_of("fail", "continue"),
 }

@@ -1,9 +1,9 @@
-"""How the sink's process finds the source's on the driver's machine, and gives it outcomes.
+"""Outcomes record by record, at the source: how a sink's process hands them over, and what becomes of them here.
 
-Each source listens on a socket in a folder of this user's, named after its broker and group; several queries of one
-group listen side by side, each takes the outcomes of what it holds, and tells what executors need to know to write
-dead letters. Nobody else can open the folder, and both
-sides prove that they know the key that lies in it.
+Each source listens on a socket in a folder of this user's on the driver's machine, named after its broker and group.
+Several queries of one group listen side by side: each acknowledges what it holds, and tells what executors need to know
+to write dead letters (`flowshare.spark.source.dead_letters`). Nobody else can open the folder, and both sides prove
+that they know the key that lies in it. What users write outcomes with is `flowshare.spark.sink.outcomes`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from collections.abc import Callable, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.backend.url import parse_broker
+from flowshare.errors import FlowshareError
 from flowshare.forks import hold_alone
 from flowshare.log.folder import OwnFolder
+from flowshare.share.types import AcknowledgeType
+from flowshare.spark.source.dead_letters import SourceFacts
+from flowshare.spark.source.member import RangeAck
+from flowshare.spark.source.ranges import Place, Range, merged, records_in
+
+if TYPE_CHECKING:
+    from flowshare.spark.source.member import GroupMember
+    from flowshare.spark.source.options import SourceOptions
 
 ANSWER_S: Final = 60.0
 CLOSE_S: Final = 5.0
@@ -32,23 +41,37 @@ KEY_BYTES: Final = 32
 BASE_BYTES: Final = 55
 """The longest folder that leaves room for a socket's name: its whole path has 107 bytes on Linux, 103 on macOS."""
 
-Deliver = Callable[[list[tuple[Any, ...]]], int]
-"""Takes outcomes; returns how many records it acknowledged."""
-Tell = Callable[[], Any]
-"""Returns what sinks want to know of the source."""
-
 logger = logging.getLogger("flowshare.spark")
 
 
-class OutcomesLost(RuntimeError):
+class RangeOutcome(NamedTuple):
+    """What became of offsets `first` to `last`. delay: seconds."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    kind: str
+    delay: float = 0.0
+    reason: str = ""
+
+    @property
+    def place(self) -> Place:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+
+class OutcomesLost(FlowshareError, RuntimeError):
     """No source of the group took the outcomes."""
 
 
 class OutcomeListener:
     """The source's end: calls `take` in a thread for what sinks hand over, and `tell` for what they ask."""
 
-    def __init__(self, broker: str, group: str, take: Deliver, tell: Tell) -> None:
-        """Raises: OSError."""
+    def __init__(
+        self, broker: str, group: str, take: Callable[[list[RangeOutcome]], int], tell: Callable[[], Any]
+    ) -> None:
+        """take: returns how many records it acknowledged. tell: what sinks want to know. Raises: OSError."""
         folder = _folder(broker, group)
         self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
         self._take, self._tell = take, tell
@@ -89,7 +112,7 @@ class OutcomeListener:
             logger.exception("outcomes were not taken")
 
 
-def deliver(broker: str, group: str, outcomes: Sequence[tuple[Any, ...]]) -> int:
+def deliver(broker: str, group: str, outcomes: Sequence[RangeOutcome]) -> int:
     """Give outcomes to the sources of a group; how many records they acknowledged. Raises: OutcomesLost."""
     taken = _call(broker, group, list(outcomes))
     if not taken:
@@ -110,7 +133,7 @@ def no_source(group: str) -> OutcomesLost:
     )
 
 
-def _call(broker: str, group: str, message: list[tuple[Any, ...]] | None) -> list[Any]:
+def _call(broker: str, group: str, message: list[RangeOutcome] | None) -> list[Any]:
     """The answers of the group's sources."""
     folder = _folder(broker, group)
     key = _key(folder)
@@ -158,3 +181,42 @@ def _key(folder: Path) -> bytes:
         except FileNotFoundError:
             own.make("key", secrets.token_bytes(KEY_BYTES))
         return own.read("key")
+
+
+TYPES = {
+    "accept": AcknowledgeType.ACCEPT,
+    "release": AcknowledgeType.RELEASE,
+    "reject": AcknowledgeType.REJECT,
+}
+
+
+class MemberOutcomes:
+    """Acknowledges outcomes for one member. Methods run in the listener's thread."""
+
+    def __init__(self, options: SourceOptions, member: GroupMember) -> None:
+        self._options = options
+        self._member = member
+
+    def tell(self) -> SourceFacts:
+        """What executors need for dead letters."""
+        held = merged(self._member.all_held())
+        return SourceFacts(self._member.hosts, self._options.dead_letter_topic, tuple(held))
+
+    def take(self, outcomes: Sequence[RangeOutcome]) -> int:
+        """Acknowledge what this member holds of them; how many records were. What was lost meanwhile comes again, and
+        what was settled before is settled: a batch may give its outcomes twice.
+
+        Raises: ClientError, OSError: the group is not reached.
+        """
+        acks: dict[Range, RangeAck] = {}
+        held = self._member.held(Range(*one.place, one.first, one.last) for one in outcomes)
+        for one, pieces in zip(outcomes, held, strict=True):
+            acks |= dict.fromkeys(pieces, RangeAck(TYPES[one.kind], round(one.delay * 1000)))
+        refused = self._member.acknowledge(acks)
+        if refused:
+            logger.warning(
+                "group %s: outcomes of %d records came too late, they run again",
+                self._options.group,
+                records_in(refused),
+            )
+        return records_in(acks) - records_in(refused)

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flowshare.spark.ranges import Place, Range
+from flowshare.spark.source.group import topics_of
+from flowshare.spark.source.ranges import Place, Range, RangeSet
 
 if TYPE_CHECKING:
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.spark.source.options import SourceOptions
 
 COUNT_MAX: Final = 10_000
 """Records that are looked at to count those that were archived."""
@@ -51,10 +53,10 @@ async def log_starts(admin: ShareAdmin, places: Iterable[Place]) -> dict[Place, 
     return {place: (await admin.offsets(*place)).log_start for place in sorted(places)}
 
 
-async def ends(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, int]:
-    """Where the logs of topics end now; partitions without a record are left out."""
+async def ends(admin: ShareAdmin, options: SourceOptions) -> dict[Place, int]:
+    """Where the logs of its topics end now; partitions without a record are left out."""
     found: dict[Place, int] = {}
-    for topic in topics:
+    for topic in await topics_of(options, admin):
         for partition in range((await admin.describe_topic(topic)).partitions):
             bounds = await admin.offsets(topic, partition)
             if bounds.high_watermark > bounds.log_start:
@@ -81,7 +83,7 @@ async def left(admin: ShareAdmin, group: str, ends: Mapping[Place, int]) -> int:
     return count
 
 
-class Ends:
+class BacklogEnd:
     """What "all that is there" means for a run that empties a backlog: offsets below the ends that were noted once.
 
     A fetch cannot be told to stop at an offset, so a batch may hold later ones; they are run like any. The run is over
@@ -122,3 +124,60 @@ async def count_unread(admin: ShareAdmin, group: str, member_id: str, ranges: Se
         found = await admin.read(one.topic, one.partition, one.first, limit=room)
         count += sum(record.offset <= one.last for record in found)
     return count
+
+
+class ArchivedUnread:
+    """What a group finished without any batch of the query's having held it: start offsets that are known, and the
+    committed batches' offsets behind them. Pure.
+
+    Kafka's brokers archive a record that was delivered too often, also when nobody ever saw it: a query that dies
+    between an acquire and its write-ahead log uses up deliveries. All that is told of it is that the share-partition's
+    start offset moves on. Invariant: every offset before a start offset was in a committed batch, or is returned by
+    `advance`, once.
+    """
+
+    def __init__(self, starts: Mapping[Place, int] | None = None, ranges: Iterable[Range] = ()) -> None:
+        self._starts = dict(starts or {})
+        self._held = RangeSet(ranges)
+
+    @property
+    def starts(self) -> dict[Place, int]:
+        """Start offset by partition, as of the last `advance`."""
+        return dict(self._starts)
+
+    def ranges(self) -> Iterable[Range]:
+        """Committed offsets behind the start offsets, ascending."""
+        return self._held.ranges()
+
+    def add(self, ranges: Iterable[Range]) -> None:
+        """A batch with these ranges is committed."""
+        for one in ranges:
+            if one.last >= self._starts.get(one.place, 0):
+                self._held.add(one)
+
+    def forget(self, topic: str) -> None:
+        """The topic was made anew."""
+        for place in [place for place in self._starts if place[0] == topic]:
+            del self._starts[place]
+        self._held.forget(topic)
+
+    def begin(self, ranges: Iterable[Range]) -> None:
+        """These were acquired: a partition that was not known begins with the first of them."""
+        for one in sorted(ranges):
+            self._starts.setdefault(one.place, one.first)
+
+    def advance(self, starts: Mapping[Place, int]) -> list[Range]:
+        """Take over start offsets as they are now, while no batch is under way; what they passed and no batch held.
+
+        A partition that is seen for the first time, or whose start offset went back (its topic was made anew, an
+        operator moved it), begins afresh.
+        """
+        found: list[Range] = []
+        for place, start in starts.items():
+            before = self._starts.get(place)
+            self._starts[place] = start
+            if before is None or start <= before:
+                continue
+            found += self._held.split(Range(*place, before, start - 1))[1]
+        self._held.prune(starts)
+        return found

@@ -2,15 +2,19 @@
 
 An offset of the source is one acquisition: the ranges that a trigger got, and `done`, ranges that a batch committed
 whose accept was refused (their lock was lost): when the group delivers them again they are accepted, and put into no
-batch (reference spark.md §0, rules 1 and 2).
+batch.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
+
+from flowshare.share.ranges import merged as merged_pairs
+from flowshare.share.ranges import minus
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -79,8 +83,8 @@ def cut(one: Range, room: int) -> tuple[Range, Range | None]:
     return one._replace(last=one.first + room - 1), one._replace(first=one.first + room)
 
 
-class Done:
-    """Offsets that were committed and are not accepted yet, as runs by partition."""
+class RangeSet:
+    """A set of offsets, kept as runs by partition."""
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._runs: dict[Place, list[tuple[int, int]]] = {}
@@ -92,25 +96,11 @@ class Done:
 
     def add(self, one: Range) -> None:
         """Keep a range."""
-        kept: list[tuple[int, int]] = []
-        first, last = one.first, one.last
-        for low, high in self._runs.get(one.place, []):
-            if high + 1 < first or last + 1 < low:
-                kept.append((low, high))
-            else:
-                first, last = min(first, low), max(last, high)
-        kept.append((first, last))
-        self._runs[one.place] = sorted(kept)
+        self._runs[one.place] = merged_pairs([*self._runs.get(one.place, []), (one.first, one.last)])
 
     def remove(self, one: Range) -> None:
         """Forget a range; harmless where nothing of it is kept."""
-        kept: list[tuple[int, int]] = []
-        for low, high in self._runs.get(one.place, []):
-            if low < one.first:
-                kept.append((low, min(high, one.first - 1)))
-            if high > one.last:
-                kept.append((max(low, one.last + 1), high))
-        self._set(one.place, kept)
+        self._set(one.place, minus(self._runs.get(one.place, []), [(one.first, one.last)]))
 
     def prune(self, starts: Mapping[Place, int]) -> None:
         """Forget what lies before these share-partition start offsets: it never comes again."""
@@ -123,24 +113,21 @@ class Done:
         for place in [place for place in self._runs if place[0] == topic]:
             del self._runs[place]
 
-    def split(self, one: Range) -> tuple[list[Range], list[Range]]:
-        """The parts of a range that are kept here, and those that are not."""
+    def split(self, *ranges: Range) -> tuple[list[Range], list[Range]]:
+        """The parts of ranges that are kept here, and those that are not."""
         inside: list[Range] = []
         outside: list[Range] = []
-        runs = self._runs.get(one.place, [])
-        at = one.first
-        for low, high in runs[max(0, bisect_right(runs, (one.first, one.first)) - 1) :]:
-            if high < at:
-                continue
-            if low > one.last:
-                break
-            if low > at:
-                outside.append(one._replace(first=at, last=low - 1))
-            inside.append(one._replace(first=max(at, low), last=min(high, one.last)))
-            at = high + 1
-        if at <= one.last:
-            outside.append(one._replace(first=at))
+        for one in ranges:
+            runs, whole = self._runs.get(one.place, []), [(one.first, one.last)]
+            begin = bisect_left(runs, one.first, key=itemgetter(1))
+            out = minus(whole, runs[begin : bisect_right(runs, one.last, key=itemgetter(0))])
+            inside += [one._replace(first=low, last=high) for low, high in minus(whole, out)]
+            outside += [one._replace(first=low, last=high) for low, high in out]
         return inside, outside
+
+    def covers(self, ranges: Iterable[Range]) -> bool:
+        """Whether all of them are kept here."""
+        return not self.split(*ranges)[1]
 
     def places(self) -> set[Place]:
         """Partitions of which something is kept."""
@@ -154,7 +141,7 @@ class Done:
 
     def _set(self, place: Place, runs: list[tuple[int, int]]) -> None:
         if runs:
-            self._runs[place] = sorted(runs)
+            self._runs[place] = runs
         else:
             self._runs.pop(place, None)
 
@@ -166,8 +153,8 @@ class Offset:
     number: counts acquisitions from 1; 0 stands for none. member: id of the query's member, so that a query that
     starts again is the same one to the group. topics: ids, so that a topic that was made anew is not taken for the
     old one. starts: start offsets that the group had; one that went back says that the group was reset or made anew.
-    leaders: who counted the deliveries of `ranges` and `done`, see `flowshare.spark.standing`. passed: where Kafka's
-    brokers lead, see `flowshare.spark.passed`.
+    leaders: who counted the deliveries of `ranges` and `done`, see `flowshare.spark.source.progress`. passed: where
+    Kafka's brokers lead, see `flowshare.spark.source.progress`.
     """
 
     number: int = 0

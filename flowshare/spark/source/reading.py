@@ -26,34 +26,35 @@ import concurrent.futures
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from flowshare.agents.host.service import ServiceLoop
 from flowshare.backend.path_login import security_at
 from flowshare.backend.url import parse_broker
-from flowshare.client.cluster import Cluster
-from flowshare.client.kafka_producer import KafkaProducer
+from flowshare.client.net.cluster import Cluster
+from flowshare.client.producer.producer import Producer
 from flowshare.clock import LoopClock
+from flowshare.errors import FlowshareError
 from flowshare.fleet.log.chunk import aborted_batches
+from flowshare.garbage import collector_paused
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError, check_header, frames
 from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchPartition
 from flowshare.share.types import AcquiredRange
-from flowshare.spark.columns import Decode, Poison, all_poison, to_arrow
-from flowshare.spark.garbage import no_collections
-from flowshare.spark.ranges import Done, Range, by_place, records_in
+from flowshare.spark.source.columns import Decode, Poison, all_poison, to_arrow
+from flowshare.spark.source.ranges import Range, RangeSet, by_place, records_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flowshare.client.message import Message
-    from flowshare.client.routing import ClusterConnection
+    from flowshare.client.net.routing import ClusterConnection
+    from flowshare.client.producer.message import Message
     from flowshare.protocol.messages import Connection, Request
 
 R = TypeVar("R")
@@ -82,11 +83,11 @@ TRIES: Final = 3
 logger = logging.getLogger("flowshare.spark")
 
 
-class LogGone(RuntimeError):
+class LogGone(FlowshareError, RuntimeError):
     """The log cannot be read; the text says which and why. The batch fails, and is read again."""
 
 
-class DataLoss(RuntimeError):
+class DataLoss(FlowshareError, RuntimeError):
     """Records of a batch are gone from the log before they were read, and the source is not to go on without them."""
 
 
@@ -97,7 +98,7 @@ LOSS_HELP: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ReadTask:
     """What one task reads. broker: its URL. hosts: where its log is read. topics: ids of the ranges' topics.
 
     lossy: go on without records that are gone from the log.
@@ -118,17 +119,17 @@ class LogReader:
 
     def __init__(self, broker: str, hosts: tuple[str, ...]) -> None:
         self._hosts = hosts
+        self._clock = LoopClock()
         url = parse_broker(broker)
         self._security = security_at(Path(url.path), hosts[0]) if url.kind == "embedded" else url.security()
-        self._loop = asyncio.new_event_loop()
+        self._service = ServiceLoop(name="flowshare log")
+        self._service.start()
         self._connection: ClusterConnection | None = None
         self._connecting = asyncio.Lock()
         self._sizes: dict[str, float] = {}
         """Bytes an offset of a topic takes, as of its last answer."""
         self._free_s = 0.0
-        """When the brokers' quotas let us ask again, by the loop's time."""
-        self._thread = threading.Thread(target=self._loop.run_forever, name="flowshare log", daemon=True)
-        self._thread.start()
+        """When the brokers' quotas let us ask again."""
 
     def fetch(
         self, topic: str, partition: int, first: int, last: int, *, committed: bool
@@ -136,7 +137,7 @@ class LogReader:
         """Begin to read from an offset on, about as much as there is up to `last`."""
         guess = int(1.25 * (last - first + 1) * self._sizes.get(topic, RECORD_BYTES)) + FETCH_BYTES_MIN
         part = FetchPartition(topic, partition, first, min(guess, FETCH_BYTES))
-        return asyncio.run_coroutine_threadsafe(self._fetch(part, committed), self._loop)
+        return self._service.submit(lambda: self._fetch(part, committed))
 
     def learn(self, topic: str, offsets: int, size: int) -> None:
         """So many offsets of a topic took so many bytes."""
@@ -145,32 +146,26 @@ class LogReader:
 
     def topic_ids(self, topics: Collection[str]) -> concurrent.futures.Future[dict[str, str]]:
         """Ask for the ids that topics have now, without those that there are not."""
-        return asyncio.run_coroutine_threadsafe(self._topic_ids(topics), self._loop)
+        return self._service.submit(lambda: self._topic_ids(topics))
 
     def send(self, topic: str, messages: Sequence[Message]) -> None:
         """Produce records, and return when they are confirmed. Raises: ClientError, OSError."""
-        asyncio.run_coroutine_threadsafe(self._send(topic, messages), self._loop).result(2 * CALL_S)
+        self._service.submit(lambda: self._send(topic, messages)).result(2 * CALL_S)
 
     def close(self) -> None:
         """End the connections and the thread."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CALL_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CALL_S)
-        self._loop.close()
+        self._service.submit(self._close).result(CALL_S)
+        self._service.stop()
 
     async def _close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
             await self._connection.cluster.close()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
     async def _connected(self) -> ClusterConnection:
         async with self._connecting:
             if self._connection is None:
-                cluster = Cluster(self._hosts, clock=LoopClock(), security=self._security)
+                cluster = Cluster(self._hosts, clock=self._clock, security=self._security)
                 await cluster.start()
                 self._connection = cluster.connect(READER)
         return self._connection
@@ -179,14 +174,14 @@ class LogReader:
         request = FetchRequest(
             partitions=(part,), max_wait_ms=WAIT_MS, max_bytes=FETCH_BYTES, committed=committed, min_bytes=1
         )
-        begun_s = self._loop.time()
+        begun_s = self._clock.monotonic()
         while True:
-            await asyncio.sleep(self._free_s - self._loop.time())
+            await self._clock.sleep(self._free_s - self._clock.monotonic())
             answer = await self._ask(request)
             if answer.error is not ErrorCode.NONE:
                 raise LogGone(f"{part.topic}-{part.partition} is not read: {answer.error.name}")
             log = answer.partitions[0]
-            self._free_s = self._loop.time() + answer.throttle_ms / 1000
+            self._free_s = self._clock.monotonic() + answer.throttle_ms / 1000
             empty = not log.records and log.error in (ErrorCode.NONE, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
             if not answer.throttle_ms or not empty:
                 break
@@ -216,7 +211,7 @@ class LogReader:
         async def connect() -> Connection:
             return connection.cluster.connect(READER)
 
-        producer = KafkaProducer(self._hosts, connect, clock=LoopClock(), security=self._security)
+        producer = Producer(connect, clock=self._clock)
         try:
             await producer.send_many(topic, messages)
         finally:
@@ -231,21 +226,15 @@ _readers: dict[tuple[int, str, tuple[str, ...]], LogReader] = {}
 """By process, broker and hosts: a fork has threads of its own."""
 
 
-def reader_of(part: Part) -> LogReader:
-    """This process's reader for a part's cluster."""
-    key = os.getpid(), part.broker, part.hosts
+def reader_of(broker: str, hosts: tuple[str, ...]) -> LogReader:
+    """This process's reader for a cluster."""
+    key = os.getpid(), broker, hosts
     if key not in _readers:
-        _readers[key] = LogReader(part.broker, part.hosts)
+        _readers[key] = LogReader(broker, hosts)
     return _readers[key]
 
 
-def close_readers() -> None:
-    """Close this process's readers, which otherwise live as long as it does; the next read opens new ones."""
-    for key in [key for key in _readers if key[0] == os.getpid()]:
-        _readers.pop(key).close()
-
-
-class Rows(NamedTuple):
+class TaskRows(NamedTuple):
     """What one answer holds: rows, and records that cannot be read."""
 
     topic: str
@@ -256,19 +245,18 @@ class Rows(NamedTuple):
     """First and last offset, and what is wrong with the bytes."""
 
 
-def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]:
+def read(part: ReadTask, schema: pa.Schema, decode: Decode | None) -> Iterator[TaskRows]:
     """The records of a part, partition by partition.
 
     Raises: LogGone, DataLoss, ClientError, OSError: the task fails, and is tried again.
     """
     if not part.ranges:
         return
-    reader = reader_of(part)
+    reader = reader_of(part.broker, part.hosts)
     # Asked for each part: the topic may have been made anew since the last one, on either side.
     asked = reader.topic_ids({one.topic for one in part.ranges})
     waiting = [
-        Fetches(reader, *place, ranges, committed=part.committed, lossy=part.lossy)
-        for place, ranges in by_place(part.ranges).items()
+        Fetches(reader, ranges, committed=part.committed, lossy=part.lossy) for ranges in by_place(part.ranges).values()
     ]
     waiting[0].begin()
     try:
@@ -284,29 +272,20 @@ def read(part: Part, schema: pa.Schema, decode: Decode | None) -> Iterator[Rows]
             )
             continue
         for log, wanted in one.answers(following):
-            with no_collections():
+            with collector_paused():
                 decoded = decode_raw(log.records, wanted)
                 if part.buried:
-                    yield Rows(one.topic, one.partition, [], all_poison(decoded, part.buried), decoded.corrupt)
+                    yield TaskRows(one.topic, one.partition, [], all_poison(decoded, part.buried), decoded.corrupt)
                     continue
                 batches, poison = to_arrow(one.topic, one.partition, decoded, schema, decode)
-            yield Rows(one.topic, one.partition, batches, poison, decoded.corrupt)
+            yield TaskRows(one.topic, one.partition, batches, poison, decoded.corrupt)
 
 
 class Fetches:
     """Reads ranges of one partition, ascending; the next answer is asked for before one is handed on."""
 
-    def __init__(
-        self,
-        reader: LogReader,
-        topic: str,
-        partition: int,
-        ranges: Sequence[Range],
-        *,
-        committed: bool,
-        lossy: bool = False,
-    ) -> None:
-        self.topic, self.partition, self.ranges = topic, partition, ranges
+    def __init__(self, reader: LogReader, ranges: Sequence[Range], *, committed: bool, lossy: bool = False) -> None:
+        (self.topic, self.partition), self.ranges = ranges[0].place, ranges
         self._reader, self._committed, self._lossy = reader, committed, lossy
         self._stuck_s: float | None = None
         """When the task fails if nothing comes until then."""
@@ -322,7 +301,8 @@ class Fetches:
         at, end = self.ranges[0].first, self.ranges[-1].last
         self.begin()
         while at <= end:
-            log = self._answer()
+            assert self._under_way is not None
+            log = self._under_way.result(CALL_S + THROTTLED_S)
             behind = self._behind(log, at, end)
             then = next((max(behind, one.first) for one in self.ranges if one.last >= behind), end + 1)
             if log.records:
@@ -335,10 +315,6 @@ class Fetches:
             if wanted:
                 yield log, wanted
             at = then
-
-    def _answer(self) -> FetchedLog:
-        assert self._under_way is not None
-        return self._under_way.result(CALL_S + THROTTLED_S)
 
     def _behind(self, log: FetchedLog, at: int, end: int) -> int:
         """The offset behind an answer: what lies before it is read, or known not to be in the log.
@@ -387,7 +363,7 @@ class Fetches:
         self._under_way = self._reader.fetch(self.topic, self.partition, first, last, committed=self._committed)
 
 
-def _out_of_reach(part: Part) -> str:
+def _out_of_reach(part: ReadTask) -> str:
     what = f"{', '.join(part.hosts)} is not reached from {socket.gethostname()} within {CALL_S:g} s"
     if part.broker.startswith("embedded:"):
         what += (
@@ -423,13 +399,8 @@ def _wanted(log: FetchedLog, ranges: Sequence[Range], at: int, behind: int) -> l
     inside = [one._replace(first=max(one.first, at), last=min(one.last, behind - 1)) for one in ranges]
     inside = [one for one in inside if one.first <= one.last]
     if log.aborted:
-        aborted = _aborted(log)
-        inside = [piece for one in inside for piece in aborted.split(one)[1]]
+        # Headers are believed unchecked: behind a damaged batch, too, what was aborted must not get through.
+        batches = aborted_batches(frames(log.records, partial_tail=True), log.aborted)
+        aborted = RangeSet(Range(log.topic, log.partition, batch.first, batch.last) for batch in batches)
+        inside = aborted.split(*inside)[1]
     return [AcquiredRange(one.first, one.last, one.delivery) for one in inside]
-
-
-def _aborted(log: FetchedLog) -> Done:
-    """Offsets of aborted transactions. Headers are believed unchecked: behind a damaged batch, too, what was aborted
-    must not get through."""
-    batches = aborted_batches(frames(log.records, partial_tail=True), log.aborted)
-    return Done(Range(log.topic, log.partition, batch.first, batch.last) for batch in batches)

@@ -1,4 +1,4 @@
-"""The control channel between a fleet's driver and its workers: frames, how they are protected, the driver's end.
+"""The control channel between the driver and the workers on Spark: frames, how they are protected, both ends.
 
 Each worker opens one TCP connection to the driver and keeps it; orders go one way, figures the other.
 
@@ -14,12 +14,20 @@ passwords travel in the task's closure, which Spark protects (`task.py`).
 
 Bounded: a frame FRAME_MAX bytes, a greeting GREETING_MAX bytes and GREETING_S seconds, GREETERS_MAX of them at a time;
 what a worker does not read is OUT_MAX bytes, then its connection is closed. Whoever hears nothing for SILENT_S seconds
-closes the connection: both sides send at least every BEAT_S. The worker opens it again (`control_client.py`).
+closes the connection: both sides send at least every BEAT_S. The worker opens it again:
+
+    CALLING -- greeted --> TALKING           orders come, figures go every BEAT_S
+    TALKING -- the connection ends, or SILENT_S without a word --> CALLING
+    CALLING -- without the driver for LOST_S --> `on_lost` once, then on as before
+
+The worker's end has a thread and a loop of its own, so that neither a blocked handler loop nor a busy service loop
+keeps an order or a sign of life waiting; only code that holds the interpreter's lock does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import hmac
@@ -27,11 +35,15 @@ import logging
 import secrets
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 import orjson
+
+from flowshare.agents.host.service import ServiceLoop
+from flowshare.tasks import cancelled
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -39,6 +51,7 @@ Message = dict[str, Any]
 
 VERSION: Final = 1
 TOKEN_BYTES: Final = 32
+NONCE_BYTES: Final = 16
 FRAME_MAX: Final = 4 << 20
 GREETING_MAX: Final = 4096
 GREETING_S: Final = 5.0
@@ -48,6 +61,16 @@ BEAT_S: Final = 1.0
 SILENT_S: Final = 10.0
 LENGTH: Final = struct.Struct(">I")
 TAG_BYTES: Final = 32
+LOST_S: Final = 10.0
+"""How long a worker tries to reach its driver before it counts as gone."""
+RETRY_S: Final = 0.25
+RETRY_SOON_S: Final = 0.02
+"""The same just after the connection ended: the driver takes a worker that stays away for dead."""
+SEND_S: Final = 5.0
+"""How long sending may take: the driver reads at once, or is gone."""
+CLOSE_S: Final = 2.0
+OUTBOX_MAX: Final = 100
+"""Messages that wait to be sent; the oldest are forgotten."""
 
 
 class ControlError(Exception):
@@ -56,12 +79,12 @@ class ControlError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """Which worker calls: its slot, the run of that slot that the driver started, and where it is.
+    """Which worker calls: its number, the run of it that the driver started, and where it is.
 
     attempt: Spark's number of the task's attempt, as Spark itself may start a task again.
     """
 
-    slot: int
+    number: int
     run: str
     attempt: int
     pid: int
@@ -72,7 +95,7 @@ class Who:
         """What a greeting says. Raises: ControlError."""
         try:
             return cls(
-                slot=int(found["slot"]),
+                number=int(found["number"]),
                 run=str(found["run"]),
                 attempt=int(found["attempt"]),
                 pid=int(found["pid"]),
@@ -115,13 +138,8 @@ class Seal:
 
 
 def new_token() -> bytes:
-    """A token for one fleet."""
+    """A token for one driver and its workers."""
     return secrets.token_bytes(TOKEN_BYTES)
-
-
-def new_nonce() -> str:
-    """A text that no other connection has."""
-    return secrets.token_hex(16)
 
 
 def proof(token: bytes, who_proves: str, nonces: bytes, who: Mapping[str, Any]) -> str:
@@ -132,7 +150,7 @@ def proof(token: bytes, who_proves: str, nonces: bytes, who: Mapping[str, Any]) 
 
 def nonces_of(driver: Any, worker: Any) -> bytes:
     """Both nonces as one. Raises: ControlError."""
-    if not (isinstance(driver, str) and isinstance(worker, str) and len(driver) == len(worker) == 32):
+    if not (isinstance(driver, str) and isinstance(worker, str) and len(driver) == len(worker) == 2 * NONCE_BYTES):
         raise ControlError("a greeting without a nonce")
     return f"{driver}/{worker}".encode()
 
@@ -143,17 +161,17 @@ def plain(message: Mapping[str, Any]) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def length_of(head: bytes, limit: int) -> int:
-    """Length that a frame begins with. Raises: ControlError."""
-    (length,) = LENGTH.unpack(head)
+async def read_frame(reader: asyncio.StreamReader, limit: int, tag_bytes: int = 0) -> bytes:
+    """A frame without its length. Raises: ControlError, OSError, EOFError."""
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > limit:
         raise ControlError(f"a frame of {length} bytes where {limit} are allowed")
-    return int(length)
+    return await reader.readexactly(length + tag_bytes)
 
 
-def read_plain(text: bytes) -> Message:
-    """A greeting. Raises: ControlError."""
-    return _object(text)
+async def read_plain(reader: asyncio.StreamReader) -> Message:
+    """A greeting. Raises: ControlError, OSError, EOFError."""
+    return _object(await read_frame(reader, GREETING_MAX))
 
 
 def _object(text: bytes) -> Message:
@@ -177,14 +195,12 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 # --- the driver's end ---------------------------------------------------------------------------------------------
 
 
-class Peer:
+class WorkerConnection:
     """One worker's connection at the driver. All on the driver's loop."""
 
     def __init__(self, who: Who, seal: Seal, writer: asyncio.StreamWriter) -> None:
         self.who = who
-        self.heard_s = time.monotonic()
-        """When it was last heard."""
-        self._seal = seal
+        self.seal = seal
         self._writer = writer
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -193,44 +209,37 @@ class Peer:
         if transport.is_closing():
             return
         if transport.get_write_buffer_size() > OUT_MAX:
-            logger.warning("worker %d does not read its orders: its connection is closed", self.who.slot)
+            logger.warning("worker %d does not read its orders: its connection is closed", self.who.number)
             transport.abort()
             return
-        self._writer.write(self._seal.seal(message))
+        self._writer.write(self.seal.seal(message))
 
     def close(self) -> None:
         """End the connection once what was sent has left."""
         self._writer.close()
 
-    def unseal(self, body: bytes) -> Message:
-        """For the server. Raises: ControlError."""
-        self.heard_s = time.monotonic()
-        return self._seal.unseal(body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """What the driver is told; everything is called on its loop.
-
-    opened: a worker is there; False refuses it. heard: it says something. closed: its connection has ended, at its end
-    or, second argument true, because it was silent.
-    """
-
-    opened: Callable[[Peer], bool]
-    heard: Callable[[Peer, Message], None]
-    closed: Callable[[Peer, bool], None]
-
 
 class ControlServer:
-    """Listens for the workers of one fleet."""
+    """Listens for the workers on Spark.
 
-    def __init__(self, token: bytes, listener: Listener, *, silent_s: float = SILENT_S) -> None:
-        """silent_s: after so many seconds without a word a worker's connection is closed."""
+    opened: told that a worker is there; False refuses it. heard: that it says something. closed: that its connection
+    has ended, at its end or, second argument true, because it was silent for `silent_s`. All are called on its loop.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        *,
+        opened: Callable[[WorkerConnection], bool],
+        heard: Callable[[WorkerConnection, Message], None],
+        closed: Callable[[WorkerConnection, bool], None],
+        silent_s: float = SILENT_S,
+    ) -> None:
         self._token = token
-        self._listener = listener
+        self._opened, self._heard, self._closed = opened, heard, closed
         self._silent_s = silent_s
         self._server: asyncio.Server | None = None
-        self._peers: set[Peer] = set()
+        self._peers: set[WorkerConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._greeting = 0
         self._beating: asyncio.Task[None] | None = None
@@ -247,10 +256,7 @@ class ControlServer:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        tasks = [*self._tasks, *([self._beating] if self._beating is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks, self._beating)
 
     async def _beat(self) -> None:
         while True:
@@ -276,7 +282,7 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = await self._greet(reader, writer)
-        if not self._listener.opened(peer):
+        if not self._opened(peer):
             peer.send({"do": "end"})
             return
         self._peers.add(peer)
@@ -284,35 +290,212 @@ class ControlServer:
         try:
             while True:
                 async with asyncio.timeout(self._silent_s):
-                    head = await reader.readexactly(LENGTH.size)
-                    body = await reader.readexactly(length_of(head, FRAME_MAX) + TAG_BYTES)
-                self._listener.heard(peer, peer.unseal(body))
+                    body = await read_frame(reader, FRAME_MAX, TAG_BYTES)
+                self._heard(peer, peer.seal.unseal(body))
         except TimeoutError:
             silent = True
         finally:
             self._peers.discard(peer)
-            self._listener.closed(peer, silent)
+            self._closed(peer, silent)
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Peer:
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> WorkerConnection:
         """Find out who calls. Raises: ControlError, OSError, EOFError, TimeoutError."""
         if self._greeting >= GREETERS_MAX:
             raise ControlError("too many that have not said who they are")
         self._greeting += 1
         try:
             async with asyncio.timeout(GREETING_S):
-                mine = new_nonce()
+                mine = secrets.token_hex(NONCE_BYTES)
                 writer.write(plain({"version": VERSION, "nonce": mine}))
-                head = await reader.readexactly(LENGTH.size)
-                said = read_plain(await reader.readexactly(length_of(head, GREETING_MAX)))
+                said = await read_plain(reader)
         finally:
             self._greeting -= 1
         nonces = nonces_of(mine, said.get("nonce"))
         who = Who.read(said.get("who"))
         expected = proof(self._token, "worker", nonces, asdict(who))
         if not hmac.compare_digest(expected, str(said.get("proof"))):
-            logger.warning(
-                "somebody called the fleet's driver without its token, from %s", writer.get_extra_info("peername")
-            )
+            logger.warning("somebody called the driver without its token, from %s", writer.get_extra_info("peername"))
             raise ControlError("a wrong proof")
         writer.write(plain({"proof": proof(self._token, "driver", nonces, asdict(who))}))
-        return Peer(who, Seal(self._token, nonces, driver=True), writer)
+        return WorkerConnection(who, Seal(self._token, nonces, driver=True), writer)
+
+
+# --- the worker's end ---------------------------------------------------------------------------------------------
+
+
+Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter, Seal]
+
+
+class DriverLost(Exception):
+    """The driver cannot be reached; the text says where it should be."""
+
+
+class ControlClient:
+    """A worker's connection to its driver, from `connect` to `close`.
+
+    figures: made every BEAT_S on the thread. on_order: told each order, on the thread. on_lost: called once on the
+    thread when the driver is gone for LOST_S.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        token: bytes,
+        who: Who,
+        *,
+        figures: Callable[[], Mapping[str, Any]],
+        on_order: Callable[[Message], None],
+        on_lost: Callable[[], None],
+        lost_s: float = LOST_S,
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._who = who
+        self._figures = figures
+        self._on_order = on_order
+        self._on_lost = on_lost
+        self._lost_s = lost_s
+        self._contact_s = time.monotonic()
+        self._last: Message | None = None
+        self._outbox: deque[Message] = deque(maxlen=OUTBOX_MAX)
+        self._woken = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._service = ServiceLoop(name="flowshare-control")
+        self._kept: concurrent.futures.Future[None] | None = None
+
+    def connect(self) -> None:
+        """Call the driver, for LOST_S at most, and go on by a thread: no handler runs in a worker that nobody leads.
+
+        Raises: DriverLost.
+        """
+        self._service.start()
+        try:
+            first = self._service.submit(self._first_call).result()
+        except DriverLost:
+            self._service.stop()
+            raise
+        self._kept = self._service.submit(lambda: self._keep(first))
+
+    def say(self, message: Message) -> None:
+        """Send something soon; from any thread. What cannot be sent now is forgotten with its connection."""
+
+        def put() -> None:
+            self._outbox.append(message)
+            self._woken.set()
+
+        self._do(put)
+
+    def close(self, last: Message) -> None:
+        """Send the last figures and this, if the driver is there, and end; harmless when it is closed already."""
+
+        def end() -> None:
+            self._last = last
+            self._closing.set()
+            self._woken.set()
+
+        if self._kept is not None:
+            self._do(end)
+            concurrent.futures.wait([self._kept], CLOSE_S)
+            self._service.stop()
+
+    def _do(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._service.loop.call_soon_threadsafe(function)
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    async def _first_call(self) -> Talk:
+        """Raises: DriverLost."""
+        begun_s = time.monotonic()
+        while True:
+            try:
+                return await self._call()
+            except (OSError, EOFError, ControlError) as error:
+                if time.monotonic() - begun_s > self._lost_s:
+                    raise DriverLost(self._text(error)) from error
+            await asyncio.sleep(RETRY_S)
+
+    async def _keep(self, first: Talk | None) -> None:
+        """Talk over this connection, be it only to say the last word, and, whenever one ends, over the next, until
+        `close`."""
+        told = False
+        while first is not None or not self._closing.is_set():
+            try:
+                connection, first = first or await self._call(), None
+                await self._talk(*connection)
+            except Exception as error:  # noqa: BLE001 - a figure that cannot be made must not cut the worker off
+                expected = isinstance(error, (OSError, EOFError, ControlError))
+                logger.log(logging.DEBUG if expected else logging.ERROR, "calling the driver: %r", error)
+                away_s = time.monotonic() - self._contact_s
+                if not told and not self._closing.is_set() and away_s > self._lost_s:
+                    told = True
+                    logger.warning("%s: this worker finishes what it runs and ends", self._text(error))
+                    self._on_lost()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_SOON_S if away_s < RETRY_S else RETRY_S):
+                        await self._closing.wait()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: Seal) -> None:
+        """One connection, until `close`. Raises: OSError, EOFError, ControlError."""
+        next_s = self._contact_s = time.monotonic()
+        reading = asyncio.create_task(self._read(reader, seal))
+        reading.add_done_callback(lambda _: self._woken.set())
+        try:
+            while True:
+                self._woken.clear()
+                closing = self._closing.is_set()
+                if (now_s := time.monotonic()) >= next_s or closing:
+                    writer.write(seal.seal({"say": "figures", **self._figures()}))
+                    next_s = now_s + BEAT_S
+                while self._outbox:
+                    writer.write(seal.seal(self._outbox.popleft()))
+                if closing:
+                    writer.write(seal.seal(self._last or {}))
+                async with asyncio.timeout(SEND_S):
+                    await writer.drain()
+                    if closing:
+                        writer.close()
+                        return await writer.wait_closed()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(next_s - now_s):
+                        await self._woken.wait()
+                if reading.done():
+                    await reading
+        finally:
+            reading.cancel()
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader, seal: Seal) -> None:
+        """Take orders until the connection ends. Raises: OSError, EOFError, ControlError."""
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_S):
+                    body = await read_frame(reader, FRAME_MAX, TAG_BYTES)
+            except TimeoutError:
+                raise ControlError("the driver is silent") from None
+            self._contact_s = time.monotonic()
+            self._on_order(seal.unseal(body))
+
+    async def _call(self) -> Talk:
+        """Connect and greet. Raises: OSError, EOFError, ControlError."""
+        async with asyncio.timeout(GREETING_S):
+            reader, writer = await asyncio.open_connection(*self._address)
+            try:
+                hello = await read_plain(reader)
+                if hello.get("version") != VERSION:
+                    raise ControlError(f"the driver speaks version {hello.get('version')}, this worker {VERSION}")
+                mine = secrets.token_hex(NONCE_BYTES)
+                nonces = nonces_of(hello.get("nonce"), mine)
+                who = asdict(self._who)
+                writer.write(plain({"nonce": mine, "who": who, "proof": proof(self._token, "worker", nonces, who)}))
+                said = str((await read_plain(reader)).get("proof"))
+                if not hmac.compare_digest(said, proof(self._token, "driver", nonces, who)):
+                    raise ControlError("what answers there is not this worker's driver")
+            except BaseException:
+                writer.close()
+                raise
+        return reader, writer, Seal(self._token, nonces, driver=False)
+
+    def _text(self, error: BaseException) -> str:
+        host, port = self._address
+        return f"the driver cannot be reached at {host}:{port} ({error})"

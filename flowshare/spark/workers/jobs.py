@@ -1,30 +1,47 @@
-"""A fleet's jobs on Spark: its context with the settings that long tasks need, and one job of one task a worker.
+"""Workers as jobs of Spark: its context with the settings that long tasks need, and one job of one task a worker.
+
+`Master` and `Size` are `--on MASTER` and `--workers N`: where workers run, and how many. A worker keeps one core (as
+Spark counts) for as long as it lives, so where the master says how many there are, more workers are refused: the last
+ones would never start. On a cluster they wait for a core, and that is logged.
 
 A job is submitted from a thread of its own (`InheritableThread`: Spark keeps a job's group by thread); jobs are
 scheduled FAIR, so that none waits for another one's end. Spark does not try a task again (`spark.task.maxFailures` 1):
-a worker that ends is a job that ends, and the fleet starts the next one, as it alone knows how long to wait and whom to
+a worker that ends is a job that ends, and the supervisor starts the next one: it knows how long to wait and whom to
 tell. Where Spark starts a task anew by itself all the same (an executor was preempted), that worker calls as the same
 run, and takes the place of the old one.
+
+To executors that do not share this machine's files the application goes as one zip on Spark's list of files. Shipped
+is what the application's own folder has of it: the package that holds the module, or the module, and whatever
+else was imported from the folder by then. What is installed (site-packages) is expected to be installed where the
+executors run, as flowshare itself is; what spark-submit shipped (`--py-files`) is there already. Modules that handlers
+import later from that folder, outside a package that is shipped, are not found: import them at the top.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, Self
 
-from flowshare.spark.gone import PYTHON_ERROR, WHY_MAX, SparkGone, gone
-from flowshare.spark.task import Ended, WorkerTask, run_task
+from flowshare.agents.app.loading import split_path
+from flowshare.errors import FlowshareError
+from flowshare.spark.errors import PYTHON_ERROR, WHY_MAX, SparkGone, gone
+from flowshare.spark.sessions import need_spark
+from flowshare.spark.workers.task import TaskEnd, WorkerTask, run_task
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-
-    from flowshare.spark.masters import Master
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -42,34 +59,98 @@ NEEDED: Final[Mapping[str, str]] = {
 """Settings that hold whatever a user's configuration says."""
 WANTED: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
-    # A cluster gives an application up when its executors end often; a fleet is to go on.
+    # A cluster gives an application up when its executors end often; the workers are to go on.
     "spark.executor.maxNumFailures": "1000000",
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.scheduler.mode": "FAIR",
 }
 """Settings unless the configuration has them."""
-STOP_S: Final = 20.0
 
 
-class Jobs(Protocol):
-    """Where workers run; `SparkJobs`, or a test's own."""
+SUBMITTED: Final = "submit"
+FORMS: Final = (
+    "local[N], local-cluster[executors,cores,MiB], spark://host:7077, yarn, k8s://https://host:443, "
+    f"or {SUBMITTED} for what spark-submit was told"
+)
+WORKERS_MAX: Final = 999
+_LOCAL: Final = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]")
 
-    async def run(self, task: WorkerTask) -> Ended:
-        """Run a worker to its end. Raises: SparkGone."""
-        ...
 
-    async def cancel(self, task: WorkerTask) -> None:
-        """End a worker whatever it does; `run` returns then."""
+class BadMaster(FlowshareError, ValueError):
+    """`--on` or `--workers` cannot be used; the text says what to write instead."""
 
-    async def gone(self) -> str | None:
-        """What is to be said when no worker can run any more; None: all is well."""
-        ...
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """Where the workers run.
+
+    spark: what Spark is told; None: what spark-submit told it. local: the executors are on this machine and share its
+    files. cores: how many tasks run at a time; None: the cluster says. shown: as it was written.
+    """
+
+    shown: str
+    spark: str | None
+    local: bool
+    cores: int | None
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Raises: BadMaster."""
+        if found := _LOCAL.fullmatch(text):
+            cores = os.cpu_count() or 1
+            cores = cores if found[1] == "*" else int(found[1] or 1)
+            # One attempt: a worker that ends is started again by the supervisor, which waits between its tries.
+            return cls(shown=text, spark=f"local[{cores}]", local=True, cores=cores)
+        if found := _LOCAL_CLUSTER.fullmatch(text):
+            return cls(shown=text, spark=text, local=True, cores=int(found[1]) * int(found[2]))
+        if text == SUBMITTED:
+            return cls(shown=text, spark=None, local=False, cores=None)
+        if text == "yarn" or text.startswith(("spark://", "k8s://")):
+            return cls(shown=text, spark=text, local=False, cores=None)
+        raise BadMaster(f"--on {text!r} is no Spark master; write {FORMS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """`--workers`: N, or MIN:MAX to follow what the groups need."""
+
+    fewest: int
+    most: int
+
+    @property
+    def follows(self) -> bool:
+        """Whether the number changes by itself."""
+        return self.fewest != self.most
+
+    @classmethod
+    def read(cls, text: str | None, master: Master) -> Self:
+        """Raises: BadMaster."""
+        if text is None:
+            if master.cores is None:
+                raise BadMaster("say how many workers: --workers 8, or --workers 1:8 for as many as are needed")
+            return cls(fewest=master.cores, most=master.cores)
+        found = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+        size = cls(fewest=int(found[1]), most=int(found[2] or found[1])) if found else None
+        if size is None or not 1 <= size.fewest <= size.most <= WORKERS_MAX:
+            raise BadMaster(f"--workers takes a number up to {WORKERS_MAX}, or MIN:MAX, not {text!r}")
+        if master.cores is not None and size.most > master.cores:
+            raise BadMaster(
+                f"--workers {text}: each worker keeps one core, and {master.shown} has {master.cores}; write "
+                f"--workers {master.cores}, or --on {_larger(master, size.most)}"
+            )
+        return size
+
+
+def _larger(master: Master, workers: int) -> str:
+    if found := _LOCAL_CLUSTER.fullmatch(master.shown):
+        executors = -(-workers // int(found[2]))
+        return f"local-cluster[{executors},{found[2]},{found[3]}]"
+    return f"local[{workers}]"
 
 
 def start_spark(master: Master, name: str) -> SparkContext:
-    """The context of a fleet, made now. Blocks for seconds. Raises: SparkMissing, what Spark raises."""
-    from flowshare.spark.session import need_spark
-
+    """The context of the workers, made now. Blocks for seconds. Raises: SparkMissing, what Spark raises."""
     need_spark()
     import pyspark
     from pyspark import SparkConf, SparkContext
@@ -80,7 +161,7 @@ def start_spark(master: Master, name: str) -> SparkContext:
         conf.setMaster(master.spark)
     for key, value in NEEDED.items():
         if conf.get(key, value) != value:
-            logger.warning("%s=%s is not for a fleet of long tasks: it is %s", key, conf.get(key), value)
+            logger.warning("%s=%s is not for workers, which are long tasks: it is %s", key, conf.get(key), value)
         conf.set(key, value)
     for key, value in WANTED.items():
         conf.setIfMissing(key, value)
@@ -119,40 +200,29 @@ class SparkJobs:
         host = conf.get("spark.driver.host", None) or "127.0.0.1"
         return conf.get("spark.driver.bindAddress", None) or host, host, port
 
-    def add_file(self, path: Path) -> None:
-        """Give executors a zip to import from. Blocks."""
-        self._context.addPyFile(str(path))
-
-    async def run(self, task: WorkerTask) -> Ended:
+    async def run(self, task: WorkerTask) -> TaskEnd:
         """Run a worker to its end. Raises: SparkGone."""
         from pyspark import InheritableThread
 
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Ended] = loop.create_future()
-
-        def tell(set_it: Callable[[Any], None], value: Any) -> None:
-            def here() -> None:
-                if not done.done():
-                    set_it(value)
-
-            loop.call_soon_threadsafe(here)
+        done: concurrent.futures.Future[TaskEnd] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # who gives it up leaves the thread alone
 
         def work() -> None:
             try:
-                tell(done.set_result, self._collect(task))
+                done.set_result(self._collect(task))
             except Exception as error:  # noqa: BLE001 - py4j's and Spark's; it is told
                 ended = ended_by(str(error))
                 over = gone(self._context, ended.why)
                 if over is None:
-                    tell(done.set_result, ended)
+                    done.set_result(ended)
                 else:
-                    tell(done.set_exception, SparkGone(over))
+                    done.set_exception(SparkGone(over))
 
         def start() -> None:
-            InheritableThread(target=work, name=f"worker {task.slot}", daemon=True).start()
+            InheritableThread(target=work, name=f"worker {task.number}", daemon=True).start()
 
         await asyncio.to_thread(start)
-        return await done
+        return await asyncio.wrap_future(done)
 
     async def cancel(self, task: WorkerTask) -> None:
         """Have Spark end a worker's job; its Python process is killed. Safe to call when it has ended."""
@@ -168,38 +238,119 @@ class SparkJobs:
 
     # --- in threads -------------------------------------------------------------------------------------------------
 
-    def _collect(self, task: WorkerTask) -> Ended:
+    def _collect(self, task: WorkerTask) -> TaskEnd:
         context = self._context
-        context.setJobGroup(_group(task), f"flowshare {task.app_path} worker {task.slot}", interruptOnCancel=True)
-        rows = context.parallelize([task.slot], 1).mapPartitions(partial(run_task, task)).collect()
-        return Ended.read(rows[0])
+        context.setJobGroup(_group(task), f"flowshare {task.app_path} worker {task.number}", interruptOnCancel=True)
+        return context.parallelize([task.number], 1).mapPartitions(partial(run_task, task)).collect()[0]
 
     def _cancel(self, task: WorkerTask) -> None:
         try:
             self._context.cancelJobGroup(_group(task))
         except Exception as error:  # noqa: BLE001 - of py4j when Spark is gone: then the job is, too
-            logger.debug("worker %d cannot be cancelled: %r", task.slot, error)
+            logger.debug("worker %d cannot be cancelled: %r", task.number, error)
 
 
 def _group(task: WorkerTask) -> str:
-    return f"flowshare-{task.slot}-{task.run}"
+    return f"flowshare-{task.number}-{task.run}"
 
 
 _LOST_TASK: Final = re.compile(r"Lost task [\d.]+ in stage [\d.]+ \(TID \d+\)(?: \([^)]*\))?: (.*?)(?:\n|$)")
 
 
-def ended_by(text: str) -> Ended:
+def ended_by(text: str) -> TaskEnd:
     """What matters of what a failed job raises: pages of stacks of the JVM.
 
     A Python error of the task's own is raised again whenever it is tried: flowshare is not installed there, for one.
     """
     if found := PYTHON_ERROR.search(text):
-        return Ended(code=None, why=found[1].strip().splitlines()[-1][:WHY_MAX], refused=True)
+        return TaskEnd(code=None, why=found[1].strip().splitlines()[-1][:WHY_MAX], refused=True)
     if "Python worker exited unexpectedly" in text or "Python worker failed to connect" in text:
-        return Ended(code=None, why="its Python process ended")
+        return TaskEnd(code=None, why="its Python process ended")
     if found := _LOST_TASK.search(text):
-        return Ended(code=None, why=" ".join(found[1].split())[:WHY_MAX])
+        return TaskEnd(code=None, why=" ".join(found[1].split())[:WHY_MAX])
     if "cancelled" in text:
-        return Ended(code=None, why="its job was cancelled")
+        return TaskEnd(code=None, why="its job was cancelled")
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-    return Ended(code=None, why=first[:WHY_MAX])
+    return TaskEnd(code=None, why=first[:WHY_MAX])
+
+
+SIZE_MAX: Final = 64 << 20
+"""Bytes of files that are shipped at most: more is no code, and belongs elsewhere."""
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+_LEFT_OUT: Final = frozenset({"__pycache__", ".git", ".venv", "node_modules"})
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+
+
+class NotShipped(FlowshareError, RuntimeError):
+    """The application cannot be shipped; the text says what to do."""
+
+
+def ship(module: str, folder: Path) -> Path | None:
+    """Write the zip of the application that was imported as `module` into `folder`; None: it needs no shipping.
+
+    The same files make the same zip. Raises: NotShipped (too large), OSError.
+    """
+    root = root_of(module)
+    if root is None:
+        return None
+    files = sorted(set(files_of(module, root)))
+    size = sum(file.stat().st_size for file in files)
+    if size > SIZE_MAX:
+        raise NotShipped(
+            f"the application's files below {root} are {size >> 20} MiB, and {SIZE_MAX >> 20} may be shipped: "
+            "keep data out of its package, or install it where the executors run"
+        )
+    draft = folder / "draft.zip"
+    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.writestr(zipfile.ZipInfo(file.relative_to(root).as_posix(), _EPOCH), file.read_bytes())
+    digest = hashlib.sha256(draft.read_bytes()).hexdigest()[:12]
+    return draft.rename(folder / f"flowshare-app-{digest}.zip")
+
+
+def give_app(context: SparkContext, app_path: str, folder: Path) -> None:
+    """Give executors the application at `module:app`, as a zip written into `folder`. Blocks. Raises: as `ship`."""
+    module, _ = split_path(app_path)
+    archive = ship(module, folder)
+    if archive is None:
+        logger.info("%s is installed, or was shipped by spark-submit: it is not shipped", module)
+        return
+    context.addPyFile(str(archive))
+    logger.info("%s goes to the executors: %d KiB", module, archive.stat().st_size // 1024)
+
+
+def root_of(module: str) -> Path | None:
+    """The folder from which a loaded module was imported; None when it is installed, or lies in an archive."""
+    file = _file(sys.modules.get(module))
+    if file is None:
+        return None
+    parts = module.count(".") + (file.name == "__init__.py")
+    root = file.parents[parts]
+    return None if _INSTALLED & set(root.parts) else root
+
+
+def files_of(module: str, root: Path) -> Iterator[Path]:
+    """Files of the application below `root`: its packages whole, its modules by themselves."""
+    names = {module.partition(".")[0]}
+    for name, loaded in tuple(sys.modules.items()):
+        file = _file(loaded)
+        if file is not None and file.is_relative_to(root) and _own(file.relative_to(root)):
+            names.add(name.partition(".")[0])
+    for name in names - {"__main__", "flowshare"}:
+        package = root / name
+        if package.is_dir():
+            yield from (one for one in package.rglob("*") if one.is_file() and _own(one.relative_to(root)))
+        elif (root / f"{name}.py").is_file():
+            yield root / f"{name}.py"
+
+
+def _own(path: Path) -> bool:
+    return not (_INSTALLED | _LEFT_OUT) & set(path.parts)
+
+
+def _file(module: ModuleType | None) -> Path | None:
+    name = getattr(module, "__file__", None)
+    if not name:
+        return None
+    file = Path(name).resolve()
+    return file if file.is_file() and file.suffix in (".py", ".so", ".pyd") else None

@@ -1,7 +1,7 @@
-"""What the workers of a fleet have counted, by slot and in all: the driver keeps what they say every second. Pure.
+"""What the workers on Spark have counted, one by one and in all: the driver keeps what they say every second. Pure.
 
-A worker that is started again counts from 0. What its slot's earlier runs had counted when they were last heard is
-added, so that the fleet's counters only grow.
+A worker that is started again counts from 0. What its earlier runs had counted when they were last heard is
+added, so that counters only grow.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from flowshare.agents.rates import HandlerLook
-from flowshare.agents.stats import AgentStats
-from flowshare.agents.times import BOUNDS_S
+from flowshare.agents.run.stats import BOUNDS_S, AgentStats
+from flowshare.agents.scale.rates import HandlerLook
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -39,8 +38,8 @@ class Times:
         return list(zip(names, self._counts, strict=True))
 
 
-class Figures:
-    """The figures of a fleet whose app has these agents."""
+class WorkerFigures:
+    """The figures of all workers of an app with these agents."""
 
     def __init__(self, agents: Iterable[str]) -> None:
         self._agents = tuple(agents)
@@ -48,54 +47,47 @@ class Figures:
         self._run: dict[int, object] = {}
         self._before: dict[int, dict[str, Sums]] = defaultdict(dict)
 
-    def take(self, slot: int, run: object, agents: Any) -> None:
-        """What the worker in this slot, in this run of it, says of its agents; what cannot be read is left out."""
-        if self._run.get(slot) != run:
-            self._keep(slot)
-            self._run[slot] = run
+    def take(self, number: int, run: object, agents: Any) -> None:
+        """What the worker of this number, in this run of it, says of its agents; what cannot be read is left out."""
+        if self._run.get(number) != run:
+            self._keep(number)
+            self._run[number] = run
         try:
             found = {name: _read(said) for name, said in agents.items() if name in self._agents}
-            self._now[slot] = {**self._now.get(slot, {}), **found}
+            self._now[number] = {**self._now.get(number, {}), **found}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            logger.warning("worker %d sends figures that cannot be read: %r", slot, error)
+            logger.warning("worker %d sends figures that cannot be read: %r", number, error)
 
-    def ended(self, slot: int) -> None:
-        """The worker in this slot is gone: its gauges are 0, its counters stand."""
-        for sums in self._now.get(slot, {}).values():
+    def ended(self, number: int) -> None:
+        """The worker is gone: its gauges are 0, its counters stand."""
+        for sums in self._now.get(number, {}).values():
             sums.update(dict.fromkeys(GAUGES, 0.0))
 
-    def _keep(self, slot: int) -> None:
-        for name, sums in self._now.pop(slot, {}).items():
-            kept = self._before[slot].setdefault(name, {})
+    def _keep(self, number: int) -> None:
+        for name, sums in self._now.pop(number, {}).items():
+            kept = self._before[number].setdefault(name, {})
             for key, value in sums.items():
                 if key not in GAUGES:
                     kept[key] = kept.get(key, 0.0) + value
 
     @property
-    def slots(self) -> list[int]:
+    def numbers(self) -> list[int]:
         """Slots that ever said something."""
         return sorted({*self._now, *self._before})
 
-    def of(self, slot: int, name: str) -> Sums:
-        """Counters and gauges of one agent in one slot, by the names of `AgentRuntime.stats`."""
-        sums = dict.fromkeys((*COUNTERS, *GAUGES), 0.0)
-        for part in (self._now.get(slot, {}).get(name, {}), self._before.get(slot, {}).get(name, {})):
-            for key, value in part.items():
-                sums[key] = sums.get(key, 0.0) + value
-        return sums
+    def of(self, number: int, name: str) -> Sums:
+        """Counters and gauges of one agent in one worker, by the names of `AgentRuntime.stats`."""
+        return _added(of.get(number, {}).get(name, {}) for of in (self._now, self._before))
 
     def stats(self, name: str) -> Sums:
-        """The same of all slots; `paused` is 1 when any is."""
-        total = dict.fromkeys((*COUNTERS, *GAUGES), 0.0)
-        for slot in self.slots:
-            for key, value in self.of(slot, name).items():
-                total[key] = total.get(key, 0.0) + value
+        """The same of all workers; `paused` is 1 when any is."""
+        total = _added(self.of(number, name) for number in self.numbers)
         total["paused"] = min(1.0, total["paused"])
         return total
 
-    def times(self, name: str, slot: int | None = None) -> Times:
-        """Handler times of an agent, in all slots or one."""
-        sums = self.stats(name) if slot is None else self.of(slot, name)
+    def times(self, name: str, number: int | None = None) -> Times:
+        """Handler times of an agent, of all workers or one."""
+        sums = self.stats(name) if number is None else self.of(number, name)
         return Times((sums.get(f"bucket {number}", 0.0) for number in range(BUCKETS)), sums.get("seconds", 0.0))
 
     def look(self, name: str, now_s: float) -> HandlerLook:
@@ -103,6 +95,14 @@ class Figures:
         sums = self.stats(name)
         busy_s, settled, again = (sums.get(f"look {key}", 0.0) for key in LOOK)
         return HandlerLook(at_s=now_s, busy_s=busy_s, settled=settled, again=again, running=round(sums["running"]))
+
+
+def _added(parts: Iterable[Sums]) -> Sums:
+    total = dict.fromkeys((*COUNTERS, *GAUGES), 0.0)
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total.get(key, 0.0) + value
+    return total
 
 
 def _read(said: Mapping[str, Any]) -> Sums:

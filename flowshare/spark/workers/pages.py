@@ -1,38 +1,35 @@
-"""Health, metrics and lists of a fleet, at its driver: the pages of a worker (`flowshare.web`), of all of them.
+"""Health, metrics and lists of all workers on Spark, at the driver: the pages that a worker has (`flowshare.web`).
 
-Counters and gauges have a worker's names and are sums. By worker, with the label `worker` (its slot), they are there
-once more under `flowshare_worker_…`, so that nobody adds both up. `/workers` lists the slots.
+Counters and gauges have a worker's names and are sums. By worker, with the label `worker` (its number), they are there
+once more under `flowshare_worker_…`, so that nobody adds both up. `/workers` lists them.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
-from flowshare.agents import lag
-from flowshare.agents.gate import PageSettings
-from flowshare.web.server import Handler, WebServer, json_answer, kept_answer, rows_answer, verdict_of
+from flowshare.agents.pages.gate import PageSettings
+from flowshare.agents.scale import lag
+from flowshare.web.metrics import Page, families
+from flowshare.web.server import Handler, WebServer, admission_of, json_answer, kept_answer, rows_answer
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from flowshare.agents.agent import ShareAgent
-    from flowshare.agents.app import App
-    from flowshare.agents.host import Host
-    from flowshare.agents.rates import HandlerLook
+    from flowshare.agents.app.app import App
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.host.host import Host
+    from flowshare.agents.scale.rates import HandlerLook
     from flowshare.backend.base import Backend
-    from flowshare.client.admin import ShareAdmin
+    from flowshare.client.admin.admin import ShareAdmin
     from flowshare.clock import Clock
-    from flowshare.spark.figures import Figures, Times
-    from flowshare.spark.fleet import FleetOnSpark
+    from flowshare.spark.workers.metrics import Times, WorkerFigures
+    from flowshare.spark.workers.supervisor import SparkSupervisor
 
-logger = logging.getLogger("flowshare.spark")
 
 STATE: Final = frozenset({"state"})
 """Texts of `/workers` that are no names."""
@@ -49,10 +46,10 @@ _GAUGES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-class AgentOfFleet:
+class AgentOfWorkers:
     """One agent of all workers, as far as the pages ask an `AgentRuntime`."""
 
-    def __init__(self, agent: ShareAgent, figures: Figures, clock: Clock) -> None:
+    def __init__(self, agent: ShareAgent, figures: WorkerFigures, clock: Clock) -> None:
         self.agent = agent
         self._figures = figures
         self._clock = clock
@@ -71,18 +68,20 @@ class AgentOfFleet:
         return self._figures.look(self.agent.name, self._clock.monotonic())
 
 
-class FleetView:
-    """A fleet as the pages see a `Host`."""
+class WorkersView:
+    """The workers as the pages see a `Host`."""
 
     watchdog = None
     maybe_producer = None
 
-    def __init__(self, app: App, fleet: FleetOnSpark, backend: Backend, admin: ShareAdmin, clock: Clock) -> None:
-        self.fleet = fleet
+    def __init__(
+        self, app: App, supervisor: SparkSupervisor, backend: Backend, admin: ShareAdmin, clock: Clock
+    ) -> None:
+        self.supervisor = supervisor
         self.backend = backend
         self.admin = admin
         self.clock = clock
-        self.runtimes = {name: AgentOfFleet(one, fleet.figures, clock) for name, one in app.share_agents.items()}
+        self.runtimes = {name: AgentOfWorkers(one, supervisor.figures, clock) for name, one in app.share_agents.items()}
 
     def led(self) -> Mapping[str, Any]:
         """What the driver leads."""
@@ -93,30 +92,26 @@ class FleetView:
         return ()
 
     def ready(self) -> tuple[str, ...]:
-        """Why the fleet does not work."""
-        return self.fleet.problems()
+        """Why nothing works."""
+        return self.supervisor.problems()
 
     async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
         """As `Host.lag`."""
-        if all_groups:
-            groups = [group.group_id for group in await self.admin.list_groups()]
-        else:
-            groups = list(dict.fromkeys(one.agent.group for one in self.runtimes.values()))
+        groups = None if all_groups else [one.agent.group for one in self.runtimes.values()]
         return await lag.rows(self.admin, groups, self.clock.now_ms())
 
     async def drain(self, _timeout_s: float | None = None) -> bool:
-        """Have all workers drain, within the time that the fleet was given; the driver goes on without any."""
-        return await self.fleet.drain()
+        """Have all workers drain, within the time that the supervisor was given; the driver goes on without any."""
+        return await self.supervisor.drain()
 
 
-class FleetPages(WebServer):
-    """Serves the pages of one fleet."""
+class WorkersPages(WebServer):
+    """Serves their pages."""
 
-    def __init__(self, view: FleetView, settings: PageSettings | None = None) -> None:
+    def __init__(self, view: WorkersView, settings: PageSettings | None = None) -> None:
         super().__init__(cast("Host", view), settings)
         self._view = view
-        self._workers = CollectorRegistry()
-        self._workers.register(_Workers(view.fleet, view.runtimes))
+        self._workers = _WorkersMetrics(view.supervisor, view.runtimes)
 
     async def report(self, target_age_s: float) -> dict[str, Any]:
         """What `/scale` says, for an `Autoscaler`."""
@@ -126,33 +121,30 @@ class FleetPages(WebServer):
         return {**super()._routes(), "/workers": self._rows}
 
     async def _rows(self, request: web.Request) -> web.Response:
-        return rows_answer(request, self._view.fleet.rows(), keep=STATE)
+        return rows_answer(request, self._view.supervisor.rows(), keep=STATE)
 
     async def _in_flight(self, request: web.Request) -> web.Response:
-        if "stacks" in request.query and verdict_of(request).operator:
-            return json_answer(await self._view.fleet.in_flight(stacks=True))
+        if "stacks" in request.query and admission_of(request).operator:
+            return json_answer(await self._view.supervisor.in_flight(stacks=True))
         return await kept_answer(request, self._kept, "inflight", self._records)
 
     async def _records(self) -> list[dict[str, Any]]:
-        return await self._view.fleet.in_flight(stacks=False)
+        return await self._view.supervisor.in_flight(stacks=False)
 
     async def _text(self) -> bytes:
-        return await super()._text() + generate_latest(self._workers)
+        return await super()._text() + self._workers.text()
 
 
-class _Workers(Collector):
+class _WorkersMetrics(Page):
     """Metrics by worker."""
 
-    def __init__(self, fleet: FleetOnSpark, agents: Mapping[str, AgentOfFleet]) -> None:
-        self._fleet = fleet
+    def __init__(self, supervisor: SparkSupervisor, agents: Mapping[str, AgentOfWorkers]) -> None:
+        self._supervisor = supervisor
         self._agents = agents
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterable[Metric]:
-        rows = self._fleet.rows()
-        states = GaugeMetricFamily("flowshare_workers", "Workers of the fleet.", labels=("state",))
+        rows = self._supervisor.rows()
+        states = GaugeMetricFamily("flowshare_workers", "Workers on Spark.", labels=("state",))
         for state in STATES:
             states.add_metric((state,), sum(row["state"] == state for row in rows))
         yield states
@@ -164,22 +156,15 @@ class _Workers(Collector):
 
     def _by_worker(self) -> Iterable[Metric]:
         labels = ("worker", "agent", "group")
-        figures = self._fleet.figures
+        figures = self._supervisor.figures
         found = [
-            ((str(slot), name, one.agent.group), figures.of(slot, name), figures.times(name, slot))
-            for slot in figures.slots
+            ((str(number), name, one.agent.group), figures.of(number, name), figures.times(name, number))
+            for number in figures.numbers
             for name, one in self._agents.items()
         ]
-        for key, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"flowshare_worker_{name}", text, labels=labels)
-            for values, sums, _ in found:
-                counter.add_metric(values, sums[key])
-            yield counter
-        for key, (name, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"flowshare_worker_{name}", text, labels=labels)
-            for values, sums, _ in found:
-                gauge.add_metric(values, sums[key])
-            yield gauge
+        sums = [(values, figures) for values, figures, _ in found]
+        yield from families(CounterMetricFamily, _COUNTERS, labels, sums, prefix="flowshare_worker_")
+        yield from families(GaugeMetricFamily, _GAUGES, labels, sums, prefix="flowshare_worker_")
         times = HistogramMetricFamily("flowshare_worker_handler_seconds", "Time a handler took.", labels=labels)
         for values, _, one in found:
             times.add_metric(values, one.cumulative(), one.sum_s)

@@ -1,7 +1,7 @@
-"""`flowshare worker --on`: everything that a fleet needs at the driver, started and ended in order.
+"""`flowshare worker --on`: everything that workers on Spark need at the driver, started and ended in order.
 
 Start: signals → the backend, which leads what workers lead (an embedded path, a share of `share="workers"`), so that no
-handler can stall the fleet → Spark → the application's files → the control channel → the health pages → the workers.
+handler can stall them all → Spark → the application's files → the control channel → the health pages → the workers.
 Stop: the workers drain → pages → control channel → Spark → backend.
 """
 
@@ -15,41 +15,41 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.autoscale import Autoscaler
-from flowshare.agents.capabilities import asked_of
-from flowshare.agents.gate import SECRETS, PageSettings
-from flowshare.agents.loading import split_path
-from flowshare.agents.scaling import TARGET_AGE_S, ScalePolicy
-from flowshare.agents.service import new_loop
-from flowshare.agents.signals import stop_signals
-from flowshare.agents.worker import flush_output
+from flowshare.agents.feed.limits import asked_of
+from flowshare.agents.feed.members import member_ids, retry_member_id
+from flowshare.agents.pages.gate import SECRETS, PageSettings
+from flowshare.agents.scale.scaling import TARGET_AGE_S, Autoscaler, ScalePolicy
+from flowshare.agents.worker.signals import EXIT_INTERRUPTED, stop_signals
+from flowshare.agents.worker.worker import EXIT_CLEAN, flush_output
 from flowshare.backend import open_backend
-from flowshare.client.admin import ShareAdmin
-from flowshare.clock import LoopClock
-from flowshare.spark.control import ControlServer, new_token
-from flowshare.spark.fleet import FleetOnSpark
-from flowshare.spark.fleet_pages import FleetPages, FleetView
-from flowshare.spark.jobs import SparkJobs, start_spark
-from flowshare.spark.leaving import Leaving
-from flowshare.spark.masters import BadMaster, Master, Size
-from flowshare.spark.shipping import ship
-from flowshare.spark.task import WorkerTask
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.errors import ClientError
+from flowshare.client.net.link import Connect, Link
+from flowshare.client.session.membership import EPOCH_LEAVE
+from flowshare.client.settings import LinkSettings
+from flowshare.clock import LoopClock, new_loop
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ShareGroupHeartbeatRequest
+from flowshare.spark.workers.control import ControlServer, new_token
+from flowshare.spark.workers.jobs import BadMaster, Master, Size, SparkJobs, give_app, start_spark
+from flowshare.spark.workers.pages import WorkersPages, WorkersView
+from flowshare.spark.workers.supervisor import SparkSupervisor
+from flowshare.spark.workers.task import WorkerTask
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
+    from flowshare.agents.app.app import App
     from flowshare.backend.base import Backend
     from flowshare.backend.url import BrokerUrl
+    from flowshare.clock import Clock
 
 logger = logging.getLogger("flowshare.spark")
 
-EXIT_CLEAN: Final = 0
-EXIT_INTERRUPTED: Final = 130
 SPARK_STOP_S: Final = 20.0
 BROKER_ENV: Final = "FLOWSHARE_BROKER"
 PREFIX: Final = "FLOWSHARE_"
@@ -63,12 +63,12 @@ NAME_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSettings:
+class SparkWorkerSettings:
     """What `flowshare worker --on` was told.
 
-    workers: None: as many as the master has slots. drain_timeout_s: None: what the agents say. prepare: sets logging up
-    in a worker, told its slot; importable there. pages: where health and metrics
-    are served, and to whom.
+    workers: None: as many as the master has cores. drain_timeout_s: None: what the agents say. prepare: sets logging up
+    in a worker, told its number; importable there. pages: where health and metrics are served,
+    and to whom.
     """
 
     app_path: str
@@ -80,11 +80,13 @@ class FleetSettings:
     prepare: Callable[[int], object] | None = None
 
 
-def check(app: App, settings: FleetSettings) -> None:
+def check(app: App, settings: SparkWorkerSettings) -> None:
     """See that the app can run there. Raises: BadMaster, UsageError (it has no broker)."""
     broker = app.broker_address
     if broker.kind == "memory":
-        raise BadMaster("memory:// is one process's own; a fleet needs kafka://, or with --on local embedded:///path")
+        raise BadMaster(
+            "memory:// is one process's own; workers on Spark need kafka://, or with --on local embedded:///path"
+        )
     if broker.kind == "embedded" and not settings.master.local:
         raise BadMaster(
             f"{broker} is a directory of this machine, and the workers on {settings.master.shown} run on others: use "
@@ -92,59 +94,73 @@ def check(app: App, settings: FleetSettings) -> None:
         )
 
 
-def run_fleet(app: App, settings: FleetSettings) -> int:
-    """Run a fleet on the calling (main) thread until SIGTERM, SIGINT or a failure; the exit code.
+def run_workers(app: App, settings: SparkWorkerSettings) -> int:
+    """Run the workers, from the calling (main) thread until SIGTERM, SIGINT or a failure; the exit code.
 
     0: all workers drained. 3: some were cut off. 1: it could not start, or Spark ended. 130: a second Ctrl-C.
     Raises: BadMaster, BackendError and what else refused to start.
     """
     check(app, settings)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(_Run(app, settings).run())
+        return runner.run(_SparkRun(app, settings).run())
 
 
-class _Run:
-    def __init__(self, app: App, settings: FleetSettings) -> None:
+class _SparkRun:
+    def __init__(self, app: App, settings: SparkWorkerSettings) -> None:
         self._app = app
         self._settings = settings
         self._clock = LoopClock()
-        self._fleet: FleetOnSpark | None = None
+        self._supervisor: SparkSupervisor | None = None
         self._stopped = False
 
     async def run(self) -> int:
         with self._signals():
             async with AsyncExitStack() as stack:
-                fleet, pages = await self._start(stack)
+                supervisor, pages = await self._start(stack)
                 if self._stopped:
                     logger.info("stopped before it had started")
                     return EXIT_CLEAN
-                self._fleet = fleet
+                self._supervisor = supervisor
                 size = self._settings.size
-                return await fleet.run(size.fewest, self._scaling(pages) if size.follows else None)
+                return await supervisor.run(size.fewest, self._scaling(pages) if size.follows else None)
 
-    async def _start(self, stack: AsyncExitStack) -> tuple[FleetOnSpark, FleetPages]:
+    async def _start(self, stack: AsyncExitStack) -> tuple[SparkSupervisor, WorkersPages]:
         app, settings = self._app, self._settings
         backend = await self._open(stack)
         groups = {name: agent.group for name, agent in app.share_agents.items()}
-        leaving = Leaving(lambda: backend.connect(app.app_id), groups, clock=self._clock)
+        leaving = MemberRemoval(lambda: backend.connect(app.app_id), groups, clock=self._clock)
         stack.push_async_callback(leaving.close)
         jobs = await stack.enter_async_context(self._spark())
-        tag = fleet_tag(app.app_id, jobs.application)
-        first = self._first_task(tag)
+        tag = run_tag(app.app_id, jobs.application)
         bind, host, port = jobs.address(settings.master)
-        fleet = FleetOnSpark(
+        token, variables = new_token(), environment(app.broker_address)
+
+        def make_task(number: int, run: str) -> WorkerTask:
+            return WorkerTask(
+                app_path=settings.app_path,
+                number=number,
+                run=run,
+                member_id=f"{tag}-{number}",
+                driver=(host, bound),
+                token=token,
+                environment=variables,
+                prepare=settings.prepare,
+                concurrency=settings.concurrency,
+            )
+
+        supervisor = SparkSupervisor(
             jobs,
-            lambda slot, run: replace(first, slot=slot, run=run, member_id=f"{tag}-{slot}", driver=(host, bound)),
+            make_task,
             leaving.leave,
             agents=tuple(groups),
             drain_timeout_s=app.drain_timeout_s if settings.drain_timeout_s is None else settings.drain_timeout_s,
         )
-        control = ControlServer(first.token, fleet.listener)
+        control = ControlServer(token, opened=supervisor.opened, heard=supervisor.heard, closed=supervisor.closed)
         _, bound = await control.start(bind, port)
         stack.push_async_callback(control.close)
-        pages, address = await self._serve(stack, fleet, backend)
+        pages, address = await self._serve(stack, supervisor, backend)
         logger.info(
-            "%d workers on %s (%s), fleet %s; health and metrics at http://%s (process %d)",
+            "%d workers on %s (%s), members %s-…; health and metrics at http://%s (process %d)",
             settings.size.fewest,
             settings.master.shown,
             jobs.application,
@@ -152,7 +168,7 @@ class _Run:
             address,
             os.getpid(),
         )
-        return fleet, pages
+        return supervisor, pages
 
     async def _open(self, stack: AsyncExitStack) -> Backend:
         """The backend, which leads what is to be led. Raises: BackendError."""
@@ -162,27 +178,14 @@ class _Run:
         stack.push_async_callback(backend.close)
         return backend
 
-    def _first_task(self, tag: str) -> WorkerTask:
-        """What all workers are told."""
-        settings = self._settings
-        return WorkerTask(
-            app_path=settings.app_path,
-            slot=0,
-            run="",
-            member_id=tag,
-            driver=("", 0),
-            token=new_token(),
-            environment=environment(self._app.broker_address),
-            prepare=settings.prepare,
-            concurrency=settings.concurrency,
-        )
-
-    async def _serve(self, stack: AsyncExitStack, fleet: FleetOnSpark, backend: Backend) -> tuple[FleetPages, str]:
+    async def _serve(
+        self, stack: AsyncExitStack, supervisor: SparkSupervisor, backend: Backend
+    ) -> tuple[WorkersPages, str]:
         """Health and metrics. Raises: PagesError."""
         admin = ShareAdmin(lambda: backend.connect(self._app.app_id), clock=self._clock)
         stack.push_async_callback(admin.close)
-        view = FleetView(self._app, fleet, backend, admin, self._clock)
-        pages = FleetPages(view, self._settings.pages)
+        view = WorkersView(self._app, supervisor, backend, admin, self._clock)
+        pages = WorkersPages(view, self._settings.pages)
         stack.push_async_callback(pages.close)
         address = await pages.start()
         await backend.set_address(address)
@@ -197,7 +200,7 @@ class _Run:
         try:
             with tempfile.TemporaryDirectory(prefix="flowshare-app-") as folder:
                 if not settings.master.local:
-                    await asyncio.to_thread(_ship, jobs, settings.app_path, Path(folder))
+                    await asyncio.to_thread(give_app, context, settings.app_path, Path(folder))
                 yield jobs
         finally:
             stopping = asyncio.ensure_future(asyncio.to_thread(jobs.stop))
@@ -207,17 +210,14 @@ class _Run:
             elif stopping.exception() is not None:
                 logger.debug("stopping Spark: %r", stopping.exception())
 
-    def _scaling(self, pages: FleetPages) -> Callable[[FleetOnSpark], Any]:
+    def _scaling(self, pages: WorkersPages) -> Callable[[SparkSupervisor], Any]:
         size = self._settings.size
         policy = ScalePolicy(min=size.fewest, max=size.most)
 
         async def ask(_address: str, _page: str) -> dict[str, Any]:
             return await pages.report(TARGET_AGE_S)
 
-        def beside(fleet: FleetOnSpark) -> Any:
-            return Autoscaler(policy, target_age_s=TARGET_AGE_S, ask=ask, clock=self._clock).run(fleet)
-
-        return beside
+        return Autoscaler(policy, target_age_s=TARGET_AGE_S, ask=ask, clock=self._clock).run
 
     # --- signals ----------------------------------------------------------------------------------------------------
 
@@ -241,20 +241,20 @@ class _Run:
         if not self._stopped:
             logger.info("%s: finishing what is running (a second Ctrl-C ends at once)", signal.Signals(number).name)
         self._stopped = True
-        if self._fleet is not None:
-            self._fleet.stop(number)
+        if self._supervisor is not None:
+            self._supervisor.stop(number)
 
     def _on_show(self) -> None:
-        if self._fleet is not None:
-            task = asyncio.ensure_future(self._fleet.show())
+        if self._supervisor is not None:
+            task = asyncio.ensure_future(self._supervisor.show())
             task.add_done_callback(lambda done: done.exception())
 
 
 # --- what workers are told ----------------------------------------------------------------------------------------
 
 
-def fleet_tag(app_id: str, application: str) -> str:
-    """Names a fleet in its members' ids: the app and, in eight digits, this run of it on Spark."""
+def run_tag(app_id: str, application: str) -> str:
+    """Begins the workers' members' ids: the app and, in eight digits, this run of it on Spark."""
     digest = hashlib.sha256(f"{app_id}\n{application}".encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._]', '-', app_id)[:NAME_MAX]}-{digest}"
 
@@ -276,12 +276,49 @@ def _for_workers(broker: BrokerUrl) -> BrokerUrl:
     return replace(broker, options=options, password=password)
 
 
-def _ship(jobs: SparkJobs, app_path: str, folder: Path) -> None:
-    """Give executors the application. Blocks. Raises: NotShipped."""
-    module, _ = split_path(app_path)
-    archive = ship(module, folder)
-    if archive is None:
-        logger.info("%s is installed, or was shipped by spark-submit: it is not shipped", module)
-        return
-    jobs.add_file(archive)
-    logger.info("%s goes to the executors: %d KiB", module, archive.stat().st_size // 1024)
+# --- members of dead workers ---------------------------------------------------------------------------------------
+
+LIMIT_S: Final = 2.0
+"""How long a group's coordinator may take; after it the group finds out by itself."""
+GONE: Final = frozenset({ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
+
+
+class MemberRemoval:
+    """Sends the last heartbeat of members of others. On one loop.
+
+    A member that died stays in its group on Kafka's brokers until its session times out, 45 s by default, and its
+    partitions are fetched by nobody meanwhile. Anybody may send the heartbeat by which it leaves: the driver does, as
+    it is told of a worker's death by the end of its connection.
+    """
+
+    def __init__(self, connect: Connect, groups: Mapping[str, str], *, clock: Clock) -> None:
+        """groups: group of each agent, by its name."""
+        self._groups = groups
+        self._clock = clock
+        self._link = Link(connect, clock=clock, settings=LinkSettings(), name="spark-members")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    async def leave(self, prefix: str) -> None:
+        """Take the members of the worker whose members' ids begin so out of their groups; never raises."""
+        ids = member_ids(prefix, self._groups)
+        wanted = [(self._groups[name], one) for name, found in ids.items() for one in (found, retry_member_id(found))]
+        await asyncio.gather(*(self._leave(group, member_id) for group, member_id in wanted))
+
+    async def _leave(self, group: str, member_id: str) -> None:
+        request = ShareGroupHeartbeatRequest(group_id=group, member_id=member_id, member_epoch=EPOCH_LEAVE)
+        trouble: object = None
+        for _ in range(2):  # the connection may have ended since it was used last
+            try:
+                answer = (await self._clock.wait_for(self._link.send(request), LIMIT_S)).error
+            except (ClientError, OSError, TimeoutError) as error:
+                trouble = repr(error)
+                continue
+            if answer in GONE:
+                return
+            trouble = answer.name
+        logger.warning(
+            "group=%s: member %s of a dead worker stays until its session ends: %s", group, member_id, trouble
+        )

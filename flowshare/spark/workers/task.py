@@ -1,13 +1,13 @@
-"""What runs in an executor's Python worker: one worker of a fleet, as one long task.
+"""What runs in an executor's Python worker: one worker, as one long task.
 
-The task loads the application by import and runs it by `agents.host.Host`, as `flowshare worker` does, on an event loop
-of the process's main thread. What differs:
+The task loads the application by import and runs it by `agents.host.host.Host`, as `flowshare worker` does, on an event
+loop of the process's main thread. What differs:
 
 - No end of the process by itself: the task ends, and when a handler does not let it, the driver has Spark end it.
 - Orders come over the control channel, not by signals. SIGTERM still drains, and SIGHUP, by which pyspark's daemon says
   that the executor is gone, makes the worker give back what it has and leave its groups within HURRY_S.
 - It leads no share-partitions: the driver does, or the brokers do.
-- Its members' ids are told by the driver (`<fleet>-<slot>-<agent>`), which takes them out of their groups when this
+- Its members' ids are told by the driver (`<tag>-<number>-<agent>`), which takes them out of their groups when this
   process dies.
 
 The process is a fork of pyspark's daemon, made before any thread, and the task runs on its main thread: signal handlers
@@ -24,25 +24,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.texts import TEXT_MAX, named, said
-from flowshare.spark.control import Message, Who
-from flowshare.spark.control_client import ControlClient, DriverLost
+from flowshare.agents.app.loading import AppNotFound, load_app
+from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.texts import TEXT_MAX, named, said
+from flowshare.agents.host.host import HostSettings
+from flowshare.agents.host.service import run_through
+from flowshare.agents.worker.supervisor import PATIENCE_S
+from flowshare.agents.worker.worker import EXIT_FAILED, EXIT_UNFINISHED, AppRun
+from flowshare.clock import LoopClock, new_loop
+from flowshare.garbage import collector_paused, keep_loaded
+from flowshare.protocol.decoding import load_reader
+from flowshare.spark.workers.control import ControlClient, DriverLost, Message, Who
 
 if TYPE_CHECKING:
-    from flowshare.agents.app import App
-    from flowshare.agents.host import Host
+    from flowshare.agents.app.app import App
 
 logger = logging.getLogger("flowshare.worker")
 
@@ -50,10 +55,6 @@ HURRY_S: Final = 3
 """How long a worker takes at most to leave when its executor is gone."""
 CANCEL_S: Final = 0.3
 """How long handlers may go on then."""
-BLOCKED_S: Final = 0.5
-BLOCKED_GRACE_S: Final = 0.25
-STOP_GRACE_S: Final = 8.0
-"""As in `agents.worker`: from when on a handler loop counts as blocked, and how long the end waits for it."""
 ROWS_MAX: Final = 1000
 """Records in flight that are told, the oldest first."""
 STACK_MAX: Final = 1500
@@ -64,13 +65,13 @@ STACK_MAX: Final = 1500
 class WorkerTask:
     """All that a worker is told; travels in the task's closure. What is secret is not in its repr.
 
-    app_path: `module:app`. slot: number of the worker, from 1. run: which of the slot's runs this is. member_id: begins
+    app_path: `module:app`. number: number of the worker, from 1. run: which of its runs this is. member_id: begins
     its members' ids. driver: address of the control channel. environment: variables to set. prepare: sets logging up,
-    told the slot. concurrency: None leaves the agents' own.
+    told the number. concurrency: None leaves the agents' own.
     """
 
     app_path: str
-    slot: int
+    number: int
     run: str
     member_id: str
     driver: tuple[str, int]
@@ -81,7 +82,7 @@ class WorkerTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class TaskEnd:
     """How a task ended. code: as of `flowshare worker`, None when Spark only knows that it is over.
 
     refused: the application could not be started, which will not be different the next time.
@@ -91,14 +92,9 @@ class Ended:
     why: str
     refused: bool = False
 
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """What a task returned."""
-        return cls(**json.loads(text))
 
-
-def run_task(task: WorkerTask, _rows: Iterator[Any]) -> Iterator[str]:
-    """For `mapPartitions`: run a worker to its end; yields one `Ended` as JSON.
+def run_task(task: WorkerTask, _rows: Iterator[Any]) -> Iterator[TaskEnd]:
+    """For `mapPartitions`: run a worker to its end; yields how it ended.
 
     The rows are not read, for which pyspark ends the process after the task even where it is told to use it again.
     """
@@ -106,67 +102,53 @@ def run_task(task: WorkerTask, _rows: Iterator[Any]) -> Iterator[str]:
 
     context = TaskContext.get()
     attempt = 0 if context is None else int(context.taskAttemptId())
-    yield json.dumps(asdict(run_worker(task, attempt)))
+    yield run_worker(task, attempt)
 
 
-def run_worker(task: WorkerTask, attempt: int = 0) -> Ended:
+def run_worker(task: WorkerTask, attempt: int = 0) -> TaskEnd:
     """Run a worker on the calling thread, the main one of its process, until it is told to drain."""
     with _environment(task.environment):
         if task.prepare is not None:
-            task.prepare(task.slot)
+            task.prepare(task.number)
         return _TaskWorker(task, attempt).run()
 
 
 class _TaskWorker:
     def __init__(self, task: WorkerTask, attempt: int) -> None:
-        from flowshare.agents.worker import EXIT_CLEAN
-
         self._task = task
-        self._host: Host | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._run: AppRun | None = None
         self._lock = threading.Lock()
         self._wanted: tuple[float | None, str] | None = None
         """How long to drain and why, once that is known."""
-        self._draining = False
-        self._ended = threading.Event()
-        self._clean = True
-        self._code = EXIT_CLEAN
         self._client = ControlClient(
             task.driver,
             task.token,
-            Who(slot=task.slot, run=task.run, attempt=attempt, pid=os.getpid(), host=socket.gethostname()),
+            Who(number=task.number, run=task.run, attempt=attempt, pid=os.getpid(), host=socket.gethostname()),
             figures=self._figures,
             on_order=self._order,
             on_lost=lambda: self.drain(None, "the driver is gone"),
         )
 
-    def run(self) -> Ended:
+    def run(self) -> TaskEnd:
         """Run to the end."""
-        from flowshare.agents.loading import AppNotFound
-        from flowshare.agents.worker import EXIT_FAILED
-
         try:
             self._client.connect()
         except DriverLost as error:
-            return Ended(code=EXIT_FAILED, why=str(error))
-        ended = Ended(code=EXIT_FAILED, why="it ended by an error")
+            return TaskEnd(code=EXIT_FAILED, why=str(error))
+        ended = TaskEnd(code=EXIT_FAILED, why="it ended by an error")
         try:
             with self._signals():
                 ended = self._run_app(self._load())
         except AppNotFound as error:
-            ended = Ended(code=EXIT_FAILED, why=str(error), refused=True)
+            ended = TaskEnd(code=EXIT_FAILED, why=str(error), refused=True)
         finally:
-            self._ended.set()
+            if self._run is not None:
+                self._run.ended.set()
             self._client.close({"say": "bye", **asdict(ended)})
         return ended
 
     def _load(self) -> App:
         """The app. Raises: AppNotFound."""
-        from flowshare.agents.garbage import collector_paused
-        from flowshare.agents.loading import keep_loaded, load_app
-        from flowshare.protocol.decoding import load_reader
-
         with collector_paused():
             app = load_app(self._task.app_path)
             load_reader()
@@ -176,76 +158,44 @@ class _TaskWorker:
                 agent.options = replace(agent.options, concurrency=self._task.concurrency)
         return app
 
-    def _run_app(self, app: App) -> Ended:
-        from flowshare.agents.errors import UsageError
-        from flowshare.agents.service import new_loop, run_through
-        from flowshare.agents.worker import EXIT_FAILED
-
+    def _run_app(self, app: App) -> TaskEnd:
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 loop = runner.get_loop()
                 return run_through(loop, loop.create_task(self._main(app)))
         except Exception as error:  # whatever refused to start: the driver says it to the user
-            logger.exception("worker %d did not start", self._task.slot)
+            logger.exception("worker %d did not start", self._task.number)
             text = " ".join(said(error, TEXT_MAX).split()) or "no message"
             plain = isinstance(error, UsageError) or type(error).__module__.startswith("flowshare.")
-            return Ended(code=EXIT_FAILED, why=text if plain else f"{type(error).__name__}: {text}", refused=True)
+            return TaskEnd(code=EXIT_FAILED, why=text if plain else f"{type(error).__name__}: {text}", refused=True)
 
     # --- handler loop -----------------------------------------------------------------------------------------------
 
-    async def _main(self, app: App) -> Ended:
-        from flowshare.agents.host import Host, HostSettings
-        from flowshare.agents.supervised import PATIENCE_S
-        from flowshare.clock import LoopClock
-
-        begun_s = time.monotonic()
+    async def _main(self, app: App) -> TaskEnd:
         settings = HostSettings(watchdog=True, patience_s=PATIENCE_S, lead=False, member_id=self._task.member_id)
-        host = Host(app, clock=LoopClock(), settings=settings)
+        run = AppRun(app, settings, LoopClock())
+        run.loop = asyncio.get_running_loop()
         with self._lock:
-            self._loop, self._stop, self._host = asyncio.get_running_loop(), asyncio.Event(), host
-        stopped = asyncio.ensure_future(self._stop.wait())
-        starting = asyncio.ensure_future(host.start())
+            self._run = run
+        if self._wanted is not None:  # told to drain before there was a loop
+            run.stop()
         try:
-            if self._wanted is not None:  # told to drain before there was a loop
-                self._stop.set()
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await starting
-            if host.was_running:
-                logger.info("ready after %.2f s (process %d)", time.monotonic() - begun_s, os.getpid())
-                self._client.say({"say": "ready"})
-            crash = await self._until_stopped(host, stopped)
-            if host.service.running:
-                self._clean = await host.drain(None if self._wanted is None else self._wanted[0])
+            crash = await run.until_stopped(self._on_ready)
         finally:
-            stopped.cancel()
-            await host.stop()
-        return self._verdict(crash)
+            await run.finish(None if self._wanted is None else self._wanted[0])
+        return self._verdict(run.verdict(crash), crash)
 
-    async def _until_stopped(self, host: Host, stopped: asyncio.Task[Any]) -> BaseException | None:
-        """Wait for the order to stop, or for the app to crash; the crash, if any."""
-        if stopped.done():
-            return None
-        app = asyncio.ensure_future(host.app.wait_until_stopped())
-        await asyncio.wait([app, stopped], return_when=asyncio.FIRST_COMPLETED)
-        reason = host.app.crash_reason if app.done() else None
-        app.cancel()
-        return reason
+    def _on_ready(self, took_s: float) -> None:
+        logger.info("ready after %.2f s (process %d)", took_s, os.getpid())
+        self._client.say({"say": "ready"})
 
-    def _verdict(self, crash: BaseException | None) -> Ended:
-        from flowshare.agents.worker import EXIT_CLEAN, EXIT_FAILED, EXIT_UNFINISHED
-
-        if crash is not None:
-            logger.error("the app crashed: %s", named(crash), exc_info=crash)
-            return Ended(code=EXIT_FAILED, why=f"the app crashed: {named(crash)}")
+    def _verdict(self, code: int, crash: BaseException | None) -> TaskEnd:
         why = "the app stopped by itself" if self._wanted is None else self._wanted[1]
-        if not self._clean:
-            logger.warning("stopped; handlers were cut off at the drain deadline and their records run again")
-            return Ended(code=EXIT_UNFINISHED, why=f"{why}; handlers were cut off at the drain deadline")
-        logger.info("stopped: everything that was begun is finished")
-        return Ended(code=EXIT_CLEAN, why=why)
+        if crash is not None:
+            why = f"the app crashed: {named(crash)}"
+        elif code == EXIT_UNFINISHED:
+            why = f"{why}; handlers were cut off at the drain deadline"
+        return TaskEnd(code=code, why=why)
 
     # --- being told to stop -----------------------------------------------------------------------------------------
 
@@ -255,34 +205,22 @@ class _TaskWorker:
             if self._wanted is not None:
                 return
             self._wanted = (timeout_s, why)
-            host, loop, stop = self._host, self._loop, self._stop
-        if host is None or loop is None or stop is None:
+            run = self._run
+        if run is None:
             return  # `_main` looks
         logger.info("%s: finishing what is running", why)
-        if not host.was_running or not host.service.running:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
-                loop.call_soon_threadsafe(stop.set)
-            return
         with contextlib.suppress(RuntimeError):  # it has stopped by itself
-            host.service.submit(lambda: self._drain(host, loop, stop, timeout_s))
+            if run.host.was_running and run.host.service.running:
+                run.host.service.submit(lambda: self._drain(run, timeout_s))
+            else:
+                run.stop()
 
-    async def _drain(
-        self, host: Host, loop: asyncio.AbstractEventLoop, stop: asyncio.Event, timeout_s: float | None
-    ) -> None:
+    async def _drain(self, run: AppRun, timeout_s: float | None) -> None:
         """On the service loop, so that a blocked handler loop does not keep it."""
-        from flowshare.agents.worker import EXIT_UNFINISHED, ends
-
-        await host.drain(timeout_s)
-        loop.call_soon_threadsafe(stop.set)
-        watchdog = host.watchdog
-        late_s = 0.0 if watchdog is None else watchdog.stalled_s()
-        if await ends(self._ended, BLOCKED_GRACE_S if late_s > BLOCKED_S else STOP_GRACE_S, host.clock):
-            return
-        stack = "" if watchdog is None else watchdog.blocking_stack().rstrip()
-        logger.error("the handler loop does not end; Spark is to end this worker. It is here:\n%s", stack)
-        await host.close_service()
-        why = "its handler loop is blocked: what it was running runs again"
-        self._client.say({"say": "bye", "code": EXIT_UNFINISHED, "why": why, "refused": False, "stuck": True})
+        await run.drain(timeout_s)
+        if not await run.ends("Spark is to end this worker"):
+            why = "its handler loop is blocked: what it was running runs again"
+            self._client.say({"say": "bye", "code": EXIT_UNFINISHED, "why": why, "refused": False, "stuck": True})
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -321,7 +259,7 @@ class _TaskWorker:
                 self.drain(CANCEL_S, "another worker has its place")
             case "heartbeat":
                 with contextlib.suppress(RuntimeError):  # it ends at this moment
-                    for runtime in tuple(self._host.runtimes.values()) if self._host is not None else ():
+                    for runtime in tuple(self._run.host.runtimes.values()) if self._run is not None else ():
                         runtime.heartbeat()
             case "in flight":
                 self._client.say({"say": "in flight", "number": order.get("number"), "rows": self._in_flight(order)})
@@ -329,13 +267,13 @@ class _TaskWorker:
                 pass  # `go on`, and what a later version may say
 
     def _in_flight(self, order: Message) -> list[dict[str, Any]]:
-        if self._host is None:
+        if self._run is None:
             return []
-        rows = self._host.in_flight(stacks=bool(order.get("stacks")))[:ROWS_MAX]
+        rows = self._run.host.in_flight(stacks=bool(order.get("stacks")))[:ROWS_MAX]
         return [{**row, **({"stack": row["stack"][-STACK_MAX:]} if "stack" in row else {})} for row in rows]
 
     def _figures(self) -> dict[str, Any]:
-        host = self._host
+        host = None if self._run is None else self._run.host
         if host is None or not host.was_running:  # its agents are being made on another thread
             return {"problems": [], "agents": {}}
         return {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from flowshare.backend.capabilities import BY_NAME
+from flowshare.backend.base import EMBEDDED, MEMORY, NATIVE, WORKERS
 from flowshare.backend.memory import MemoryBackend
 from tests.agents.suite.places import Place
 from tests.kafka.fixtures import OLD_VERSIONS, old_kafka
@@ -80,22 +80,22 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path, unique: Callable
         case "memory":
             backend = MemoryBackend()
             await backend.start()
-            yield Place("memory", "memory://", BY_NAME["memory"], unique, backend)
+            yield Place("memory", "memory://", MEMORY, unique, backend)
             await backend.close()
         case "embedded":
-            yield Place("embedded", f"embedded://{tmp_path}/data", BY_NAME["embedded"], unique)
+            yield Place("embedded", f"embedded://{tmp_path}/data", EMBEDDED, unique)
         case "joined":
             path = request.getfixturevalue("led_path")
-            yield Place("joined", f"embedded://{path}", BY_NAME["embedded"], unique)
+            yield Place("joined", f"embedded://{path}", EMBEDDED, unique)
         case "workers":
             broker = request.getfixturevalue("kafka")
             url = f"kafka://{','.join(broker.addresses)}?share=workers&fleet=suite&slots=4"
-            yield Place("workers", url, BY_NAME["workers"], unique)
+            yield Place("workers", url, WORKERS, unique)
         case old if old.startswith("workers-"):
             broker = old_kafka(old.removeprefix("workers-"))
             url = f"kafka://{','.join(broker.addresses)}?share=workers&fleet=suite&slots=4"
-            yield Place("workers", url, BY_NAME["workers"], unique)
+            yield Place("workers", url, WORKERS, unique)
         case _:
             broker = request.getfixturevalue("kafka")
             url = f"kafka://{','.join(broker.addresses)}?share=native"
-            yield Place("native", url, BY_NAME["native"], unique)
+            yield Place("native", url, NATIVE, unique)

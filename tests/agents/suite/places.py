@@ -18,35 +18,25 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import flowshare as fs
-from flowshare.agents.host import Host, HostSettings
-from flowshare.agents.runtime import Observer, Settled
-from flowshare.backend import make_producer, open_backend
+from flowshare.agents.feed.acknowledgements import Observer, Settled
+from flowshare.agents.host.host import Host, HostSettings
+from flowshare.backend import open_backend
 from flowshare.backend.base import Backend, Capabilities
-from flowshare.client.admin import ShareAdmin
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
-from flowshare.client.member import ShareMember
-from flowshare.client.producer import Message
-from flowshare.client.producing import RecordProducer
+from flowshare.client.producer.producer import Message, Producer
+from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.protocol.batches import DecodedRecord
 from flowshare.protocol.errors import ErrorCode
+from tests.waiting import until
 
 T = TypeVar("T")
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 """Bound of every wait; what is waited for takes a moment."""
 ENDS = frozenset({"accepted", "dead_lettered", "rejected"})
 AGENT = "work"
-
-
-async def until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
-    """Wait until it holds. Fails after LIMIT_S, saying `what`."""
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens on other threads and at a broker
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"not within {LIMIT_S:g} s: {what()}") from None
 
 
 @dataclass
@@ -157,14 +147,14 @@ class Place:
         return worker
 
     @asynccontextmanager
-    async def outside(self) -> AsyncIterator[tuple[Backend, ShareAdmin, RecordProducer]]:
+    async def outside(self) -> AsyncIterator[tuple[Backend, ShareAdmin, Producer]]:
         """A process of somebody else's, while no worker runs: its backend, admin and producer."""
         backend = self.backend or open_backend(self.url, lead=True)
         if self.backend is None:
             await backend.start()
         clock = LoopClock()
         admin = ShareAdmin(lambda: backend.connect("outside"), clock=clock)
-        producer = make_producer(backend, lambda: backend.connect("outside"), clock=clock)
+        producer = Producer(lambda: backend.connect("outside"), clock=clock)
         try:
             yield backend, admin, producer
         finally:

@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 import flowshare as fs
-from tests.agents.suite.places import LIMIT_S, Place, until
+from tests.agents.suite.places import LIMIT_S, Place
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -300,10 +301,12 @@ async def test_a_new_group_begins_where_it_is_told_to(place: Place, start: str |
     async with place.outside() as (_, _, producer):
         await producer.send(place.topic, b"old")
     async with place.running(place.agent(work, start=start, concurrency=1)) as [worker]:
-        async with asyncio.timeout(LIMIT_S):
-            while b"new" not in got:  # "latest" is where the log ends when the group's first fetch comes to the server
-                await worker.send(place.topic, b"new")
-                await asyncio.sleep(0.05)
+
+        async def came() -> bool:  # "latest" is where the log ends when the group's first fetch comes to the server
+            await worker.send(place.topic, b"new")
+            return b"new" in got
+
+        await until(came, look_s=0.05)
 
     assert got[0] == first
 

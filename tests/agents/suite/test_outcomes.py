@@ -1,4 +1,4 @@
-"""Every row of the outcome table (architecture §7), on every backend: what a handler's result becomes."""
+"""Every row of the outcome table (README, "What happens to a record") on every backend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents import settle
-from flowshare.agents.outcomes import Kind, Outcome
-from flowshare.client.producer import Message
-from tests.agents.suite.places import Place, headers, until, values
+from flowshare.agents.feed import completion as settle
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
+from flowshare.client.producer.producer import Message
+from tests.agents.suite.places import LIMIT_S, Place, headers, values
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -127,7 +128,7 @@ async def test_attempts_used_up_are_a_dead_letter_that_tells_everything(place: P
 
     async with place.running(place.agent(broken, retry=fs.Retry(3, delay=0.05))) as [worker]:
         await worker.send(
-            place.topic, Message(b"payload", key=b"k", headers=[("h", b"v")], timestamp_ms=1_700_000_000_123)
+            place.topic, Message(b"payload", key=b"k", headers=[("h", b"v")], timestamp=1_700_000_000.123)
         )
         outcomes = await worker.ended(1)
         [letter] = await worker.dead()
@@ -254,7 +255,7 @@ async def test_a_def_handler_past_its_timeout_keeps_its_record_until_it_ends(pla
 
     def slow(value: bytes) -> None:
         runs.append(value)
-        go_on.wait(20)
+        go_on.wait(LIMIT_S)
 
     async with place.running(place.agent(slow, timeout=0.1)) as [worker]:
         await worker.send(place.topic, b"x")
@@ -268,7 +269,7 @@ async def test_a_def_handler_past_its_timeout_keeps_its_record_until_it_ends(pla
 
 
 async def test_def_handlers_run_beside_each_other_with_the_same_outcomes(place: Place) -> None:
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=LIMIT_S)
 
     def work(value: int, delivery: fs.Delivery) -> int | None:
         if delivery.attempt == 1:
@@ -296,9 +297,9 @@ async def test_a_poisonous_record_runs_as_often_as_it_may_and_is_dead_lettered_u
     ran: list[int] = []
 
     def as_after_a_crash(agent: Any, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
-        return Outcome(Kind.RELEASE, error)  # it costs an attempt and has no outcome
+        return Outcome(OutcomeKind.RELEASE, error)  # it costs an attempt and has no outcome
 
-    monkeypatch.setattr("flowshare.agents.pool.of_exception", as_after_a_crash)
+    monkeypatch.setattr("flowshare.agents.run.pool.of_exception", as_after_a_crash)
 
     async def poisoned(value: bytes, delivery: fs.Delivery) -> None:
         ran.append(delivery.attempt)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents import delays
-from flowshare.client.producer import Message
-from tests.agents.suite.places import Place, headers, until, values
+from flowshare.agents.feed import delays
+from flowshare.client.producer.producer import Message
+from tests.agents.suite.places import Place, headers, values
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -80,7 +81,7 @@ async def test_a_delivery_tells_the_same_of_its_record_at_every_attempt(
 
     async with place.running(place.agent(work, retry=fs.Retry(3, delay=later))) as [worker]:
         sent = [
-            Message(b"%d" % n, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp_ms=1_700_000_000_123)
+            Message(b"%d" % n, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_700_000_000.123)
             for n in (0, 1)
         ]
         await worker.send(place.topic, *sent)

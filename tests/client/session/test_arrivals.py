@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from flowshare.client.arrivals import Arrivals
-from flowshare.client.ranges import Fetched
+from flowshare.client.session.arrivals import Arrivals
+from flowshare.client.session.ranges import Fetched
 from flowshare.share.types import AcquiredRange
 from flowshare.testing.clock import settle
 
@@ -81,3 +81,16 @@ async def test_waking_ends_the_wait_or_is_kept_for_the_next():
     arrivals.wake()
 
     assert [arrivals.take_wake(), arrivals.take_wake()] == [True, False]
+
+
+async def test_a_listener_is_called_for_each_fetch_that_ends_and_takes_what_came():
+    arrivals = Arrivals()
+    taken: list[list[Fetched]] = []
+    arrivals.listener = lambda: taken.append(arrivals.take())
+    assert arrivals.awaited is True
+
+    arrivals.put([fetched(0)])
+    arrivals.put([])
+
+    assert taken == [[fetched(0)], []]
+    assert not arrivals.ready

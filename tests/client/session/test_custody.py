@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.client.custody import NUMBERS_MAX, Custody
-from flowshare.client.node import Generations
-from flowshare.client.topology import NOBODY
+from flowshare.client.net.topology import NOBODY
+from flowshare.client.session.custody import NUMBERS_MAX, Custody, Generations
 from flowshare.protocol import messages as m
 from flowshare.share.types import AcquiredRange
 from tests.client.fakes import ORDERS
@@ -19,8 +18,8 @@ def ranges(*pairs):
     return tuple(AcquiredRange(first, last, 1) for first, last in pairs)
 
 
-def acks(first, last):
-    return [m.AckBatch(first, last, b"\x01")]
+def acks(first, last, types=b"\x01"):
+    return [m.AckBatch(first, last, types)]
 
 
 @pytest.fixture
@@ -129,12 +128,21 @@ def test_what_it_knows_in_part_is_held_in_part(custody):
     assert custody.losses == 0
 
 
-def test_an_acknowledgement_in_doubt_was_not_written_when_some_of_it_is_the_members_still(custody):
+def test_what_ends_records_was_not_written_when_some_of_them_are_the_members_still(custody):
     moved(custody, kept=((5, 9),))
 
     assert custody.unwritten(P0, acks(5, 6), custody.taken)
+    assert custody.unwritten(P0, acks(4, 5), custody.taken), "the log may start at 5 by now"
     assert not custody.unwritten(P0, acks(0, 4), custody.taken)
     assert not custody.unwritten(P1, acks(5, 6), custody.taken)
+
+
+@pytest.mark.parametrize("types", [b"\x02", b"\x04", b"\x01\x04"], ids=["release", "renew", "accept and renew"])
+def test_what_leaves_records_to_come_again_was_not_written_when_all_of_them_are_the_members_still(custody, types):
+    moved(custody, kept=((5, 9),))
+
+    assert custody.unwritten(P0, acks(5, 6, types), custody.taken)
+    assert not custody.unwritten(P0, acks(4, 5, types), custody.taken)
 
 
 def test_a_release_in_doubt_was_written_when_the_records_were_given_again_since(custody):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from flowshare.client.member import ShareMember
+from flowshare.client.session.member import ShareMember
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import settle
@@ -335,6 +335,22 @@ async def test_a_frozen_worker_that_all_are_asked_about_is_not_asked_again(begin
     assert (await accepting).error is ErrorCode.NONE
 
 
+async def test_a_leader_that_takes_its_time_to_say_what_is_held_is_waited_for(begin, clock):
+    world = await begin([2])
+    held = await world.hold(P0, 3)
+    loaded = asyncio.get_running_loop().create_future()
+    world.fake.workers[3].before[m.ShareResumeRequest] = loaded
+    world.fake.die(2)
+    world.fake.lead(0, 3)
+
+    await clock.advance(5)
+    loaded.set_result(None)
+    await clock.advance(0.5)
+
+    assert len(world.fake.workers[3].seen(m.ShareResumeRequest)) == 1
+    assert (await world.acknowledge(held, ack(0, 2))).error is ErrorCode.NONE
+
+
 async def test_a_member_that_its_group_gave_up_holds_nothing_and_begins_anew_with_each_worker(begin, clock):
     world = await begin([2])
     held = await world.hold(P0, 3)
@@ -497,7 +513,7 @@ async def test_workers_that_are_gone_for_good_are_forgotten(begin, clock):
         world.fake.lead(0, node)
         await clock.advance(3)
 
-    assert set(world.member._nodes._clients) == {6}
+    assert set(world.member._shell.core.nodes) == {6}
     assert world.member.trouble is None
 
 

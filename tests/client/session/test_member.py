@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from flowshare.client.errors import Closed, IllegalState, NotConnected, ServerError
-from flowshare.client.member import ShareMember
+from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, place
@@ -395,7 +395,7 @@ async def test_connecting_is_tried_with_growing_pauses(clock):
 async def test_a_server_that_is_never_there_is_an_error_in_time(clock):
     server = FakeServer()
     server.refuse_connects = 1_000_000
-    settings = MemberSettings(link=LinkSettings(connect_timeout_s=5))
+    settings = MemberSettings(link=LinkSettings(connect_timeout=5))
     starting = asyncio.ensure_future(started(server, clock, settings=settings))
 
     await clock.advance(11)
@@ -669,6 +669,98 @@ async def test_close_ends_in_time_when_the_server_hangs(clock):
 
     await closing
     assert server.connections[0].gone.done()
+
+
+async def test_a_member_whose_place_was_taken_ends_without_a_word(clock):
+    server = FakeServer()
+    member, _ = await holding(server, clock)
+    said = len(server.requests)
+
+    await member.abandon()
+
+    assert len(server.requests) == said
+    assert server.connections[0].gone.done()
+
+
+async def test_who_acknowledges_once_the_member_is_closed_is_told_at_once_and_nothing_is_sent(clock):
+    server = FakeServer()
+    member, held = await holding(server, clock)
+    await member.close()
+    sent = len(server.requests)
+
+    acknowledging = asyncio.ensure_future(member.acknowledge(ack(), generation=held.generation))
+    await settle()
+
+    assert [result.error for result in acknowledging.result()] == [ErrorCode.NETWORK_EXCEPTION]
+    assert len(server.requests) == sent
+
+
+async def test_what_a_whole_refusal_of_the_last_request_costs_is_told(clock, caplog):
+    server = FakeServer()
+    member, _ = await holding(server, clock)
+    server.then(m.ShareAcknowledgeRequest, m.ShareAcknowledgeResponse(error=ErrorCode.INVALID_SHARE_SESSION_EPOCH))
+
+    await member.close(unrun={TP: [(0, 2)]})
+
+    assert "unrun records of group=g topic=orders partition=0 cost an attempt" in caplog.text
+
+
+async def test_a_listener_of_late_outcomes_that_fails_holds_up_nothing(clock):
+    server = FakeServer(partitions=2)
+    server.keeps = True
+    member = await started(server, clock)
+    server.offer(batch())
+    server.offer(batch(), partition=1)
+    fetched = await member.fetch(records_max=10)
+    server.then(m.ShareAcknowledgeRequest, asyncio.get_running_loop().create_future())
+    late = []
+
+    def listener(result):
+        late.append(result.error)
+        raise RuntimeError("the listener failed")
+
+    acks = {one.tp: [m.AckBatch(0, 2, ACCEPT)] for one in fetched}
+    acknowledging = asyncio.ensure_future(member.acknowledge(acks, generation=fetched[0].generation, on_late=listener))
+    await settle()
+    server.connections[0].break_off()
+    await clock.advance(1)
+
+    assert await acknowledging == []
+    assert late == [ErrorCode.NONE, ErrorCode.NONE]
+    await member.close()
+
+
+async def test_a_single_server_that_does_not_lead_a_partition_is_not_asked_again_and_again(clock):
+    server = FakeServer()
+    server.keeps = True
+    member, held = await holding(server, clock)
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    refused = m.AcknowledgedPartition(topic_id=ORDERS, partition=0, error=code)
+    server.then(m.ShareAcknowledgeRequest, *[m.ShareAcknowledgeResponse(partitions=(refused,))] * 9)
+
+    (result,) = await member.acknowledge(ack(), generation=held.generation)
+
+    assert result.error is code
+    assert len(server.seen(m.ShareAcknowledgeRequest)) == 1
+    server.script.clear()
+    await member.close()
+
+
+async def test_what_an_earlier_process_held_of_a_partition_that_is_not_assigned_any_more_is_adopted(clock):
+    server = FakeServer()
+    server.keeps = True
+    member = await started(server, clock)
+    old = m.TopicPartition(ORDERS, 5)
+
+    await member.adopt({TP: [(0, 2)], old: [(7, 8)]})
+    (result,) = await member.acknowledge({old: [m.AckBatch(7, 8, ACCEPT)]})
+
+    assert result.error is ErrorCode.NONE
+    assert server.seen(m.ShareResumeRequest)[0].partitions == (
+        m.HeldRanges(ORDERS, 0, ((0, 2),)),
+        m.HeldRanges(ORDERS, 5, ((7, 8),)),
+    )
+    await member.close()
 
 
 async def test_a_member_can_leave_and_join_again(clock):

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from flowshare.client.member import ShareMember
-from flowshare.client.topology import NOBODY
+from flowshare.client.net.topology import NOBODY
+from flowshare.client.session.member import ShareMember
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.errors import ErrorCode
@@ -350,6 +350,19 @@ async def test_a_lost_brokers_partitions_are_looked_up_until_another_broker_lead
 
     asked = {part.partition for one in fake.brokers[1].seen(m.ShareFetchRequest) for part in one.partitions}
     assert asked == {0, 1}
+    await within(clock, 2, member.close())
+
+
+async def test_a_broker_that_answers_between_two_losses_is_reached_again_as_soon_as_after_the_first(clock):
+    fake = FakeCluster(clock, [1, 2])
+    member = await joined(fake, clock)
+    for _ in range(8):
+        fake.brokers[2].offer(batch(), partition=1)
+        assert [one.partition for one in await next_fetched(clock, member)] == [1]
+        fake.session_connection(2).break_off()
+
+        await clock.advance(0.2)  # once the pause was 0.1 s
+
     await within(clock, 2, member.close())
 
 

@@ -7,8 +7,7 @@ import struct
 import pytest
 
 from flowshare.fleet.log.chunk import leader_epoch, parse
-from flowshare.protocol.batches import batch_headers, rebase
-from flowshare.protocol.control import marker
+from flowshare.protocol.batches import batch_headers, marker, rebase
 from flowshare.protocol.headers import CRC_AT, HEADER, TRANSACTIONAL_MASK, crc32c
 from flowshare.protocol.messages.records import AbortedTransaction
 from flowshare.share.types import LogBatch

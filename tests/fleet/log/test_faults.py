@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flowshare.fleet.log.settings import LogSettings
-from flowshare.log.base import CorruptRecords, StorageError
+from flowshare.log.base import CorruptBatches, StorageError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import LogBatch
@@ -49,6 +49,21 @@ async def test_a_broker_that_is_away_for_long_is_tried_at_bounded_pace():
         await w.produce(b"x")
         await w.until(lambda: w.log.offsets("orders", 0).high_watermark == 11, limit_s=5)
         assert await w.read_all() == [LogBatch(0, 9), LogBatch(10, 10)]
+
+
+@scenario
+async def test_bounds_that_were_refused_for_an_hour_are_still_asked_for():
+    async with world() as w:
+        await w.topic()
+        await w.fill(1)
+        await w.log.follow("orders", 0)
+        await w.kafka.storage.delete_topic("orders")
+        w.kafka.refuse(m.ListOffsetsRequest, ErrorCode.UNKNOWN_SERVER_ERROR, 30)
+        followed = w.log._registry.find("orders", 0)
+        followed.failures = 2_000
+        await w.topic()
+
+        await w.until(lambda: followed.known and followed.offsets().high_watermark == 0)
 
 
 @scenario
@@ -214,7 +229,7 @@ async def test_damaged_records_are_refused_and_what_comes_before_is_read():
         read = await w.log.read("orders", 0, 0, max_bytes=1 << 20)
         assert read.batches == (LogBatch(0, 9), LogBatch(10, 19))
         for _ in range(2):
-            with pytest.raises(CorruptRecords, match="orders-0: what Kafka gives for offset 20 is damaged: checksum"):
+            with pytest.raises(CorruptBatches, match="orders-0: what Kafka gives for offset 20 is damaged: checksum"):
                 await w.log.read("orders", 0, 20, max_bytes=1 << 20)
 
         w.kafka.change = lambda _, answer: answer
@@ -255,7 +270,7 @@ async def test_garbage_is_never_given_on():
         await w.log.follow("orders", 0)
         w.kafka.change = lambda _, answer: replace(answer, records=bytes(range(256)) * 4)
 
-        with pytest.raises(CorruptRecords):
+        with pytest.raises(CorruptBatches):
             await w.log.read("orders", 0, 0, max_bytes=100)
 
 

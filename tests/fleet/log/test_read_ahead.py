@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 
 from flowshare.fleet.log.chunk import parse
-from flowshare.fleet.log.lane import COLD_MAX, Lane
-from flowshare.fleet.log.memory import Memory
-from flowshare.fleet.log.run import Run
+from flowshare.fleet.log.read_ahead import COLD_MAX, BufferedRun, Memory, ReadBuffer
 from flowshare.fleet.log.settings import LogSettings
 from flowshare.protocol.batches import batch_headers, rebase
 from tests.fleet.log.worlds import batch, numbers
@@ -24,19 +22,19 @@ def piece_of_log(first, batches=2, count=10, size=100):
     return parse(records, first).chunk
 
 
-def new_lane(memory, partition=0):
-    memory.lanes += 1
-    return Lane("orders", partition, committed=False, memory=memory, stretch_bytes=SMALL.stretch_bytes, now_s=0.0)
+def new_buffer(memory, partition=0):
+    memory.buffers += 1
+    return ReadBuffer("orders", partition, committed=False, memory=memory, stretch_bytes=SMALL.stretch_bytes, now_s=0.0)
 
 
 def watched(memory, end=0):
-    lane = new_lane(memory)
-    lane.watch_from(Run(end))
-    return lane
+    buffer = new_buffer(memory)
+    buffer.watch_from(BufferedRun(end))
+    return buffer
 
 
 def test_a_read_goes_over_several_answers():
-    run = Run(0)
+    run = BufferedRun(0)
     for first in (0, 20, 40):
         run.add(piece_of_log(first))
 
@@ -48,7 +46,7 @@ def test_a_read_goes_over_several_answers():
 
 
 def test_what_was_read_by_nobody_is_counted():
-    run = Run(0)
+    run = BufferedRun(0)
     run.add(piece_of_log(0))
     run.add(piece_of_log(20))
     size = piece_of_log(0).size
@@ -64,134 +62,134 @@ def test_what_was_read_by_nobody_is_counted():
 
 def test_a_tail_pauses_when_half_its_share_is_unread_and_goes_on_when_it_was_read():
     memory = Memory(SMALL)
-    lane = watched(memory)
+    buffer = watched(memory)
     first = 0
-    while not lane.paused:
-        lane.add(lane.tail, piece_of_log(first))
+    while not buffer.paused:
+        buffer.add(buffer.tail, piece_of_log(first))
         first += 20
 
-    assert memory.allowance // 2 <= lane.tail.ahead < memory.allowance
+    assert memory.allowance // 2 <= buffer.tail.ahead < memory.allowance
     offset = 0
-    while lane.paused:
-        offset = lane.read(offset, 2000).batches[-1].last + 1
-    assert 0 < lane.tail.ahead < memory.allowance // 4
+    while buffer.paused:
+        offset = buffer.read(offset, 2000).batches[-1].last + 1
+    assert 0 < buffer.tail.ahead < memory.allowance // 4
 
 
 def test_what_was_read_stays_for_other_groups_as_long_as_there_is_room():
     memory = Memory(SMALL)
-    lane = watched(memory)
+    buffer = watched(memory)
     for first in range(0, 1000, 20):
-        lane.add(lane.tail, piece_of_log(first))
-        lane.read(first, 1 << 20)
+        buffer.add(buffer.tail, piece_of_log(first))
+        buffer.read(first, 1 << 20)
 
-    assert memory.allowance - 2 * piece_of_log(0).size < lane.tail.size <= memory.allowance
-    assert lane.read(lane.tail.start, 1) is not None
-    assert lane.read(0, 1) is None
+    assert memory.allowance - 2 * piece_of_log(0).size < buffer.tail.size <= memory.allowance
+    assert buffer.read(buffer.tail.start, 1) is not None
+    assert buffer.read(0, 1) is None
 
 
 def test_all_partitions_together_keep_to_the_bound_and_the_longest_unread_goes_first():
     memory = Memory(SMALL)
-    lanes = [watched(memory) for _ in range(20)]
+    buffers = [watched(memory) for _ in range(20)]
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
     for _ in range(500):
-        lane = draw.choice(lanes)
-        lane.add(lane.tail, piece_of_log(lane.tail.end))
+        buffer = draw.choice(buffers)
+        buffer.add(buffer.tail, piece_of_log(buffer.tail.end))
         if draw.random() < 0.5:
-            lane.read(lane.tail.start, 1)
+            buffer.read(buffer.tail.start, 1)
         assert memory.size <= SMALL.ahead_bytes
-        assert memory.size == sum(lane.tail.size for lane in lanes)
+        assert memory.size == sum(buffer.tail.size for buffer in buffers)
 
     busy = watched(memory)
     busy.add(busy.tail, piece_of_log(0))
-    for lane in lanes:
+    for buffer in buffers:
         busy.read(busy.tail.start, 1)
-        lane.add(lane.tail, piece_of_log(lane.tail.end))
+        buffer.add(buffer.tail, piece_of_log(buffer.tail.end))
     assert busy.read(busy.tail.end - 1, 1) is not None
 
 
 def test_a_place_where_nobody_reads_gives_way_to_others():
-    lane = new_lane(Memory(SMALL))
+    buffer = new_buffer(Memory(SMALL))
     for place in range(COLD_MAX + 1):
-        run = lane.run_for(place * 1000)
-        lane.add(run, piece_of_log(place * 1000))
+        run = buffer.run_for(place * 1000)
+        buffer.add(run, piece_of_log(place * 1000))
 
-    assert lane.read(0, 1) is None
-    assert [run.start for run in lane.cold] == [4000, 3000, 2000, 1000]
-    lane.read(1000, 1)
-    lane.run_for(9000)
-    assert [run.start for run in lane.cold] == [9000, 1000, 4000, 3000]
+    assert buffer.read(0, 1) is None
+    assert [run.start for run in buffer.cold] == [4000, 3000, 2000, 1000]
+    buffer.read(1000, 1)
+    buffer.run_for(9000)
+    assert [run.start for run in buffer.cold] == [9000, 1000, 4000, 3000]
 
 
 def test_an_older_place_is_filled_ahead_of_its_reader_up_to_what_is_known():
-    lane = watched(Memory(SMALL), end=40)
-    run = lane.run_for(0)
-    lane.add(run, piece_of_log(0))
+    buffer = watched(Memory(SMALL), end=40)
+    run = buffer.run_for(0)
+    buffer.add(run, piece_of_log(0))
 
-    assert lane.wants_more(60) is run
-    lane.add(run, piece_of_log(20))
-    lane.add(lane.tail, piece_of_log(40))
-    assert lane.wants_more(60) is None, "the tail goes on from here"
-    assert lane.read(20, 1 << 20).batches[-1].last == 39
-    assert lane.read(40, 1 << 20).batches[0].first == 40
+    assert buffer.wants_more(60) is run
+    buffer.add(run, piece_of_log(20))
+    buffer.add(buffer.tail, piece_of_log(40))
+    assert buffer.wants_more(60) is None, "the tail goes on from here"
+    assert buffer.read(20, 1 << 20).batches[-1].last == 39
+    assert buffer.read(40, 1 << 20).batches[0].first == 40
 
 
 def test_who_comes_to_the_end_of_the_log_makes_its_place_the_tail():
-    lane = new_lane(Memory(SMALL))
-    run = lane.run_for(100)
-    lane.add(run, piece_of_log(100))
+    buffer = new_buffer(Memory(SMALL))
+    run = buffer.run_for(100)
+    buffer.add(run, piece_of_log(100))
 
-    assert lane.reached_end(run)
-    assert lane.tail is run
-    assert lane.cold == []
+    assert buffer.reached_end(run)
+    assert buffer.tail is run
+    assert buffer.cold == []
 
 
 def test_who_is_ahead_of_a_paused_tail_takes_its_place():
-    lane = watched(Memory(SMALL))
-    behind = lane.tail
-    while not lane.paused:
-        lane.add(behind, piece_of_log(behind.end))
-    run = lane.run_for(5000)
-    lane.add(run, piece_of_log(5000))
+    buffer = watched(Memory(SMALL))
+    behind = buffer.tail
+    while not buffer.paused:
+        buffer.add(behind, piece_of_log(behind.end))
+    run = buffer.run_for(5000)
+    buffer.add(run, piece_of_log(5000))
 
-    assert lane.reached_end(run)
-    assert lane.tail is run
-    assert not lane.paused
-    assert lane.read(0, 1) is not None, "who lags reads on where it was"
+    assert buffer.reached_end(run)
+    assert buffer.tail is run
+    assert not buffer.paused
+    assert buffer.read(0, 1) is not None, "who lags reads on where it was"
 
 
 def test_a_tail_that_goes_on_from_a_place_stays_the_tail():
-    lane = watched(Memory(SMALL), end=20)
-    run = lane.run_for(0)
-    lane.add(run, piece_of_log(0))
+    buffer = watched(Memory(SMALL), end=20)
+    run = buffer.run_for(0)
+    buffer.add(run, piece_of_log(0))
 
-    assert not lane.reached_end(run)
-    assert lane.tail is not run
+    assert not buffer.reached_end(run)
+    assert buffer.tail is not run
 
 
 def test_a_log_that_was_cut_is_forgotten_from_there_on():
     memory = Memory(SMALL)
-    lane = watched(memory)
+    buffer = watched(memory)
     for first in (0, 20, 40):
-        lane.add(lane.tail, piece_of_log(first))
-    old = lane.run_for(900)
-    lane.add(old, piece_of_log(900))
+        buffer.add(buffer.tail, piece_of_log(first))
+    old = buffer.run_for(900)
+    buffer.add(old, piece_of_log(900))
 
-    lane.cut(0, 45)
+    buffer.cut(0, 45)
 
-    assert lane.tail.end == 40, "what lies in one answer with it is read again"
-    assert lane.cold == []
-    assert memory.size == lane.tail.size
-    assert lane.read(39, 1) is not None
+    assert buffer.tail.end == 40, "what lies in one answer with it is read again"
+    assert buffer.cold == []
+    assert memory.size == buffer.tail.size
+    assert buffer.read(39, 1) is not None
 
 
 def test_a_log_start_behind_the_tail_moves_it_to_the_end():
     memory = Memory(SMALL)
-    lane = watched(memory)
-    lane.add(lane.tail, piece_of_log(0))
+    buffer = watched(memory)
+    buffer.add(buffer.tail, piece_of_log(0))
 
-    lane.cut(500, 800)
+    buffer.cut(500, 800)
 
-    assert (lane.tail.start, lane.tail.end) == (800, 800)
+    assert (buffer.tail.start, buffer.tail.end) == (800, 800)
     assert memory.size == 0

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from confluent_kafka import Producer
 
-from flowshare.client.cluster import Cluster
+from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
 from flowshare.fleet.log.kafka_log import KafkaLog
 from flowshare.fleet.log.settings import LogSettings
@@ -16,6 +16,7 @@ from flowshare.log.base import OffsetOutOfRange, UnknownTopic
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import decode_all
 from flowshare.share.types import LogBatch
+from tests.waiting import pause, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.java]
 LIMIT_S = 60
@@ -70,11 +71,6 @@ class Transactions:
 
     async def abort(self):
         await asyncio.to_thread(self._producer.abort_transaction, 30)
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110 - what is waited for happens at a broker
-        await asyncio.sleep(0.02)
 
 
 async def read_all(log, topic, offset=0, *, committed=False, max_bytes=1 << 20):
@@ -159,7 +155,7 @@ async def test_a_compacted_topic_is_read_over_its_holes(kafka, unique):
         while len(found := values(await read_all(log, topic))) > 10:
             # Only closed segments are cleaned, and one is closed when something is written.
             await produce(kafka, topic, [b"more"], key=b"same", **{"linger.ms": 0})
-            await asyncio.sleep(0.5)
+            await pause(0.5, "the cleaner has its own clock, and each write makes it more to clean")
             log.unfollow(topic, 0)
             await log.follow(topic, 0)
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from flowshare.fleet.log.session import EPOCH_MAX, FetchSession, Place
 from flowshare.fleet.log.settings import LogSettings
+from flowshare.fleet.log.watch import EPOCH_MAX, FetchPosition, FetchSession
 from flowshare.log.base import StorageError
 from flowshare.protocol import messages as m
 from flowshare.share.types import LogBatch
@@ -20,7 +20,7 @@ from tests.fleet.log.faulty import SessionKafka
 from tests.fleet.log.worlds import scenario, world
 
 SMALL = LogSettings(ahead_bytes=2_000_000, ahead_partition_bytes=400_000, stretch_bytes=150_000)
-A, B = Place(0, -1), Place(5, 2)
+A, B = FetchPosition(0, -1), FetchPosition(5, 2)
 
 
 def asked(session, **news):
@@ -89,7 +89,7 @@ def test_a_session_stands_for_what_is_wanted_whatever_happens():
     touched = set()
     for _ in range(2000):
         for key in draw.sample(range(10), draw.randrange(4)):
-            wanted[key] = draw.choice([None, Place(draw.randrange(3), 0)])
+            wanted[key] = draw.choice([None, FetchPosition(draw.randrange(3), 0)])
             touched.add(key)
         session.tell({key: wanted.get(key) for key in touched})
         touched = set()
@@ -258,7 +258,7 @@ async def random_traffic(kafka, draw):
             expected = [LogBatch(at, at) for at in range(count)]
             assert await w.read_all(partition=number, committed=draw.random() < 0.5) == expected
         memory = w.log._registry.memory
-        lanes = [lane for one in w.log._registry.by_place.values() for lane in one.lanes.values()]
-        runs = [run for lane in lanes for run in (*lane.cold, lane.tail) if run is not None]
+        buffers = [buffer for one in w.log._registry.by_place.values() for buffer in one.buffers.values()]
+        runs = [run for buffer in buffers for run in (*buffer.cold, buffer.tail) if run is not None]
         assert memory.size == sum(run.size for run in runs) <= SMALL.ahead_bytes
-        assert memory.lanes == len(lanes)
+        assert memory.buffers == len(buffers)

@@ -76,7 +76,7 @@ async def world(settings=None, kafka=FakeKafka, **options):
     """Inside `scenario`."""
     clock = LoopTimeClock()
     async with kafka(clock, **options) as fake:
-        cluster = fake.cluster(settings=LinkSettings(request_timeout_s=5))
+        cluster = fake.cluster(settings=LinkSettings(request_timeout=5))
         await cluster.start()
         log = KafkaLog(cluster, settings=settings)
         await log.start()

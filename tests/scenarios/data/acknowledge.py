@@ -1,4 +1,4 @@
-"""§9.4 Acknowledge."""
+"""Acknowledging (SG-7): the K scenarios."""
 
 from tests.scenarios.language import Scenario
 
@@ -34,7 +34,7 @@ SCENARIOS = (
         """,
         when="fetch M1 ack=0-9:release => ack NONE [0-9]c2 [10-19]c1",
     ),
-    Scenario(
+    *Scenario(
         id="K05",
         on="server",
         given=f"""
@@ -43,13 +43,8 @@ SCENARIOS = (
         """,
         when="fetch M1 ack=0-9:reject => ack NONE [10-19]c1",
         then="fetch M1 => nothing",
-    ),
-    Scenario(
-        id="K05",
-        given=f"""
-            {TAKEN}
-            log 10-19
-        """,
+    ).also(
+        on="core server",
         when="ack M1 0-9:reject => NONE",
         then="""
             fetch M1 => [10-19]c1
@@ -64,7 +59,7 @@ SCENARIOS = (
         """,
         then="fetch M1 => [1-1]c2 [3-3]c2 [5-5]c2 [7-7]c2 [9-9]c2",
     ),
-    Scenario(
+    *Scenario(
         id="K07",
         given="""
             log 10-18
@@ -75,15 +70,8 @@ SCENARIOS = (
             describe => start=10 lag=5
             fetch M1 => [10-14]c2
         """,
-    ),
-    Scenario(
-        id="K07",
+    ).also(
         on="core",
-        given="""
-            log 10-18
-            fetch M1 => [10-18]c1
-        """,
-        when="ack M1 10-18:release*5,gap*3,accept => NONE",
         then="describe => complete=4 lag=5",
     ),
     Scenario(
@@ -169,7 +157,7 @@ SCENARIOS = (
             describe => start=15 lag=0
         """,
     ),
-    Scenario(
+    *Scenario(
         id="K15",
         on="server",
         given=TAKEN,
@@ -178,15 +166,9 @@ SCENARIOS = (
             describe => start=0 lag=10
             ack M1 0-9:accept => NONE
         """,
-    ),
-    Scenario(
-        id="K15",
-        given=TAKEN,
+    ).also(
+        on="core server",
         when="ack M1 0-5:accept 5-9:accept => INVALID_RECORD_STATE",
-        then="""
-            describe => start=0 lag=10
-            ack M1 0-9:accept => NONE
-        """,
     ),
     Scenario(
         id="K16",
@@ -230,12 +212,8 @@ SCENARIOS = (
             describe => start=15 lag=0
         """,
     ),
-    Scenario(id="K19", given=TAKEN, when="ack M1 0-9:accept*9,gap => NONE", then="describe => start=10 lag=0"),
-    Scenario(
-        id="K19",
-        given=TAKEN,
+    *Scenario(id="K19", given=TAKEN, when="ack M1 0-9:accept*9,gap => NONE", then="describe => start=10 lag=0").also(
         when="ack M1 0-8:accept 9:gap => NONE",
-        then="describe => start=10 lag=0",
     ),
     Scenario(
         id="K20",

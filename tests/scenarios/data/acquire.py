@@ -1,4 +1,4 @@
-"""§9.3 Acquire."""
+"""Acquiring (SG-4, SG-5): the A scenarios."""
 
 from tests.scenarios.language import Scenario
 
@@ -103,7 +103,7 @@ SCENARIOS = (
         """,
         when="fetch M2 => nothing",
     ),
-    Scenario(
+    *Scenario(
         id="A17",
         given="""
             config locks=20
@@ -116,8 +116,17 @@ SCENARIOS = (
             fetch M1 => nothing
             fetch M2 => nothing
         """,
+    ).also(
+        on="server",
+        given="""
+            config locks=100
+            log 0-49
+            fetch M1 => [0-49]c1
+            log 50-74 75-124 125-174
+        """,
+        when="fetch M1 => [50-124]c1",
     ),
-    Scenario(
+    *Scenario(
         id="A18",
         given="""
             config locks=20
@@ -131,8 +140,21 @@ SCENARIOS = (
             fetch M1 => [15-19]c2
         """,
         then="fetch M1 => nothing",
+    ).also(
+        on="server",
+        given="""
+            config locks=100
+            log 0-49
+            fetch M1 => [0-49]c1
+            log 50-74 75-124 125-174
+            fetch M1 => [50-124]c1
+        """,
+        when="""
+            ack M1 75-99:release => NONE
+            fetch M1 => [75-99]c2
+        """,
     ),
-    Scenario(
+    *Scenario(
         id="A19",
         given="""
             config locks=20
@@ -141,8 +163,16 @@ SCENARIOS = (
         """,
         when="ack M1 10-14:reject => NONE",
         then="fetch M1 => nothing",
+    ).also(
+        on="server",
+        given="""
+            config locks=100
+            log 0-99 100-149
+            fetch M1 => [0-99]c1
+        """,
+        when="ack M1 50-74:reject => NONE",
     ),
-    Scenario(
+    *Scenario(
         id="A20",
         given="""
             config locks=20
@@ -152,6 +182,17 @@ SCENARIOS = (
         when="ack M1 0-4:accept => NONE",
         then="""
             fetch M1 => [20-24]c1
+            fetch M1 => nothing
+        """,
+    ).also(
+        on="server",
+        given="""
+            config locks=100
+            log 0-99 100-109*
+            fetch M1 => [0-99]c1
+        """,
+        then="""
+            fetch M1 => [100-104]c1
             fetch M1 => nothing
         """,
     ),
@@ -167,7 +208,7 @@ SCENARIOS = (
         when="fetch M1 log=20-40 => [20-20]c2",
         then="fetch M1 log=20-40 => nothing",
     ),
-    Scenario(
+    *Scenario(
         id="A21",
         given="""
             config locks=30
@@ -177,65 +218,7 @@ SCENARIOS = (
         """,
         when="fetch M1 => [20-20]c2",
         then="fetch M1 => nothing",
-    ),
-    Scenario(
-        id="A17",
-        on="server",
-        given="""
-            config locks=100
-            log 0-49
-            fetch M1 => [0-49]c1
-            log 50-74 75-124 125-174
-        """,
-        when="fetch M1 => [50-124]c1",
-        then="""
-            fetch M1 => nothing
-            fetch M2 => nothing
-        """,
-    ),
-    Scenario(
-        id="A18",
-        on="server",
-        given="""
-            config locks=100
-            log 0-49
-            fetch M1 => [0-49]c1
-            log 50-74 75-124 125-174
-            fetch M1 => [50-124]c1
-        """,
-        when="""
-            ack M1 75-99:release => NONE
-            fetch M1 => [75-99]c2
-        """,
-        then="fetch M1 => nothing",
-    ),
-    Scenario(
-        id="A19",
-        on="server",
-        given="""
-            config locks=100
-            log 0-99 100-149
-            fetch M1 => [0-99]c1
-        """,
-        when="ack M1 50-74:reject => NONE",
-        then="fetch M1 => nothing",
-    ),
-    Scenario(
-        id="A20",
-        on="server",
-        given="""
-            config locks=100
-            log 0-99 100-109*
-            fetch M1 => [0-99]c1
-        """,
-        when="ack M1 0-4:accept => NONE",
-        then="""
-            fetch M1 => [100-104]c1
-            fetch M1 => nothing
-        """,
-    ),
-    Scenario(
-        id="A21",
+    ).also(
         on="server",
         given="""
             config locks=100
@@ -244,7 +227,6 @@ SCENARIOS = (
             ack M1 20:release => NONE
         """,
         when="fetch M1 => [20-20]c2",
-        then="fetch M1 => nothing",
     ),
     Scenario(
         id="A22",
@@ -298,7 +280,7 @@ SCENARIOS = (
         """,
         when="fetch M1 => [5-9]c2 [10-19]c1 or [5-9]c2",
     ),
-    Scenario(
+    *Scenario(
         id="A26",
         on="core",
         given="""
@@ -306,17 +288,12 @@ SCENARIOS = (
             reload 5 5-10A2 11-15R3
         """,
         when="describe => start=5 next=5 complete=5",
-    ),
-    Scenario(
-        id="A26",
-        given="""
-            log 0-4 5-15 16-25
-            reload 5 5-10A2 11-15R3
-        """,
+    ).also(
+        on="core server",
         when="fetch M1 => [5-10]c3 [16-25]c1",
         then="describe => start=5 lag=16",
     ),
-    Scenario(
+    *Scenario(
         id="A27",
         on="core",
         given="""
@@ -324,13 +301,8 @@ SCENARIOS = (
             reload 10 15-20K1 21-30R2
         """,
         when="describe => complete=16 next=10 start=10",
-    ),
-    Scenario(
-        id="A27",
-        given="""
-            log 10-49
-            reload 10 15-20K1 21-30R2
-        """,
+    ).also(
+        on="core server",
         when="fetch M1 => [10-14]c1 [31-49]c1",
         then="describe => start=10 lag=24",
     ),
@@ -369,7 +341,7 @@ SCENARIOS = (
         """,
         when="fetch M1 => [5-14]c1 [15-20]c2 [21-21]c1",
     ),
-    Scenario(
+    *Scenario(
         id="A31",
         on="core",
         given="""
@@ -378,13 +350,8 @@ SCENARIOS = (
         """,
         when="describe => start=734 next=734 complete=0 lag=66",
         then="state => nothing",
-    ),
-    Scenario(
-        id="A31",
-        given="""
-            log 0-799
-            reload 233 233-500K1 501-733R2
-        """,
+    ).also(
+        on="core server",
         when="fetch M1 => [734-799]c1",
         then="describe => start=734 lag=66",
     ),
@@ -412,7 +379,7 @@ SCENARIOS = (
             fetch M1 => [10-12]c2 [13-19]c1
         """,
     ),
-    Scenario(
+    *Scenario(
         id="A33",
         on="core",
         given="""
@@ -421,15 +388,9 @@ SCENARIOS = (
         """,
         when="fetch M1 log=11-25 => [11-20]c3 [21-25]c1",
         then="describe => next=26",
-    ),
-    Scenario(
-        id="A33",
-        on="core",
-        given="""
-            log 11-25 26-35
-            reload 11 11-20A2 31-35R1
-        """,
+    ).also(
         when="fetch M1 max=8 log=11-25 => [11-20]c3",
+        then="",
     ),
     Scenario(
         id="A34",

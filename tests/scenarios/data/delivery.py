@@ -1,4 +1,4 @@
-"""§9.5 Delivery count, throttling."""
+"""Delivery count and throttling (SG-3, SG-6): the D scenarios."""
 
 from tests.scenarios.language import Scenario
 
@@ -35,7 +35,7 @@ SCENARIOS = (
             describe => start=1 lag=0
         """,
     ),
-    Scenario(
+    *Scenario(
         id="D03",
         given="""
             config delivery=2
@@ -46,18 +46,8 @@ SCENARIOS = (
         """,
         when="ack M1 10-14:release => NONE",
         then="describe => start=15 lag=0",
-    ),
-    Scenario(
-        id="D03",
+    ).also(
         on="core",
-        given="""
-            config delivery=2
-            log 10-14
-            fetch M1 => [10-14]c1
-            ack M1 10-14:release => NONE
-            fetch M1 => [10-14]c2
-        """,
-        when="ack M1 10-14:release => NONE",
         then="""
             state => nothing
             describe => next=15 complete=0
@@ -144,21 +134,15 @@ SCENARIOS = (
         """,
         when="exhaust M1 max=1000 times=10 => sizes=512*5,256,128,64,32,1",
     ),
-    Scenario(
+    *Scenario(
         id="D10",
         given="""
             config delivery=10
             log 0-499
         """,
         when="exhaust M1 max=500 times=10 => sizes=500*5,250,125,62,31,1",
-    ),
-    Scenario(
-        id="D10",
+    ).also(
         on="core",
-        given="""
-            config delivery=10
-            log 0-499
-        """,
         when="exhaust M1 max=500 => ends_in_order=yes deliveries=10-10 offsets=500",
         then="describe => start=500 lag=0",
         note="Every offset, 124 and 125 too, is delivered for the last time before any later one is.",

@@ -1,4 +1,4 @@
-"""§9.8 Group coordinator."""
+"""Groups and their members (SG-12, SG-13): the G scenarios."""
 
 from tests.scenarios.language import Left, Scenario
 

@@ -1,4 +1,4 @@
-"""§9.6 Locks and renew."""
+"""Locks and renewal (SG-7.5, SG-8): the L scenarios."""
 
 from tests.scenarios.language import Scenario
 
@@ -9,6 +9,7 @@ TAKEN = """
 """
 
 SCENARIOS = (
+    # A lock is kept to its last millisecond; when it is over the records come again, as a second delivery.
     Scenario(
         id="L01",
         given=TAKEN,
@@ -19,6 +20,7 @@ SCENARIOS = (
         """,
         then="fetch M2 => [0-9]c2",
     ),
+    # Who acknowledges after its lock lapsed is refused; who holds the records now is not.
     Scenario(
         id="L02",
         given=f"""
@@ -32,6 +34,7 @@ SCENARIOS = (
             ack M2 0-9:accept => NONE
         """,
     ),
+    # A lock that lapses at the delivery limit gives its records up, and the start offset passes them.
     Scenario(
         id="L03",
         given=f"""
@@ -46,6 +49,7 @@ SCENARIOS = (
             describe => start=10 lag=0
         """,
     ),
+    # Only what is not acknowledged comes again when a lock lapses.
     Scenario(
         id="L04",
         given=f"""
@@ -58,6 +62,7 @@ SCENARIOS = (
             fetch M2 => [5-9]c2
         """,
     ),
+    # Locks lapse although nothing can be written meanwhile.
     Scenario(
         id="L05",
         given=f"""
@@ -70,6 +75,7 @@ SCENARIOS = (
             fetch M2 => [0-9]c2
         """,
     ),
+    # A renewal begins the lock anew, and costs no delivery.
     Scenario(
         id="L06",
         given=f"""
@@ -84,6 +90,7 @@ SCENARIOS = (
             fetch M2 => [0-9]c2
         """,
     ),
+    # One call may accept a record and renew another one.
     Scenario(
         id="L07",
         given="""
@@ -102,6 +109,7 @@ SCENARIOS = (
             fetch M2 => [0-0]c2
         """,
     ),
+    # A lapsed lock cannot be renewed.
     Scenario(
         id="L08",
         given=f"""
@@ -111,6 +119,7 @@ SCENARIOS = (
         when="ack M1 0-9:renew => INVALID_RECORD_STATE",
         then="fetch M2 => [0-9]c2",
     ),
+    # Where the group has renewal turned off it is refused, and the record stays with its member.
     Scenario(
         id="L09",
         given=f"""
@@ -120,6 +129,7 @@ SCENARIOS = (
         when="ack M1 0-9:renew => INVALID_RECORD_STATE",
         then="ack M1 0-9:accept => NONE",
     ),
+    # A consumer that renewed a record can say nothing else of it before the next poll hands it out again.
     Scenario(
         id="L10",
         on="server",
@@ -131,6 +141,7 @@ SCENARIOS = (
         when="acknowledge C1 0:renew => ok",
         then="acknowledge C1 0:reject => raises IllegalState",
     ),
+    # Renewed records come with the next poll, alone, and are acknowledged then.
     Scenario(
         id="L11",
         on="server",
@@ -152,6 +163,7 @@ SCENARIOS = (
             callbacks C1 => acknowledged=15
         """,
     ),
+    # After its leader's crash a renewed record comes again, as a second delivery.
     Scenario(
         id="L12",
         given=f"""
@@ -162,6 +174,7 @@ SCENARIOS = (
         then="fetch M2 => [0-9]c2",
         note="An acquire is durable here, so the attempt counts; Kafka forgets it and delivers c1.",
     ),
+    # A changed lock duration is in the next answer.
     Scenario(
         id="L13",
         on="server",
@@ -173,6 +186,7 @@ SCENARIOS = (
         when="config lock=25000",
         then="fetch M1 => nothing lock=25000",
     ),
+    # A consumer hears of a changed lock duration with its next records.
     Scenario(
         id="L13",
         on="server",
@@ -192,6 +206,7 @@ SCENARIOS = (
             lock_timeout C1 => 25000
         """,
     ),
+    # A member that leaves gives back what it held, and nothing of others.
     Scenario(
         id="L14",
         given="""
@@ -205,6 +220,7 @@ SCENARIOS = (
             ack M2 5-9:accept => NONE
         """,
     ),
+    # What lies before a log start that moved does not come again when its member leaves.
     Scenario(
         id="L15",
         given="""
@@ -219,6 +235,7 @@ SCENARIOS = (
             describe => start=5 lag=5
         """,
     ),
+    # A renewal of single offsets gives these a time of their own.
     Scenario(
         id="L16",
         on="core",

@@ -1,4 +1,4 @@
-"""§9.7 Start offset, log start offset, isolation."""
+"""Start offset, log start, isolation (SG-2.2, SG-5.7, SG-9): the O scenarios."""
 
 from tests.scenarios.language import Scenario
 
@@ -95,7 +95,7 @@ SCENARIOS = (
             describe => start=35 lag=0
         """,
     ),
-    Scenario(
+    *Scenario(
         id="O08",
         given="""
             log 0-9 10-19
@@ -105,17 +105,11 @@ SCENARIOS = (
         when="fetch M2 => [14-19]c1",
         then="describe => start=14 lag=6",
         note="Never below the log start; Kafka 4.3.1 hands out the whole batch.",
-    ),
-    Scenario(
-        id="O08",
+    ).also(
         on="core",
-        given="""
-            log 0-9 10-19
-            fetch M1 max=10 => [0-9]c1
-            logstart 14
-        """,
         when="fetch M2 max=0 => nothing",
         then="describe => start=14 next=14 end=14 complete=0",
+        note="",
     ),
     Scenario(
         id="O09",
@@ -208,7 +202,7 @@ SCENARIOS = (
         when="consume M1 => records=10",
         then="describe => start=20 lag=0",
     ),
-    Scenario(
+    *Scenario(
         id="O15",
         on="core",
         given="""
@@ -217,15 +211,8 @@ SCENARIOS = (
         """,
         when="fetch M1 batch=10 => [15-19]c1 [20-49]c1 [50-57]c1 [68-69]c1",
         then="describe => next=75",
-    ),
-    Scenario(
-        id="O15",
+    ).also(
         on="server",
-        given="""
-            config isolation=read_committed
-            log 10-14x 15-19 20-34 50-57 58-67x 70-74x
-        """,
-        when="fetch M1 batch=10 => [15-19]c1 [20-49]c1 [50-57]c1 [68-69]c1",
         then="""
             log 75-79
             fetch M2 => [75-79]c1
@@ -261,7 +248,7 @@ SCENARIOS = (
             describe => start=5
         """,
     ),
-    Scenario(
+    *Scenario(
         id="O18",
         on="core",
         given="""
@@ -270,17 +257,9 @@ SCENARIOS = (
         """,
         when="consume M1 => records=2000",
         then="describe => start=4000 lag=0",
-    ),
-    Scenario(
-        id="O18",
+    ).also(
         on="server",
         slow=True,
-        given="""
-            config isolation=read_committed
-            transactions 2000
-        """,
-        when="consume M1 => records=2000",
-        then="describe => start=4000 lag=0",
     ),
     Scenario(
         id="O19",

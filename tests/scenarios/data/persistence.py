@@ -1,6 +1,6 @@
-"""§9.9 Persistence."""
+"""What is stored (SG-2, SG-14): the P scenarios."""
 
-from tests.scenarios.language import Scenario
+from tests.scenarios.language import Left, Scenario
 
 SCENARIOS = (
     Scenario(
@@ -45,21 +45,40 @@ SCENARIOS = (
             read leader=4 => 0-4K1
         """,
     ),
+    # P05: no batch has more than 256 records, as longer ones are inspected in a thread, which virtual time runs past.
     Scenario(
         id="P05",
-        on="core",
+        on="server",
         given="""
-            init epoch=1 start=0 => NONE record=snapshot snapshot_epoch=0
-            write 0-4A1 times=500 => NONE record=update snapshot_epoch=0
+            log 0-201 202-403 404-605 606-807 808-1009
+            fetch M1 max=1010 => [0-1009]c1
+            stored => updates=1 number=0
+            singly M1 0-498:accept
+            stored => updates=500 number=499
         """,
-        when="write 5-9A1 => NONE record=snapshot snapshot_epoch=1",
+        when="ack M1 499:accept => NONE",
         then="""
-            write 10-14A1 times=500 => NONE record=update snapshot_epoch=1
-            write 15-19A1 => NONE record=snapshot snapshot_epoch=2
-            read => 0-19A1
+            stored => updates=1 number=500
+            singly M1 500-998:accept
+            stored => updates=500 number=999
+            ack M1 999:accept => NONE
+            stored => updates=1 number=1000
+            crash
+            describe => start=1000 lag=10
         """,
+        note="A snapshot has no epoch of its own: updates are numbered on, and those it replaces are gone with it.",
+        slow=True,
     ),
-    Scenario(id="P06", on="core", when="summary => start=-1 complete=-1"),
+    Scenario(
+        id="P06",
+        on="server",
+        given="""
+            topic t
+            stored => nothing
+        """,
+        when="summary => NONE start=-1 complete=-1",
+        then="stored => nothing",
+    ),
     Scenario(
         id="P07",
         on="core",
@@ -73,34 +92,39 @@ SCENARIOS = (
             init epoch=1 start=0 => FENCED_STATE_EPOCH
         """,
     ),
-    Scenario(id="P08", on="core", when="delete => NONE record=none"),
     Scenario(
-        id="P09",
-        on="core",
+        id="P08",
+        on="server",
         given="""
-            init key=0 epoch=1 start=0 => NONE
-            init key=1 epoch=1 start=0 => NONE
-            init key=foo.0 epoch=1 start=7 => NONE
+            topic t
+            stored => nothing
         """,
-        when="drop_topic t => tombstones=2",
+        when="delete_state => NONE",
         then="""
-            summary key=0 => start=-1
-            summary key=1 => start=-1
-            summary key=foo.0 => start=7
+            log 0-9
+            fetch M1 => [0-9]c1
+            stored => updates=1
+            delete_state => NONE
+            stored => nothing
         """,
     ),
     Scenario(
-        id="P10",
-        on="core",
+        id="P09",
+        on="server",
         given="""
-            init key=0 epoch=1 start=0 => NONE
-            init key=1 epoch=1 start=0 => NONE
-            write 0-4A1 key=1 => NONE
-            time 300000
-            init key=2 epoch=1 start=0 => NONE
+            topic t partitions=2
+            log 0-4 1@0-4 foo.0@0-6
+            fetch M1 => foo.0:[0-6]c1 0:[0-4]c1 1:[0-4]c1
+            stored 0 => updates=1
+            stored 1 => updates=1
+            stored foo.0 => updates=1
         """,
-        when="cold => snapshots=1",
-        then="cold => snapshots=none",
+        when="delete_topic t",
+        then="""
+            stored 0 => nothing
+            stored 1 => nothing
+            stored foo.0 => updates=1
+        """,
     ),
     Scenario(id="P11", on="core", when="combine 100-110A1 + 105-108A1 => 100-110A1"),
     Scenario(id="P12", on="core", when="combine 100-110A1 + 111-115A1 => 100-115A1"),
@@ -172,4 +196,9 @@ SCENARIOS = (
     ),
 )
 
-LEFT = ()
+LEFT = (
+    Left(
+        "P10",
+        "No state is written again for its age alone: what keeps a slot's log short is in tests/slots/test_pruning.py.",
+    ),
+)

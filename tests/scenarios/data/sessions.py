@@ -1,4 +1,4 @@
-"""§9.2 Share sessions."""
+"""Share sessions (SG-10): the S scenarios."""
 
 from tests.scenarios.language import Scenario
 

@@ -1,4 +1,4 @@
-"""§9.1 Request validation and gating."""
+"""Request validation (SG-7.1, SG-11): the V scenarios."""
 
 from tests.scenarios.language import Left, Scenario
 

@@ -17,13 +17,13 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module, read_response, write_request
 from flowshare.protocol.messages import IncrementalAlterConfigsRequest
-from flowshare.server.edge.base import ANONYMOUS
-from flowshare.server.listener import Listener
+from flowshare.server.net.listener import Listener
+from flowshare.server.security.acls import ANONYMOUS
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
 
 NONE = KafkaError.none
-WITHIN_S = 20
+WITHIN_S = 60.0
 
 
 def batch(*values: bytes, timestamp_ms: int = 1_000, compression: str = "none") -> bytes:
@@ -167,13 +167,6 @@ async def edge(*denied, config: ServerConfig | None = None, storage: Storage | N
         yield made
     finally:
         await made.close()
-
-
-async def until(condition) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110  nobody tells when it does
-            await asyncio.sleep(0.001)
 
 
 def errors(answer) -> set[str]:

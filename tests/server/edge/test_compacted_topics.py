@@ -16,7 +16,7 @@ from tests.server.edge.test_foreign_clients import librdkafka
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-WITHIN_S = 30
+WITHIN_S = 60.0
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
 KEYS = 50
 UPDATES = 5_000

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from flowshare.protocol.messages import ShareGroupHeartbeatRequest
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 from tests.server.edge.kit import edge, part
 
 pytestmark = pytest.mark.asyncio

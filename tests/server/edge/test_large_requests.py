@@ -19,14 +19,16 @@ from flowshare.protocol.messages import (
     OffsetCommitRequest,
     OffsetToCommit,
 )
-from flowshare.server import answers, route
-from flowshare.server.answers import Room
-from flowshare.server.edge.base import Call, Node, Peer
-from flowshare.server.listener import LARGE_AT_ONCE
-from flowshare.server.listener_socket import PARTS
-from flowshare.server.turns import TURN, Turns
+from flowshare.server.edge import base
+from flowshare.server.edge.base import AdvertisedNode, Peer, SocketCall
+from flowshare.server.net.listener import LARGE_AT_ONCE
+from flowshare.server.net.requests import PARTS
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.answers import AnswerSpace
+from flowshare.server.runtime.turns import TURN, Turns
 from flowshare.testing.clock import ManualClock
-from tests.server.edge.kit import Edge, build, edge, errors, ms, part, until
+from tests.server.edge.kit import Edge, build, edge, errors, ms, part
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -68,14 +70,14 @@ async def test_a_request_of_many_parts_is_read_beside_the_loop_however_few_bytes
     name: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_by: list[int] = []
-    read = route.read_request
+    read = base.read_request
 
     def noted(*args: Any, **options: Any) -> Any:
         found = read(*args, **options)
         read_by.append(threading.get_ident())
         return found
 
-    monkeypatch.setattr(route, "read_request", noted)
+    monkeypatch.setattr(base, "read_request", noted)
     nothing = [part(index=number, records=None) for number in range(count)]
     fields: dict[str, Any] = {
         "produce": {
@@ -111,7 +113,7 @@ async def test_requests_of_many_parts_are_bytes_until_they_have_a_place_and_othe
         large, small = await e.socket(), await e.socket()
         await large.tell("delete_groups", 2, groups_names=NAMES)
         assert errors(await small.ask("delete_groups", 2, groups_names=NAMES[:9])) == {"group_id_not_found"}
-        assert e.listener.budget.held > len(NAMES)
+        assert e.listener.pool.held > len(NAMES)
         for _ in range(LARGE_AT_ONCE):
             e.listener.places.give()
         assert errors(await large.answer("delete_groups", 2)) == {"group_id_not_found"}
@@ -123,7 +125,7 @@ async def test_a_fetch_of_many_partitions_that_waits_has_no_place() -> None:
         await e.topic("t", partitions=PARTS + 1)
         s = await e.socket()
         await s.tell("fetch", 4, **MANY_PARTS)
-        await until(lambda: e.server._handlers[FetchRequest].__self__._crowd)
+        await until(lambda: e.server._handlers[FetchRequest].__self__._purgatory)
         await until(lambda: e.listener.places.free == LARGE_AT_ONCE)
 
 
@@ -300,11 +302,11 @@ async def test_a_request_of_many_names_lets_others_run_after_every_few(name: str
 
 async def rounds_of(e: Edge, name: str, version: int, fields: dict[str, Any]) -> int:
     """Rounds of the loop in which the request is answered, on a clock that tells of no time that passes."""
-    node = Node(host="127.0.0.1", port=1)
-    peer = Peer(connection=e.admin, node=node, host="127.0.0.1", turns=Turns(ManualClock()))
-    call = Call(peer=peer, version=version, client_id="c", request=build(name, version, **fields))
-    answers.enter(Room(turns=peer.turns))
-    answering = asyncio.ensure_future(e.listener.routes[ApiKey[name.upper()]].answer(call))
+    node = AdvertisedNode(host="127.0.0.1", port=1)
+    peer = Peer(server=e.server, connection=e.admin, node=node, host="127.0.0.1", turns=Turns(ManualClock()))
+    call = SocketCall(peer=peer, version=version, client_id="c", request=build(name, version, **fields))
+    answers.enter(AnswerSpace(turns=peer.turns))
+    answering = asyncio.ensure_future(e.listener.endpoints[ApiKey[name.upper()]].answer(call))
     rounds = 0
     while not answering.done():
         await asyncio.sleep(0)

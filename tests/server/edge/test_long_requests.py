@@ -30,9 +30,10 @@ from flowshare.protocol.messages import (
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
-from flowshare.server.edge.base import Call, Node, Operation, Peer, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.base import AdvertisedNode, Peer, SocketCall
 from flowshare.server.edge.records import APPEND_COST
-from flowshare.server.turns import TURN, Turns
+from flowshare.server.runtime.turns import TURN, Turns
 from tests.groups.builders import subscription
 from tests.server.edge.kit import Rights, batch, build, edge, ms, part
 
@@ -42,9 +43,12 @@ MANY = 2 * TURN
 NONE = ErrorCode.NONE
 
 
-async def rounds(count: int) -> None:
-    for _ in range(count):
+async def begun(request, rounds: int = 3) -> asyncio.Future:
+    """A request that has gone on for some rounds of the loop when another one comes."""
+    task = asyncio.ensure_future(request)
+    for _ in range(rounds):
         await asyncio.sleep(0)
+    return task
 
 
 def to_commit(offset: int = 7) -> tuple[OffsetToCommit, ...]:
@@ -55,6 +59,30 @@ async def stored(e) -> set[int]:
     """Offsets that are committed, of all partitions."""
     answer = await e.admin.send(OffsetFetchRequest(group_id="g", partitions=None, require_stable=True))
     return {one.offset for one in answer.partitions}
+
+
+def commit_request(*partitions: int, offset: int) -> dict:
+    """Fields of an OffsetCommit of nobody's at a socket."""
+    return {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [
+            part(
+                name="t",
+                partitions=[
+                    part(
+                        partition_index=number,
+                        committed_offset=offset,
+                        committed_leader_epoch=-1,
+                        committed_metadata="",
+                    )
+                    for number in partitions
+                ],
+            )
+        ],
+    }
 
 
 def told(answer) -> set[ErrorCode]:
@@ -88,8 +116,7 @@ async def test_a_member_that_goes_while_its_offsets_are_read_commits_none_of_the
         await e.topic("t", partitions=MANY)
         mine = await member(e)
         request = OffsetCommitRequest(group_id="g", member_id=mine, generation=1, offsets=to_commit())
-        committing = asyncio.ensure_future(e.admin.send(request))
-        await rounds(3)
+        committing = await begun(e.admin.send(request))
         leaving = LeaveGroupRequest(group_id="g", members=(LeavingMember(mine),))
         assert (await e.admin.send(leaving)).error is NONE
         assert told(await committing) == {ErrorCode.UNKNOWN_MEMBER_ID}
@@ -99,8 +126,7 @@ async def test_a_member_that_goes_while_its_offsets_are_read_commits_none_of_the
 async def test_offsets_of_a_topic_that_is_deleted_while_they_are_committed_go_with_it():
     async with edge() as e:
         await e.topic("t", partitions=MANY)
-        committing = asyncio.ensure_future(e.admin.send(OffsetCommitRequest(group_id="g", offsets=to_commit())))
-        await rounds(3)
+        committing = await begun(e.admin.send(OffsetCommitRequest(group_id="g", offsets=to_commit())))
         assert (await e.admin.send(DeleteTopicRequest(name="t"))).error is NONE
         assert told(await committing) <= {NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         await e.topic("t", partitions=MANY)
@@ -120,8 +146,7 @@ async def test_a_transaction_that_ends_while_its_offsets_are_read_has_none_of_th
             producer_epoch=producer.epoch,
             offsets=to_commit(),
         )
-        committing = asyncio.ensure_future(e.admin.send(request))
-        await rounds(3)
+        committing = await begun(e.admin.send(request))
         ended = EndTxnRequest(transactional_id="x", producer=producer, committed=True)
         assert (await e.admin.send(ended)).error is NONE
         assert told(await committing) == {ErrorCode.INVALID_TXN_STATE}
@@ -133,8 +158,7 @@ async def test_offsets_that_a_new_member_reads_are_not_deleted_under_it():
         await e.topic("t", partitions=MANY)
         await e.admin.send(OffsetCommitRequest(group_id="g", offsets=to_commit()))
         gone = tuple(("t", number) for number in range(MANY))
-        deleting = asyncio.ensure_future(e.admin.send(OffsetDeleteRequest(group_id="g", partitions=gone)))
-        await rounds(3)
+        deleting = await begun(e.admin.send(OffsetDeleteRequest(group_id="g", partitions=gone)))
         await member(e)
         assert (await deleting).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert await stored(e) == {7}
@@ -144,15 +168,16 @@ async def test_an_offset_fetch_tells_of_one_moment():
     async with edge() as e:
         await e.topic("t", partitions=MANY)
         await e.admin.send(OffsetCommitRequest(group_id="g", offsets=to_commit(1)))
-        fetching = asyncio.ensure_future(stored(e))
-        await rounds(1)
+        fetching = await begun(stored(e), rounds=1)
         await e.admin.send(OffsetCommitRequest(group_id="g", offsets=(OffsetToCommit("t", MANY - 1, 2),)))
         assert await fetching == {1}
 
 
 def caller(e, rights: Rights | None = None) -> Peer:
-    node = Node(host="127.0.0.1", port=1)
-    peer = Peer(connection=e.admin, node=node, host="127.0.0.1", turns=Turns(e.server.clock, e.listener.line))
+    node = AdvertisedNode(host="127.0.0.1", port=1)
+    peer = Peer(
+        server=e.server, connection=e.admin, node=node, host="127.0.0.1", turns=Turns(e.server.clock, e.listener.line)
+    )
     peer.authorizer = rights or Rights()
     return peer
 
@@ -161,25 +186,9 @@ async def test_a_right_to_a_group_that_is_taken_away_while_a_commit_is_read_coun
     async with edge() as e:
         await e.topic("t", partitions=MANY)
         rights = Rights()
-        request = build(
-            "offset_commit",
-            8,
-            group_id="g",
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            group_instance_id=None,
-            topics=[
-                part(
-                    name="t",
-                    partitions=[
-                        part(partition_index=n, committed_offset=1, committed_metadata="") for n in range(MANY)
-                    ],
-                )
-            ],
-        )
-        call = Call(peer=caller(e, rights), version=8, client_id="c", request=request)
-        answering = asyncio.ensure_future(e.listener.routes[ApiKey.OFFSET_COMMIT].answer(call))
-        await rounds(2)
+        request = build("offset_commit", 8, **commit_request(*range(MANY), offset=1))
+        call = SocketCall(peer=caller(e, rights), version=8, client_id="c", request=request)
+        answering = await begun(e.listener.endpoints[ApiKey.OFFSET_COMMIT].answer(call), rounds=2)
         rights.denied = ((Operation.READ, ResourceType.GROUP, "g"),)
         answer = await answering
         assert {one.error_code.name for one in answer.topics[0].partitions} == {"group_authorization_failed"}
@@ -190,29 +199,8 @@ async def test_a_short_commit_behind_a_long_one_is_the_last_one():
     async with edge() as e:
         await e.topic("t", partitions=MANY)
         s = await e.socket()
-        for count, offset in ((MANY, 1), (1, 2)):
-            await s.tell(
-                "offset_commit",
-                8,
-                group_id="g",
-                generation_id_or_member_epoch=-1,
-                member_id="",
-                group_instance_id=None,
-                topics=[
-                    part(
-                        name="t",
-                        partitions=[
-                            part(
-                                partition_index=MANY - 1 - number,
-                                committed_offset=offset,
-                                committed_leader_epoch=-1,
-                                committed_metadata="",
-                            )
-                            for number in range(count)
-                        ],
-                    )
-                ],
-            )
+        await s.tell("offset_commit", 8, **commit_request(*reversed(range(MANY)), offset=1))
+        await s.tell("offset_commit", 8, **commit_request(MANY - 1, offset=2))
         for _ in range(2):
             await s.answer("offset_commit", 8)
         last = await e.admin.send(OffsetFetchRequest(group_id="g", partitions=(("t", MANY - 1), ("t", 0))))
@@ -247,8 +235,8 @@ async def test_a_produce_request_begins_few_appends_in_a_round():
     storage = Counting(LoopClock())
     async with edge(storage=storage) as e:
         await e.topic("t", partitions=PARTS)
-        call = Call(peer=caller(e), version=9, client_id="c", request=build("produce", 9, **produce(PARTS, b"v")))
-        answering = asyncio.ensure_future(e.listener.routes[ApiKey.PRODUCE].answer(call))
+        call = SocketCall(peer=caller(e), version=9, client_id="c", request=build("produce", 9, **produce(PARTS, b"v")))
+        answering = asyncio.ensure_future(e.listener.endpoints[ApiKey.PRODUCE].answer(call))
         most = 0
         while not answering.done():
             before = storage.begun

@@ -9,9 +9,10 @@ from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import FetchedLog, FetchRequest, FetchResponse
-from flowshare.server import records
-from flowshare.server.edge.base import Operation, ResourceType
-from tests.server.edge.kit import NONE, batch, edge, ms, part, until
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.records import records
+from tests.server.edge.kit import NONE, batch, edge, ms, part
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -416,7 +417,7 @@ async def test_when_fetches_of_too_many_partitions_wait_those_of_most_are_answer
     async with edge() as e:
         await e.topic(partitions=9)
         small, large, other = [await e.socket() for _ in range(3)]
-        waiting = e.server._handlers[FetchRequest].__self__._crowd
+        waiting = e.server._handlers[FetchRequest].__self__._purgatory
         for s, count, parked in ((small, 2, 2), (large, 8, 10), (other, 3, 5)):
             await s.tell("fetch", 12, **to_fetch(*(("t", number, 0) for number in range(count)), wait=600_000))
             await until(lambda parked=parked: len(waiting) == parked)
@@ -433,8 +434,8 @@ async def test_a_fetch_of_a_closed_connection_leaves_nothing_behind() -> None:
         s = await e.socket()
         await s.tell("fetch", 12, **to_fetch(("t", 0, 0), wait=600_000))
         handler = e.server._handlers[FetchRequest].__self__
-        await until(lambda: len(handler._watch) == 1)
+        await until(lambda: len(handler._watch._waiters) == 1)
 
         await s.close()
 
-        await until(lambda: len(handler._watch) == 0)
+        await until(lambda: len(handler._watch._waiters) == 0)

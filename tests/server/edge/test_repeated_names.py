@@ -16,9 +16,9 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
 from flowshare.protocol.messages import DescribeShareGroupOffsetsResponse, OffsetCommitRequest, OffsetToCommit
 from flowshare.protocol.private import SHARE_OFFSETS, SHARE_RESUME
-from flowshare.server.edge.base import Call, Node, Peer
-from flowshare.server.edge.table import families, table
-from flowshare.server.turns import Turns
+from flowshare.server.edge.base import AdvertisedNode, Peer, SocketCall
+from flowshare.server.edge.table import endpoints, table
+from flowshare.server.runtime.turns import Turns
 from tests.server.edge.kit import batch, edge
 
 pytestmark = pytest.mark.asyncio
@@ -138,10 +138,9 @@ async def something_to_tell(e) -> Any:
 
 def kafkas() -> list[tuple[ApiKey, int]]:
     """All of Kafka's APIs that are served and have lists, in their lowest and highest version."""
-    server = SimpleNamespace(topics=None, config=None)
     found = []
-    for key, api in table(families(server, clock=None)).items():
-        for version in sorted({api.lowest, api.highest}):
+    for key, api in table(endpoints(clock=None)).items():
+        for version in sorted(set(api.versions)):
             if key not in BY_POSITION | OWN_FORM and any(lists(entity(api.key.name.lower(), version, "request"))):
                 found.append((api.key, version))
     return found
@@ -153,16 +152,22 @@ async def test_what_stands_in_a_request_many_times_is_answered_as_if_it_stood_th
     schema = entity(name, version, "request")
     async with edge() as e:
         topic_id = await something_to_tell(e)
-        route = e.listener.routes[key]
+        endpoint = e.listener.endpoints[key]
 
         async def answered(maker: Maker) -> Any:
             frame = write_request(1, "c", maker.make(schema))[4:]
-            _, request = route.decode(request_start(frame), frame)
+            _, request = endpoint.read(request_start(frame), frame)
             connection = e.server.connect(client_id="c")
-            peer = Peer(connection=connection, node=Node(host="h", port=1), host="h", turns=Turns(e.server.clock))
-            answer = await route.answer(Call(peer=peer, version=version, client_id="c", request=request))
+            peer = Peer(
+                server=e.server,
+                connection=connection,
+                node=AdvertisedNode(host="h", port=1),
+                host="h",
+                turns=Turns(e.server.clock),
+            )
+            answer = await endpoint.answer(SocketCall(peer=peer, version=version, client_id="c", request=request))
             await connection.close()
-            return read_response(name, version, route.encode(1, version, answer)[4:])[1]
+            return read_response(name, version, endpoint.write(1, version, answer)[4:])[1]
 
         for path in lists(schema):
             once = parts(await answered(Maker(topic_id, path)))
@@ -179,11 +184,11 @@ async def test_private_calls_take_a_partition_once():
             sent.append(request)
             return DescribeShareGroupOffsetsResponse()
 
-        peer = SimpleNamespace(connection=SimpleNamespace(send=send), may=lambda *_: True)
-        answer = e.listener.routes[ApiKey.FLOWSHARE].answer
+        peer = SimpleNamespace(connection=SimpleNamespace(send=send), may=lambda *_: True, need=lambda *_: None)
+        answer = e.listener.endpoints[ApiKey.FLOWSHARE].answer
 
         async def ask(**body) -> dict[str, Any]:
-            return await answer(Call(peer=peer, version=0, client_id="c", request=body))
+            return await answer(SocketCall(peer=peer, version=0, client_id="c", request=body))
 
         assert "error" not in await ask(call=SHARE_OFFSETS, group_id="g", topics={NAME: [0] * TIMES})
         assert sent[0].topics == {NAME: (0,)}

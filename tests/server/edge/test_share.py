@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from flowshare.protocol.batches import decode_all
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.share.config import ServerConfig
 from tests.server.edge.kit import batch, edge, ms, part
 

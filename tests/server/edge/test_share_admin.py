@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 from tests.server.edge.kit import batch, edge, part
 from tests.server.edge.test_share import Member, heartbeat, parts, ranges, ready
 

@@ -8,6 +8,8 @@ import pytest
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.config import ServerConfig
+from tests.server.edge import classic
+from tests.server.edge.classic import asked_to_join
 from tests.server.edge.kit import edge, ms, part
 
 pytestmark = pytest.mark.asyncio
@@ -17,18 +19,10 @@ SETTING = "coordinator.state.max.bytes"
 SMALL = ServerConfig(coordinator_state_bytes=100_000)
 
 
-async def join(socket, group_id, size, *, member_id=""):
-    """JoinGroup, in the version without a first round."""
-    return await socket.ask(
-        "join_group",
-        3,
-        group_id=group_id,
-        session_timeout=ms(30_000),
-        rebalance_timeout=ms(30_000),
-        member_id=member_id,
-        protocol_type="consumer",
-        protocols=[part(name="range", metadata=bytes(size))],
-    )
+async def join(socket, group_id, size, *, member_id="", version=3):
+    """JoinGroup with so much metadata; version 3 has no first round."""
+    fields = asked_to_join(member_id, group_id=group_id, protocols=[part(name="range", metadata=bytes(size))])
+    return await socket.ask("join_group", version, **fields)
 
 
 async def leave(socket, group_id, member_id):
@@ -38,33 +32,19 @@ async def leave(socket, group_id, member_id):
 
 async def sync(socket, group_id, joined, size):
     """SyncGroup of a leader that is alone: the error."""
-    answer = await socket.ask(
-        "sync_group",
-        3,
-        group_id=group_id,
-        member_id=joined.member_id,
-        generation_id=joined.generation_id,
-        group_instance_id=None,
-        assignments=[part(member_id=joined.member_id, assignment=bytes(size))],
-    )
+    mine = [part(member_id=joined.member_id, assignment=bytes(size))]
+    generation = joined.generation_id
+    answer = await classic.sync(socket, joined.member_id, 3, generation, group_id=group_id, assignments=mine)
     return int(answer.error_code)
 
 
-async def commit(socket, group_id, partitions, size, *, topic="t"):
+async def commit(socket, group_id, partitions, size):
     """OffsetCommit of a simple consumer: the errors."""
     offsets = [
         part(partition_index=one, committed_offset=1, committed_leader_epoch=-1, committed_metadata="m" * size)
         for one in partitions
     ]
-    answer = await socket.ask(
-        "offset_commit",
-        7,
-        group_id=group_id,
-        generation_id_or_member_epoch=-1,
-        member_id="",
-        group_instance_id=None,
-        topics=[part(name=topic, partitions=offsets)],
-    )
+    answer = await classic.commit(socket, 7, group=group_id, topics=[part(name="t", partitions=offsets)])
     return {int(one.error_code) for one in answer.topics[0].partitions}
 
 
@@ -115,19 +95,6 @@ def counted_anew(e):
     e.server.share._budget.came()
 
 
-async def topic(e, partitions):
-    """Make the topic."""
-    socket = await e.socket()
-    made = await socket.ask(
-        "create_topics",
-        5,
-        topics=[part(name="t", num_partitions=partitions, replication_factor=1, assignments=[], configs=[])],
-        timeout=ms(10_000),
-        validate_only=False,
-    )
-    assert int(made.topics[0].error_code) == 0
-
-
 async def test_members_metadata_takes_only_what_is_left():
     async with edge(config=SMALL) as e:
         s = await e.socket()
@@ -146,24 +113,7 @@ async def test_members_metadata_takes_only_what_is_left():
 async def test_awaited_members_take_only_what_is_left():
     async with edge(config=ServerConfig(coordinator_state_bytes=20_000)) as e:
         s = await e.socket()
-        codes = [
-            int(
-                (
-                    await s.ask(
-                        "join_group",
-                        4,
-                        group_id="g",
-                        session_timeout=ms(30_000),
-                        rebalance_timeout=ms(30_000),
-                        member_id="",
-                        group_instance_id=None,
-                        protocol_type="consumer",
-                        protocols=[part(name="range", metadata=b"")],
-                    )
-                ).error_code
-            )
-            for _ in range(20)
-        ]
+        codes = [int((await join(s, "g", 0, version=4)).error_code) for _ in range(20)]
         asked_again = int(ErrorCode.MEMBER_ID_REQUIRED)
         granted = codes.count(asked_again)
         assert codes == [asked_again] * granted + [REFUSED] * (20 - granted)
@@ -188,7 +138,7 @@ async def test_assignments_take_only_what_is_left():
 
 async def test_committed_offsets_take_only_what_is_left():
     async with edge(config=SMALL) as e:
-        await topic(e, 100)
+        await e.topic(partitions=100)
         s = await e.socket()
         assert await commit(s, "g0", range(10), 4_000) == {0}
         assert await commit(s, "g1", range(10), 4_000) == {REFUSED}
@@ -225,7 +175,7 @@ async def test_subscriptions_of_share_groups_take_only_what_is_left():
 
 async def test_partitions_of_transactions_take_only_what_is_left():
     async with edge(config=SMALL) as e:
-        await topic(e, 300)
+        await e.topic(partitions=300)
         s = await e.socket()
         one, two = await producer(s, "one"), await producer(s, "two")
         assert await add(s, one, 300) == {0}

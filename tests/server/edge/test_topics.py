@@ -9,9 +9,10 @@ import pytest
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import CreateTopicRequest
-from flowshare.server.edge.base import Operation, ResourceType
+from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.share.config import ServerConfig
-from tests.server.edge.kit import edge, ms, part, until
+from tests.server.edge.kit import edge, ms, part
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -468,3 +469,40 @@ async def test_the_process_itself_makes_as_many_partitions_as_it_likes():
     async with edge(config=QUOTA) as e:
         for name in "abc":
             assert (await e.admin.send(CreateTopicRequest(name=name, partitions=100))).error is ErrorCode.NONE
+
+
+# --- leaders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(3))
+async def test_the_one_node_leads_so_that_no_leader_is_to_be_elected(version) -> None:
+    async with edge() as e:
+        await e.topic("t", partitions=2)
+        s = await e.socket()
+        wanted = [part(topic="t", partitions=(0, 1, 1, 2)), part(topic="none", partitions=(0,))]
+
+        answer = await s.ask("elect_leaders", version, election_type=0, topic_partitions=wanted, timeout=ms(1_000))
+        nothing = await s.ask("elect_leaders", version, election_type=0, topic_partitions=None, timeout=ms(1_000))
+
+        found = {
+            (topic.topic, one.partition_id): one.error_code.name
+            for topic in answer.replica_election_results
+            for one in topic.partition_result
+        }
+        missing = "unknown_topic_or_partition"
+        needless = "election_not_needed"
+        assert found == {("t", 0): needless, ("t", 1): needless, ("t", 2): missing, ("none", 0): missing}
+        assert nothing.replica_election_results == ()
+
+
+async def test_electing_leaders_needs_a_right_on_the_cluster() -> None:
+    async with edge((Operation.ALTER, ResourceType.CLUSTER, None)) as e:
+        await e.topic("t")
+        s = await e.socket()
+
+        answer = await s.ask(
+            "elect_leaders", 2, election_type=0, topic_partitions=[part(topic="t", partitions=(0,))], timeout=ms(1)
+        )
+
+        ((one,),) = [topic.partition_result for topic in answer.replica_election_results]
+        assert one.error_code.name == "cluster_authorization_failed"

@@ -9,15 +9,16 @@ import pytest
 from flowshare.groups.types import ClassicConfig
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
-from flowshare.server.edge.base import Operation, ResourceType
-from flowshare.server.edge.transactions import TransactionsEdge
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge import transactions
+from flowshare.server.edge.derived import handed_on
 from flowshare.share.config import ServerConfig
 from flowshare.transactions.config import TransactionConfig
 from tests.server.edge.kit import edge, errors, ms, part
 
 pytestmark = pytest.mark.asyncio
 
-VERSIONS = {api.key: range(api.lowest, api.highest + 1) for api in TransactionsEdge(topics=None).apis()}  # type: ignore[arg-type]
+VERSIONS = {api.key: range(api.versions[0], api.versions[1] + 1) for api in (*transactions.ENDPOINTS, *handed_on())}
 ID = {"transactional_id": "tx", "v3_and_below_transactional_id": "tx"}
 WRITE_ID = (Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "tx")
 

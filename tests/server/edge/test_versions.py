@@ -6,7 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.kafka import ApiKey
-from flowshare.server.edge.table import families, table
+from flowshare.server.edge.table import endpoints, table
 from tests.server.edge.kit import batch, edge, errors, ms, part
 
 pytestmark = pytest.mark.asyncio
@@ -146,14 +146,14 @@ OURS = (
 async def test_an_api_answers_in_every_version_that_is_advertised(key: ApiKey) -> None:
     name = key.name.lower()
     async with edge() as e:
-        api = table(families(e.server, clock=e.server.clock))[key]
+        api = table(endpoints(clock=e.server.clock))[key]
         topic_id = await e.topic()
         s = await e.socket()
         fields = requests(topic_id)
         await s.ask("produce", 13, **fields["produce"])
         await s.ask("alter_share_group_offsets", 0, **{**fields["alter_share_group_offsets"], "group_id": "kept-group"})
         await s.ask("initialize_share_group_state", 0, **fields["initialize_share_group_state"])
-        for version in range(api.lowest, api.highest + 1):
+        for version in range(api.versions[0], api.versions[1] + 1):
             if key is ApiKey.DELETE_TOPICS:
                 await e.topic("old")
             if key is ApiKey.DELETE_GROUPS:

@@ -16,7 +16,7 @@ from flowshare.server.security.tls import ServerTls
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
 from tests.server.world import batch
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 USERS = "admin=top secret\nalice=wonder land\nbob=builder\n"
 ACLS = """
 allow User:alice read topic orders

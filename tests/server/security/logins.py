@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowshare.client.login import Plain, Scram
+from flowshare.client.net.login import PlainClient, ScramClient
 from flowshare.log.memory import MemoryStorage
 from flowshare.server.security.sasl import Sasl
 from flowshare.server.security.users import Users
@@ -34,7 +34,11 @@ async def sasl(text: str = "alice=wonder land\nbob=builder\n", **options) -> Sas
 
 def client(mechanism: str, name: str, password: str):
     """The other end."""
-    return Plain(name, password) if mechanism == "PLAIN" else Scram(mechanism, name, password, nonce="clientnonce")
+    return (
+        PlainClient(name, password)
+        if mechanism == "PLAIN"
+        else ScramClient(mechanism, name, password, nonce="clientnonce")
+    )
 
 
 def log_in(sasl: Sasl, mechanism: str, name: str, password: str) -> str | None:

@@ -14,8 +14,8 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.server.edge import acls as acl_apis
 from flowshare.server.edge.acls import AclApis
-from flowshare.server.security.authorizer import AclStore
-from flowshare.server.turns import TURN, Turns
+from flowshare.server.runtime.turns import TURN, Turns
+from flowshare.server.security.acl_store import AclStore
 from tests.server.security.broker import ACLS, Talk, parts, secured
 
 pytestmark = pytest.mark.asyncio
@@ -203,7 +203,7 @@ async def test_what_one_request_removes_is_bounded(tmp_path: Path, monkeypatch: 
 async def test_a_request_of_many_filters_lets_others_run_after_every_few() -> None:
     filters = [SimpleNamespace(**EVERYTHING | {"resource_name_filter": f"n{number}"}) for number in range(4 * TURN)]
     clock = LoopClock()
-    peer = SimpleNamespace(may=lambda *_: True, turns=Turns(clock))
+    peer = SimpleNamespace(need=lambda *_: None, turns=Turns(clock))
     (deletes,) = (api for api in AclApis(AclStore(MemoryStorage(clock))).apis() if api.key is ApiKey.DELETE_ACLS)
 
     call = SimpleNamespace(peer=peer, version=3, request=SimpleNamespace(filters=filters))

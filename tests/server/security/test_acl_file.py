@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowshare.server.edge.base import CLUSTER_NAME, Operation, ResourceType
+from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
 from flowshare.server.security.acl_file import BadAclFile, parse_acls, read_acls
 from flowshare.server.security.acls import Acl
 

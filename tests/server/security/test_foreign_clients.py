@@ -25,13 +25,13 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from flowshare.client.security import Security
+from flowshare.client.net.security import Security
 from tests.server.security.broker import Secured, secured
 from tests.server.security.certificates import Certificates
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 ACLS = """
 allow User:alice write topic orders

@@ -43,12 +43,12 @@ class Clients:
 
     async def _one(self, host: str, name: str, right: bool) -> None:
         try:
-            attempt = await self.guesses.begin(host, name)
+            end = await self.guesses.begin(host, name)
         except ConnectionError:
             self.ends[host, "closed"] += 1
             return
         self.ends[host, "looked at"] += 1
-        attempt.end(failed=not right)
+        end(failed=not right)
 
 
 async def test_an_address_guesses_ten_times_at_once_and_then_once_a_second() -> None:
@@ -126,7 +126,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch) -> None:
         await clients.log_in(f"10.0.0.{number}", f"user{number}", right=number % 2 == 0)
 
     found = clients.guesses
-    assert (len(found._addresses), len(found._names), len(found._familiar)) == (3, 3, 3)
+    assert (len(found._addresses._tallies), len(found._names._tallies), len(found._familiar)) == (3, 3, 3)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from flowshare.client.errors import ClientError, ServerError
-from flowshare.client.security import Security
+from flowshare.client.net.security import Security
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
-from flowshare.client.tcp import open_tcp
 from flowshare.clock import LoopClock, TimerHandle
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
@@ -57,7 +57,7 @@ class Impatient(LoopClock):
 
 async def open_and_close(broker: Secured, security: Security | None) -> set[int]:
     """Connect with flowshare's client; which APIs the broker has."""
-    settings = LinkSettings(connect_timeout_s=15.0)
+    settings = LinkSettings(connect_timeout=15.0)
     connection = await open_tcp(
         broker.host, broker.port, client_id="test", clock=LoopClock(), settings=settings, security=security
     )

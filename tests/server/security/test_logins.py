@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowshare.client.login import LoginError, Scram
+from flowshare.client.net.login import LoginError, ScramClient
 from flowshare.protocol import scram
 from flowshare.server.security.credentials import Credential, hashed
-from flowshare.server.security.plain import PlainLogin
-from flowshare.server.security.sasl import MECHANISMS, WRONG, LoginFailed, Sasl, UnknownMechanism
-from flowshare.server.security.scram import ScramLogin
+from flowshare.server.security.sasl import (
+    MECHANISMS,
+    WRONG,
+    LoginFailed,
+    PlainLogin,
+    Sasl,
+    ScramLogin,
+    UnknownMechanism,
+)
 from tests.server.security.logins import client, log_in, memory, numbered, sasl, users
 
 pytestmark = pytest.mark.asyncio
@@ -29,7 +35,7 @@ async def test_rfc_7677s_example_is_spoken_by_both_ends() -> None:
     salt = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
     found = await users(f"user: {hashed('SCRAM-SHA-256', 'pencil', salt=salt)}")
     server = ScramLogin(found, "SCRAM-SHA-256", nonce="%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0")
-    own = Scram("SCRAM-SHA-256", "user", "pencil", nonce="rOprNGfwEbeRWgbNEkqO")
+    own = ScramClient("SCRAM-SHA-256", "user", "pencil", nonce="rOprNGfwEbeRWgbNEkqO")
 
     assert own.first() == FIRST
     assert server.step(FIRST).reply == CHALLENGE

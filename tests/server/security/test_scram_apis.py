@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.edge import scram
+from flowshare.server.edge import sasl as scram
 from tests.server.security.broker import Talk, parts, secured
 
 pytestmark = pytest.mark.asyncio

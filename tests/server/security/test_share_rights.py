@@ -1,4 +1,4 @@
-"""What ACLs refuse a member of a share group (share-groups.md F26, §3.2–3.9), by the numbers of its scenarios."""
+"""What ACLs refuse a member of a share group (SG-16.1, SG-16.2), by the numbers of its scenarios."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from flowshare.client.security import BadSecurity, Security
+from flowshare.client.net.security import BadSecurity, Security
 from flowshare.server.security.tls import BadTls, ServerTls, principal_of
 from tests.server.security.certificates import Certificates
 

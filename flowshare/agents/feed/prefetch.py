@@ -1,0 +1,365 @@
+"""Prefetching: how many records an agent fetches ahead of its handlers, and when.
+
+An agent holds what its handlers work on and what they finish in about 50 ms. Slow handlers keep next to nothing in the
+buffer, so that other members find work; fast ones keep thousands, so that none waits for the next fetch. Against a
+broker the record locks bound it, too: they are shared with the other members of the group, and a fetch takes a part of
+an agent's own, never all at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.errors import ClientError, Closed
+from flowshare.client.session.share_session import Plan
+from flowshare.share.types import AcquireMode
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from flowshare.agents.feed.acknowledgements import AckSender
+    from flowshare.agents.feed.delays import Delays
+    from flowshare.agents.feed.locks import HeldRecords
+    from flowshare.agents.feed.members import Member
+    from flowshare.agents.feed.reader import Reader
+    from flowshare.agents.feed.stalls import StallWatch
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.handler.rate_limit import TokenBucket
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.session.member import Fetched
+    from flowshare.clock import Clock, TimerHandle
+
+logger = logging.getLogger("flowshare.agents")
+
+
+AHEAD_S: Final = 0.05
+"""How long the buffer should last."""
+AHEAD_CAREFUL_S: Final = 0.2
+"""The same where giving back costs an attempt: a fetch takes longer there, and nothing is held until it is sure to run
+soon."""
+STUCK_S: Final = 1.0
+"""After so long without any record finished, the buffer is given back."""
+BUFFER_MAX: Final = 8_000
+_WINDOW_S: Final = 0.005
+_WINDOW_RECORDS: Final = 500
+ASK_S: Final = 5.0
+SOON_S: Final = 1.0
+"""After the start members come one after the other."""
+SOON_TIMES: Final = 5
+WINDOW_PARTS: Final = 3
+"""Fetches that a member's record locks are meant for."""
+UNCONFIRMED_MAX: Final = 50_000
+"""Acknowledgements without an answer; with so many nothing is asked for."""
+FEW: Final = 32
+"""Records of a fetch that are handed to the handlers before the next fetch leaves."""
+FETCH_BYTES_MAX: Final = 16 << 20
+FETCH_BYTES_USUAL: Final = 1 << 20
+"""What a fetch allows as long as its records need no more: a broker looks at every batch of what it may send."""
+FETCH_WAIT_S: Final = 0.5
+FAILED_WAIT_S: Final = 1.0
+"""Pause after a fetch that failed."""
+
+
+class Prefetch:
+    """Measures the handlers' speed and says how many records to hold. Times are monotonic seconds."""
+
+    __slots__ = ("_at_once", "_busy_s", "_careful", "_count", "_fixed", "_rate", "progress_at", "stuck")
+
+    def __init__(self, at_once: int, *, fixed_buffer: int = 0, careful: bool = False, now: float = 0.0) -> None:
+        """at_once: records that handlers work on at once. fixed_buffer: hold at least so many more (a whole batch).
+
+        careful: giving back costs an attempt, so nothing is held that may have to go back.
+        """
+        self._careful = careful
+        self._at_once = at_once
+        self._fixed = fixed_buffer
+        self._rate: float | None = None
+        self._count = 0
+        self._busy_s = 0.0
+        self.progress_at = now
+        self.stuck = False
+        """Whether nothing finished for so long that nothing more should be buffered."""
+
+    def begun(self, now: float) -> None:
+        """The pool gets work after it had none: the time before does not count."""
+        self.progress_at = now
+
+    def finished(self, count: int, now: float) -> None:
+        """Records finished."""
+        self._busy_s += now - self.progress_at
+        self._count += count
+        self.progress_at = now
+        self.stuck = False
+        if self._busy_s < _WINDOW_S and self._count < _WINDOW_RECORDS:
+            return
+        measured = self._count / max(self._busy_s, 1e-6)
+        self._rate = measured if self._rate is None else (self._rate + measured) / 2
+        self._busy_s = 0.0
+        self._count = 0
+
+    def still_running(self, busy: int, now: float, *, full: bool) -> bool:
+        """Look at the time since something finished; returns whether the buffer is to be given back.
+
+        busy: records that handlers hold. full: what is buffered cannot be begun.
+        """
+        waited_s = now - self.progress_at
+        if waited_s > 0.25 and self._rate is not None:
+            self._rate = min(self._rate, max(busy, 1) / waited_s)
+        if waited_s < STUCK_S or not full:
+            return False
+        self.stuck = True
+        return True
+
+    @property
+    def target(self) -> int:
+        """How many records to hold in all."""
+        if self.stuck:
+            return self._at_once
+        if self._careful:
+            ahead = 0 if self._rate is None else int(self._rate * AHEAD_CAREFUL_S)
+            return self._at_once + max(min(BUFFER_MAX, ahead), self._fixed)
+        # Until the speed is known as many wait as run; what slow handlers do not get to goes back.
+        wanted = self._at_once if self._rate is None else int(self._rate * AHEAD_S)
+        ahead = min(BUFFER_MAX, wanted)
+        return self._at_once + max(1, ahead, self._fixed)
+
+
+class GroupSize:
+    """How many members a group has, looked at now and then: nobody may take all of the record locks that they share.
+
+    On the service loop.
+    """
+
+    def __init__(self, agent: ShareAgent, locks: int, *, clock: Clock, admin: ShareAdmin) -> None:
+        """locks: records of one partition that may be in flight in the whole group."""
+        self._group = agent.group
+        self._topics = frozenset(agent.topics)
+        self._group_locks = locks
+        self._clock = clock
+        self._admin = admin
+        self._task: asyncio.Task[None] | None = None
+        self.members = 1
+
+    @property
+    def locks(self) -> int:
+        """Record locks for one member, at least one."""
+        return max(1, self._group_locks // self.members)
+
+    @property
+    def fetch_locks(self) -> int:
+        """Locks for one fetch, not all at once: while some are fetched, others are handled or acknowledged."""
+        return max(1, self.locks // WINDOW_PARTS)
+
+    async def start(self) -> None:
+        """Look now, and then every few seconds."""
+        await self._look()
+        self._task = asyncio.create_task(self._watch(), name=f"members {self._group}")
+
+    async def stop(self) -> None:
+        """Look no more."""
+        task, self._task = self._task, None
+        await cancelled(task)
+
+    async def _watch(self) -> None:
+        looks = 0
+        while True:
+            await self._clock.sleep(SOON_S if looks < SOON_TIMES else ASK_S)
+            looks += 1
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            group = await self._admin.describe_group(self._group)
+        except ClientError as error:
+            logger.debug("group=%s: its members cannot be counted: %s", self._group, error)
+            return
+        self.members = max(1, sum(not self._topics.isdisjoint(member.subscribed_topics) for member in group.members))
+
+
+class FetchSize:
+    """How many records the next fetch asks for beside what is held; on the service loop."""
+
+    __slots__ = ("_acks", "_delays", "_held", "_prefetch", "_reader", "group", "paused")
+
+    def __init__(
+        self, prefetch: Prefetch, held: HeldRecords, acks: AckSender, reader: Reader, delays: Delays | None
+    ) -> None:
+        """delays: holds records that no handler waits for, where servers have no delayed release."""
+        self._prefetch = prefetch
+        self._held = held
+        self._acks = acks
+        self._reader = reader
+        self._delays = delays
+        self.group: GroupSize | None = None
+        """Who shares the record locks; None where servers count what each member holds."""
+        self.paused = False
+        """Whether nothing is asked for. Set by any thread."""
+
+    def wanted(self, unread: int = 0) -> int:
+        """How many records to ask for; 0 when it is not worth asking.
+
+        unread: records that were fetched and are not held yet.
+        """
+        target, held = self._target()
+        count = target - held - unread
+        if self.paused or count < max(1, target // 4) or self._acks.unconfirmed >= UNCONFIRMED_MAX:
+            return 0
+        return count if self.group is None else min(count, self.group.fetch_locks)
+
+    def ahead(self, unread: int) -> int:
+        """The same before what came is read; 0 too where few came, which are read sooner than a fetch has left."""
+        return self.wanted(unread) if unread > FEW else 0
+
+    def whole(self, count: int) -> bool:
+        """Whether batches may come whole: where no other member waits for its part, and they are no longer than it."""
+        return self.group is not None and self.group.members == 1 and 0 < self._reader.batch_records <= count
+
+    def _target(self) -> tuple[int, int]:
+        """How many records to hold, and how many are held that handlers wait for."""
+        if self.group is None or self._delays is None:
+            return self._prefetch.target, self._held.outstanding
+        self._delays.locks = self.group.locks
+        return min(self._prefetch.target, self.group.locks), self._held.outstanding - self._delays.waiting
+
+
+def number_of(fetched: Iterable[Fetched]) -> int:
+    """How many offsets were acquired."""
+    return sum(last - first + 1 for part in fetched for first, last, _ in part.acquired)
+
+
+class Prefetcher:
+    """Fetches of one agent, one after the other, each as soon as it is worth asking; on the service loop.
+
+    Nothing waits in a task: what happens calls, so that a record that comes alone is with its handler in the turn of
+    the loop that read it. Invariant: one fetch was asked for and has not ended (under way), or time must pass
+    (resting), or neither (idle) and then what is wanted is not worth asking.
+
+    | | idle | under way | resting |
+    |---|---|---|---|
+    | `look` | asks, or rests until the rate limit has room | – | – |
+    | a fetch ends | what it brought is taken; looks | the same, idle first | is taken |
+    | it fails, or taking what it brought does | rests | rests | rests anew |
+    | time has passed | – | – | idle; looks |
+
+    A broker takes 1 to 2 ms for a fetch with acknowledgements, reading 1,000 records 0.5 ms: there the next fetch
+    leaves before what the last one brought is read. Few records are handed to the handlers first: these get the
+    interpreter's lock at once then, and not after the next request was written.
+    """
+
+    def __init__(
+        self,
+        agent: ShareAgent,
+        size: FetchSize,
+        bucket: TokenBucket | None,
+        stall: StallWatch,
+        take: Callable[[list[Fetched]], bool],
+        *,
+        clock: Clock,
+    ) -> None:
+        """take: is given what a fetch brought (or nothing); returns whether somebody will call `look` soon."""
+        self._agent = agent
+        self._size = size
+        self._bucket = bucket
+        self._stall = stall
+        self._take = take
+        self._clock = clock
+        self._member: Member | None = None
+        self._record_bytes = 0
+        self._under_way = False
+        self._rest: TimerHandle | None = None
+        self.trouble: str | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether it was, and not stopped."""
+        return self._member is not None
+
+    def start(self, member: Member) -> None:
+        """Begin to fetch over this member."""
+        self._member = member
+        member.on_fetched(self._ended)
+        self.look()
+
+    def stop(self) -> None:
+        """Ask for nothing any more; what fetches under way bring is left to the member's `last_fetch`."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.on_fetched(None)
+        if self._rest is not None:
+            self._rest.cancel()
+
+    def look(self) -> None:
+        """Ask if it is worth it: less is held than before, or more is allowed."""
+        if self._member is None or self._under_way or self._rest is not None:
+            return
+        count = self._size.wanted()
+        if count and self._bucket is not None:
+            count = min(count, self._bucket.available(self._clock.monotonic()))
+            if count <= 0:
+                self._stall.rate_limited(self._bucket.wait_s())
+                self._pause(self._bucket.wait_s())
+                return
+        if count:
+            self._ask(self._member, count)
+        elif self._size.paused:
+            self._stall.paused()
+
+    def _ask(self, member: Member, count: int) -> None:
+        """Whole record batches may come with more records than `count`, where that costs nobody anything: a part of one
+        costs the broker and the member as many bytes as all of it."""
+        mode = AcquireMode.BATCH_OPTIMIZED if self._size.whole(count) else AcquireMode.RECORD_LIMIT
+        bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * count * self._record_bytes))
+        self._under_way = True
+        try:
+            member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode))
+        except Exception as error:  # noqa: BLE001 - each kind is told in its way
+            self._failed(error)
+
+    def _ended(self) -> None:
+        """A fetch has ended. What follows must not raise: others wait for their answers."""
+        member = self._member
+        if member is None:
+            return
+        self._under_way = False
+        try:
+            fetched = member.take_fetched()
+            number = number_of(fetched)
+            if number:
+                self._record_bytes = sum(len(part.records) for part in fetched) // number
+            # Only a broker works meanwhile.
+            if self._size.group is not None and self._bucket is None and (more := self._size.ahead(number)):
+                self._ask(member, more)
+            waits = self._take(fetched)
+            if self._rest is None:
+                self.trouble = None
+        except Exception as error:  # noqa: BLE001 - each kind is told in its way
+            self._failed(error)
+            return
+        if not waits:
+            self.look()
+
+    def _failed(self, error: Exception) -> None:
+        self._under_way = False
+        if isinstance(error, Closed):
+            self.stop()
+            return
+        about = "agent=%s group=%s: %s"
+        if isinstance(error, ClientError):
+            self.trouble = f"fetching fails: {error}"
+            logger.warning(about, self._agent.name, self._agent.group, self.trouble)
+        else:  # a fault of ours must not end the agent in silence
+            self.trouble = f"fetching failed unexpectedly: {type(error).__name__}: {error}"
+            logger.error(about, self._agent.name, self._agent.group, self.trouble, exc_info=error)
+        self._pause(FAILED_WAIT_S)
+
+    def _pause(self, rest_s: float) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = self._clock.call_later(rest_s, self._rested)
+
+    def _rested(self) -> None:
+        self._rest = None
+        self.look()

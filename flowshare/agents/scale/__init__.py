@@ -1,0 +1,8 @@
+"""Backlog of share groups, and how many workers it needs.
+
+- `lag`: rows for `/lag` and `flowshare lag`; `retention`: how long until a record is deleted unfinished.
+- `rates`: speeds out of counters; `scaling`: from figures to a number of workers, and resizing their supervisor by it.
+- `load`: looks at the agents' groups in a worker.
+
+The supervisor that is resized is `agents.worker.supervisor`.
+"""

@@ -1,0 +1,165 @@
+"""`Channel`: what all partitions of a producer share: its connection, its producer id, the sizes of topics, the buffer.
+
+What is asked here is asked until there is an answer, for a time that the caller says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from flowshare.client.errors import ConnectionLost, NotConnected, ServerError, check
+from flowshare.client.net.link import Connect, Link
+from flowshare.client.net.routing import ClusterConnection
+from flowshare.client.producer.batching import Buffer
+from flowshare.protocol import messages
+from flowshare.protocol.errors import ErrorCode
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from flowshare.client.producer.sequence import Identity
+    from flowshare.client.settings import ProducerSettings
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import Request
+
+R = TypeVar("R")
+
+
+def may_pass(error: ServerError) -> bool:
+    """Whether the same question may be answered in a moment. A topic that is not there will not come by itself."""
+    return error.code is ErrorCode.CONCURRENT_TRANSACTIONS or (
+        error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
+
+
+class Channel:
+    """One producer's way to the server."""
+
+    def __init__(self, connect: Connect, *, clock: Clock, settings: ProducerSettings, client_id: str) -> None:
+        self.clock = clock
+        self.settings = settings
+        self.buffer = Buffer(settings.buffer_memory)
+        self._link = Link(connect, clock=clock, settings=settings.link, name=client_id)
+        self._sizes: dict[str, tuple[int, float]] = {}
+        self._identity: Identity | None = None
+        self._naming: asyncio.Task[Identity] | None = None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await cancelled(self._naming)
+        await self._link.close()
+
+    def pause_s(self, tries: int) -> float:
+        """The pause after so many failures in a row."""
+        return self._link.pause_s(tries)
+
+    @property
+    def to_cluster(self) -> bool:
+        """Whether there are several brokers, so that another one may have what this one's disk refuses."""
+        return isinstance(self._link.current, ClusterConnection)
+
+    async def ask(self, request: Request[R], limit_s: float) -> R:
+        """The answer; limit_s: how long a connection may take. Raises: NotConnected, ConnectionLost, Closed."""
+        connection = await self._link.connection(min(limit_s, self.settings.link.connect_timeout))
+        if isinstance(connection, ClusterConnection):  # it goes on without the broker whose connection ended
+            try:
+                return await connection.send(request)
+            except (NotConnected, ConnectionLost):
+                raise
+            except OSError as error:
+                raise ConnectionLost(f"the connection ended: {error}") from error
+        return await self._link.send_on(connection, request)
+
+    async def until_answered(
+        self,
+        ask: Callable[[float], Awaitable[R]],
+        timeout_s: float,
+        passing: Callable[[ServerError], bool] = may_pass,
+    ) -> R:
+        """What `ask`(seconds left) gives, tried until it gives something, or a refusal that is not `passing`.
+
+        Raises: ServerError, NotConnected, ConnectionLost (not in time).
+        """
+        deadline_s = self.clock.monotonic() + timeout_s
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await ask(max(0.0, deadline_s - self.clock.monotonic()))
+            except (ServerError, ConnectionLost, NotConnected) as error:
+                again = not isinstance(error, ServerError) or passing(error)
+                if not again or self.clock.monotonic() + self.pause_s(tries) >= deadline_s:
+                    raise
+            await self.clock.sleep(self.pause_s(tries))
+
+    # --- producer id --------------------------------------------------------------------------------------------
+
+    async def identity(self, timeout_s: float) -> Identity:
+        """The producer id; asked for once. Raises: as `until_answered`."""
+        if self._identity is not None:
+            return self._identity
+        if self._naming is None or self._naming.done():
+            self._naming = asyncio.create_task(self._name(timeout_s), name="producer id")
+        return await asyncio.shield(self._naming)
+
+    def forget(self, identity: Identity) -> None:
+        """The producer id is of no use any more."""
+        if self._identity is not None and self._identity[0] == identity[0]:
+            self._identity = None
+
+    async def _name(self, timeout_s: float) -> Identity:
+        self._identity = identity = await self.until_answered(
+            lambda left_s: self.init(messages.InitProducerIdRequest(), left_s), timeout_s
+        )
+        return identity
+
+    async def init(self, request: messages.InitProducerIdRequest, limit_s: float) -> Identity:
+        """A producer id and epoch. Raises: ServerError, NotConnected, ConnectionLost."""
+        answer = await self.ask(request, limit_s)
+        check(answer.error, answer.message, "producer id")
+        return answer.producer.producer_id, answer.producer.epoch
+
+    # --- sizes of topics ----------------------------------------------------------------------------------------
+
+    def known_size(self, topic: str) -> int | None:
+        """Partitions of the topic; None when not known or known too long ago."""
+        known = self._sizes.get(topic)
+        if known is None or known[1] < self.clock.monotonic():
+            return None
+        return known[0]
+
+    def forget_size(self, topic: str) -> None:
+        """What was known turned out wrong."""
+        self._sizes.pop(topic, None)
+
+    async def size(self, topic: str, timeout_s: float) -> int:
+        """Partitions of the topic, which is made if that is wanted.
+
+        Raises: as `until_answered` (no such topic, a bad name, …).
+        """
+        return await self.until_answered(lambda left_s: self._look_up(topic, left_s), timeout_s)
+
+    async def _look_up(self, topic: str, limit_s: float) -> int:
+        found = await self._describe(topic, limit_s)
+        if found is None and self.settings.auto_create_topics:
+            made = await self.ask(messages.CreateTopicRequest(name=topic), limit_s)
+            if made.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                check(made.error, made.message, f"creating topic {topic}")
+            found = await self._describe(topic, limit_s)
+            if found is None:  # brokers learn of it a moment later
+                raise ServerError(ErrorCode.LEADER_NOT_AVAILABLE, about=f"topic {topic} was made just now")
+        if found is None:
+            raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {topic}")
+        self._sizes[topic] = (found, self.clock.monotonic() + self.settings.metadata_max_age)
+        return found
+
+    async def _describe(self, topic: str, limit_s: float) -> int | None:
+        answer = await self.ask(messages.MetadataRequest(topics=(topic,)), limit_s)
+        for found in answer.topics:
+            if found.name == topic and found.error is ErrorCode.NONE and found.partitions > 0:
+                return found.partitions
+            if found.name == topic and found.error not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise ServerError(found.error, about=f"topic {topic}")
+        return None

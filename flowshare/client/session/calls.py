@@ -1,0 +1,103 @@
+"""Acknowledgements that a member was told to send, and who waits for what becomes of them. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.session.commands import Answered, Command, Late
+from flowshare.client.session.ranges import AckResult
+from flowshare.share.types import AcknowledgeType
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flowshare.protocol.errors import ErrorCode
+    from flowshare.protocol.messages import AckBatch, TopicPartition
+
+RENEW: Final = int(AcknowledgeType.RENEW)
+ONLY_RENEW: Final = frozenset({RENEW})
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One `acknowledge` of the application, whose outcomes are told to `asker`. `outcomes`: in the order of its
+    partitions, None while there is none; `left`: so many of them its answer waits for; `tells_late`: those that wait
+    for another leader are told later."""
+
+    asker: Any
+    outcomes: dict[TopicPartition, AckResult | None]
+    tells_late: bool
+    renewal: bool
+    left: int
+
+
+@dataclass(slots=True, eq=False)
+class Ack:
+    """What a call says of one partition. `since`: what had been acquired when it was said (`Custody.taken`). `result`:
+    what came of the last try, None before the first. `doubted`: some try had no answer. `late`: its call was answered
+    without it. `until_s`: until when it waits for a leader."""
+
+    call: Call
+    tp: TopicPartition
+    batches: Sequence[AckBatch]
+    generation: int | None
+    since: int
+    tries: int = 0
+    result: AckResult | None = None
+    doubted: bool = False
+    late: bool = False
+    until_s: float = 0.0
+
+    @property
+    def only_renews(self) -> bool:
+        """Whether it says nothing but that locks begin anew."""
+        return self.call.renewal and all(ONLY_RENEW.issuperset(batch.types) for batch in self.batches)
+
+
+def is_renewal(acks: Mapping[TopicPartition, Sequence[AckBatch]]) -> bool:
+    """Whether some of it is RENEW: then the whole request is one."""
+    return any(RENEW in batch.types for batches in acks.values() for batch in batches)
+
+
+class Calls:
+    """Tells each outcome once: with its call's answer, or late."""
+
+    def __init__(self, say: Callable[[Command], object], name_of: Callable[[uuid.UUID], str]) -> None:
+        self._say = say
+        self._name_of = name_of
+        self.untold = 0
+        """Acknowledgements without an outcome."""
+
+    def begin(self, acks: Mapping[TopicPartition, Sequence[AckBatch]], asker: object, *, tells_late: bool) -> Call:
+        """A new call."""
+        self.untold += len(acks)
+        if not acks:
+            self._say(Answered(asker, []))
+        return Call(asker, dict.fromkeys(acks), tells_late, is_renewal(acks), len(acks))
+
+    def told(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float = 0.0) -> None:
+        """The outcome, once and for all."""
+        result = self.result(ack, code, message, deadline_s)
+        self.untold -= 1
+        if ack.late:
+            self._say(Late(ack.call.asker, result))
+            return
+        ack.call.outcomes[ack.tp] = result
+        self._counted(ack.call)
+
+    def put_off(self, ack: Ack) -> None:
+        """It will be told late, if its call can be answered without it."""
+        if ack.call.tells_late and not ack.late:
+            ack.late = True
+            self._counted(ack.call)
+
+    def _counted(self, call: Call) -> None:
+        call.left -= 1
+        if call.left == 0:
+            results = [result for result in call.outcomes.values() if result is not None]
+            self._say(Answered(call.asker, results))
+
+    def result(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float = 0.0) -> AckResult:
+        return AckResult(self._name_of(ack.tp.topic_id), *ack.tp, tuple(ack.batches), code, message, deadline_s)

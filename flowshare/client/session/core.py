@@ -1,0 +1,698 @@
+"""What a member of a share group does to fetch and to acknowledge, without I/O: it is told what happened, and says
+what to send and what is true now. `client.session.shell` does the rest; what is held, and where, is
+`client.session.custody`.
+
+    core.ask(plan, now_s)                        after each call: do what `core.take()` lists, in order,
+    core.answered(node_id, number, answer, now)  and call `tick` when `core.due_s()` has come
+
+Invariants, whatever is lost, late or refused:
+1. Acknowledgements go to the partition's leader of now. What had no answer is sent again only to a leader that has said
+   since that the records are still the member's (`Custody.unwritten`); never twice to the same leadership (SG-17.1).
+2. Every acknowledgement has one outcome, told once: with its call's answer, or late.
+3. What arrives is held, told once, and under a number that `holds` is asked of. What another leader was told without
+   is left: nobody was told of it.
+4. A session has epoch 0 when it opens, then one more with each request in the order they are made, −1 when it closes.
+   What opens it carries no acknowledgements. An answer about an earlier session changes nothing in the next one
+   (SG-17.3).
+5. A serial node (Kafka's) has one request of a session under way. A parked fetch of another kind of node holds up
+   nothing.
+6. Where a partition is not at home, nothing is sent about it but ShareResume.
+7. Bounded: one fetch a node, one resume a node, TRIES_MAX tries of an acknowledgement, and whatever waits has a time at
+   which it ends.
+
+One node, as its connection sees it, and as its fetch does:
+
+    state         event                       next         what is said
+    apart         fetch asked, bound there    apart        Connect
+    apart         opened                      connected    ShareResume of what is bound for it; then as below
+    apart         not reached                 apart        Look; what is home there is adrift (a cluster)
+    connected     lost, overdue               apart        what was under way has no answer; Look or Refresh
+    idle          ask                         fetching     ShareFetch with what rides on it; no connection: Connect
+    idle          ask, no connection in time  idle         Arrived with nothing
+    fetching      answered                    idle         Arrived
+    fetching      answered with trouble       resting      after a pause Arrived with nothing
+    fetching      lost                        idle         Arrived with nothing
+    session open  SESSION_GONE                session shut the next fetch opens one anew
+
+One acknowledgement:
+
+    waits to be sent   its node can take it                      under way
+    waits to be sent   the node is lost                          waits for a leader (not kept: lost, GONE)
+    under way          an outcome                                told
+    under way          the node does not lead it (LEFT)          waits for a leader (no fleet: told)
+    under way          no answer                                 waits for a leader, doubted (not kept: outcome unknown)
+    waits for a leader the partition came home, still ours       waits to be sent
+    waits for a leader … and it was written, or is lost          told: outcome unknown
+    waits for a leader its time, or TRIES_MAX, is over           told: outcome unknown
+    any                only renews, and would wait for a leader  told: LEADER_NOT_AVAILABLE, still held
+
+Renewals cannot ride on a fetch that wants records (SG-17.6).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.errors import SESSION_GONE, ClientError
+from flowshare.client.net.topology import NOBODY
+from flowshare.client.session.calls import Ack, Calls
+from flowshare.client.session.commands import (
+    INFO,
+    Arrived,
+    Broke,
+    Command,
+    Connect,
+    Drop,
+    Forget,
+    Look,
+    Note,
+    Refresh,
+    Rest,
+    Stir,
+)
+from flowshare.client.session.custody import LOOK_IN_FLEET_S_MAX, Custody, LeaderSearch
+from flowshare.client.session.share_session import LEFT, NEVER, REFUSED, RESUME_S, Node, Plan, Sent
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import AckBatch, ShareResumeRequest, ShareResumeResponse, TopicPartition
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from flowshare.client.net.topology import Topology
+    from flowshare.client.session.custody import Generations
+    from flowshare.client.settings import LinkSettings
+
+    Acks = Mapping[TopicPartition, Sequence[AckBatch]]
+    Ranges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
+
+LOCAL: Final = -2
+"""Id of the one node that there is without a cluster: the server in this process."""
+TRIES_MAX: Final = 6
+"""So many leaders in a row are sent an acknowledgement that they do not answer, or hand on: in a fleet that drains,
+each leads in turn."""
+LOCK_S: Final = 30.0
+"""Taken for the lock's time until a server told it."""
+SILENT_S: Final = 2.0
+"""A fleet's worker that owes an answer and says nothing for so long is doubted."""
+WATCH_S: Final = 1.0
+
+GONE: Final = "the connection over which the records were acquired ended; they are given to others"
+ELSEWHERE: Final = "the partition is led by another broker by now; the records are given to others"
+STOPPED: Final = "outcome unknown: the member was closed before there was an answer"
+MOVING: Final = "the partition has no leader at the moment; what is held of it stays held: ask again"
+UNANSWERED: Final = "outcome unknown: the connection ended before the answer"
+GIVEN_UP: Final = "the group gave this member up; it begins anew"
+
+
+class SessionCore:
+    """All share sessions of one member.
+
+    topology: of the cluster, None with one server. keeps: whether the servers are flowshare's own, whose successors
+    know what members hold. Both are set with `route` before the first assignment.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_id: str,
+        member_id: str,
+        generations: Generations,
+        name_of: Callable[[uuid.UUID], str],
+        settings: LinkSettings,
+        pause_s: Callable[[int], float],
+        adopts: bool = False,
+    ) -> None:
+        """name_of: a topic's name by its id. pause_s: the pause after so many failures in a row. adopts: `adopt` will
+        be called: before that nobody is told what is held, as the rest would be given to others."""
+        self.group_id = group_id
+        self.member_id = member_id
+        self.custody = Custody(generations)
+        self.nodes: dict[int, Node] = {}
+        self.assigned: frozenset[TopicPartition] = frozenset()
+        self.refusal: ClientError | None = None
+        """Why fetching is refused, until somebody was told."""
+        self.name_of = name_of
+        self.settings = settings
+        self.pause_s = pause_s
+        self._adopts = adopts
+        self._topology: Topology | None = None
+        self._routed = False
+        self._said: list[Command] = []
+        self._numbers = 0
+        self._waiting: list[Ack] = []
+        """Acknowledgements that wait for a leader."""
+        self.calls = Calls(self.say, name_of)
+        self._plan: tuple[Plan, float] | None = None
+        """What is asked for while there is nothing to fetch from, and until when."""
+        self._closed = False
+        # the leaders that are to be looked up
+        self._search = LeaderSearch(self.custody, settings.retry_backoff)
+        self._watch_due_s: float | None = None
+        self._doubted: set[int] = set()
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is held outlives a connection."""
+        return self.custody.keeps
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one server and no cluster."""
+        return self._topology is None
+
+    @property
+    def fleet(self) -> bool:
+        """Whether the servers are several of flowshare's own."""
+        return self._topology is not None and self.custody.keeps
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fetch is under way at some node."""
+        return any(node.plan is not None for node in self.nodes.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether every acknowledgement has its outcome."""
+        return self.calls.untold == 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no session is being closed."""
+        return all(node.closing is None for node in self.nodes.values())
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """As of the last answers, the shortest; 0 before the first."""
+        return min((node.lock_timeout_ms for node in self.nodes.values() if node.lock_timeout_ms > 0), default=0)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives."""
+        adrift = self.custody.adrift
+        if adrift and self.fleet:
+            return f"{len(adrift)} partitions of {self._names(adrift)} wait for their next leader"
+        for node in self.nodes.values():
+            if node.trouble and node.needed:
+                return node.trouble
+        unknown = self._search.stale.union(adrift)
+        if unknown and not self.alone:
+            return f"the leaders of some partitions of {self._names(unknown)} are not known"
+        return None
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether what was acquired under this number can still be the member's."""
+        return self.custody.holds(tp, generation)
+
+    def take(self) -> list[Command]:
+        """What is to be done, in order; each thing is said once."""
+        said, self._said = self._said, []
+        return said
+
+    def say(self, command: Command) -> None:
+        """Have this done."""
+        self._said.append(command)
+
+    def next_number(self) -> int:
+        """For a request."""
+        self._numbers += 1
+        return self._numbers
+
+    def due_s(self) -> float | None:
+        """When `tick` has something to do next."""
+        due_s = NEVER
+        for at_s in (self._search.due_s, self._watch_due_s, None if self._plan is None else self._plan[1]):
+            if at_s is not None and at_s < due_s:
+                due_s = at_s
+        for ack in self._waiting:
+            due_s = min(due_s, ack.until_s)
+        for node in self.nodes.values():
+            due_s = min(due_s, node.due_s())
+        return None if due_s == NEVER else due_s
+
+    # --- what happens to nodes and leaders ----------------------------------------------------------------------
+
+    def route(self, topology: Topology | None, *, keeps: bool, now_s: float) -> None:
+        """What the member's connection leads to: a server, or a cluster of them."""
+        self._topology, self._routed = topology, True
+        self.custody.keeps = keeps
+        if self.fleet:
+            self._watch_due_s = now_s + WATCH_S
+
+    def assign(self, assigned: frozenset[TopicPartition], now_s: float) -> None:
+        """The assignment is this, or the topology has changed."""
+        self.assigned = assigned
+        self._arrange(now_s)
+
+    def opened(self, node_id: int, now_s: float, *, keeps_time: bool, serial: bool) -> None:
+        """A node has a new connection."""
+        node = self._node(node_id)
+        node.connected, node.keeps_time, node.serial = True, keeps_time, serial
+        node.give_up_s = node.resume_again_s = None
+        self.resume(node, now_s)
+        node.pump(now_s)
+
+    def lost(self, node_id: int, now_s: float) -> None:
+        """A node's connection has ended; harmless when that is known."""
+        node = self.nodes.get(node_id)
+        if node is None or not node.connected:
+            return
+        node.connected = False
+        under_way, node.under_way = node.under_way, {}
+        node.resumed.clear()
+        node.session.reset()
+        self.custody.cut_off(node_id, now_s)
+        for sent in under_way.values():
+            self._unanswered(node, sent, now_s)
+        if node.plan is not None and node.rest_until_s is None:
+            node.fetch_ended()  # it had not left yet
+        pile, node.pile, node.ride_due_s = node.pile, [], None
+        for ack in pile:
+            self._undone(ack, ErrorCode.NETWORK_EXCEPTION, GONE, now_s)
+        node.closing = None
+        self._doubt(node)
+        if self.alone:
+            self.say(Refresh())  # a new leader waits for us for a short while only
+        self._arrange(now_s)
+
+    def unreachable(self, node_id: int, now_s: float) -> None:
+        """A try to connect to a node of a cluster has failed: right after its end the others still name it."""
+        node = self.nodes.get(node_id)
+        if node is None or self.alone or self._closed:
+            return
+        if self.keeps:
+            self.custody.cut_off(node_id, now_s)  # what is at home there never was there
+        self._doubt(node)
+        self._arrange(now_s)
+
+    def refused(self, node_id: int, error: Exception, now_s: float) -> None:
+        """A node cannot be connected to, and trying again does not cure it."""
+        node = self.nodes.get(node_id)
+        if node is not None and not node.connected and node.plan is not None:
+            node.plan, node.give_up_s = None, None
+        self.say(Broke(error))
+
+    def looked(self, partitions: Iterable[TopicPartition], now_s: float) -> None:
+        """The leaders of these were looked up, or could not be."""
+        topology = self._topology
+        self._search.looked(now_s)
+        if topology is None or self._closed:
+            return
+        self.custody.looked({tp: topology.leader_of(tp) for tp in partitions}, now_s)
+        self._arrange(now_s)
+        doubted, self._doubted = self._doubted, set()
+        self._drop_silent(doubted, now_s)
+
+    def given_up(self, now_s: float) -> None:
+        """The group has this member no more: in a fleet what it held is others' by now, and so may be what is on its
+        way to it.
+
+        Each worker is begun with anew, so that it hears first what is held. Kafka's brokers leave a member what it
+        holds for the locks' time; of one server by itself what is not held any more is heard with the next
+        acknowledgement.
+        """
+        if not self.fleet:
+            return
+        self.custody.given_up()
+        for node in list(self.nodes.values()):
+            if node.connected:
+                self.drop(node, GIVEN_UP, now_s)
+
+    def adopt(self, held: Ranges, now_s: float) -> None:
+        """Take the place of an earlier process of this member, which held this: a server of flowshare's own keeps it
+        for the member, and gives what else that process held to others, as if it had not been delivered. Of what is
+        assigned later, too. Nothing is fetched before.
+
+        Kafka's brokers are told nothing: what their locks still hold is acknowledged as ever.
+        """
+        self._adopts = False
+        if self.keeps:
+            self.custody.adopt(held, now_s)
+            self._arrange(now_s)
+
+    # --- fetching -----------------------------------------------------------------------------------------------
+
+    def ask(self, plan: Plan, now_s: float) -> None:
+        """Fetch from each node that has something to fetch and is not fetched from; each is asked for its part."""
+        needed = [node for node in self.nodes.values() if node.needed]
+        if len(needed) > 1 and plan.records_max > 0:
+            plan = plan._replace(records_max=max(1, plan.records_max // len(needed)))
+        for node in needed:
+            if node.plan is None:
+                node.plan, node.asked_s = plan, now_s
+                if not node.connected:
+                    node.give_up_s = now_s + plan.max_wait_s
+                    self.say(Connect(node.node_id))
+                node.pump(now_s)
+        if self._plan is None and not self.busy:
+            self._plan = plan, now_s + plan.max_wait_s
+
+    def end_fetches(self, now_s: float) -> None:
+        """Have the fetches that are parked answered, where servers can, and end those that have not left."""
+        self._plan = None
+        for node in self.nodes.values():
+            if node.plan is None:
+                continue
+            if not node.fetching:
+                node.fetch_ended()
+            else:
+                node.nudge(now_s)
+
+    # --- acknowledging ------------------------------------------------------------------------------------------
+
+    def acknowledge(self, acks: Acks, generation: int | None, now_s: float, *, asker: object, tells_late: bool) -> None:
+        """Send these. asker: to whom the outcomes are told (`Answered`, `Late`)."""
+        call = self.calls.begin(acks, asker, tells_late=tells_late)
+        nodes: dict[int, Node] = {}
+        for tp, batches in acks.items():
+            ack = Ack(call, tp, batches, generation, self.custody.taken)
+            node = self._home(ack)
+            if self._closed:
+                self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, STOPPED)
+            elif generation is not None and not self.custody.holds(tp, generation):
+                moved = self.custody.moved_away(tp)
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER if moved else ErrorCode.NETWORK_EXCEPTION
+                self.calls.told(ack, code, ELSEWHERE if moved else GONE)
+            elif node is None:
+                self._undone(ack, ErrorCode.NETWORK_EXCEPTION, GONE, now_s)
+            else:
+                node.pile.append(ack)
+                nodes[node.node_id] = node
+        for node in nodes.values():
+            node.pump(now_s)
+
+    def stop(self) -> None:
+        """Send nothing any more: who waits for an outcome is told that there is none."""
+        self._closed = True
+        acks = self._waiting
+        for node in self.nodes.values():
+            acks = acks + node.pile + [ack for sent in node.under_way.values() for ack in sent.acks]
+            node.pile, node.under_way, node.plan, node.closing = [], {}, None, None
+            node.give_up_s = node.rest_until_s = node.ride_due_s = node.resume_again_s = None
+        self._waiting = []
+        self._search.due_s = self._watch_due_s = self._plan = None
+        for ack in acks:
+            self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, STOPPED)
+
+    def close_sessions(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int, int]]], now_s: float) -> None:
+        """End all sessions; what is given back (first, last, generation) goes to the leaders of now."""
+        at: dict[int, dict[TopicPartition, list[tuple[int, int]]]] = {}
+        for tp, runs in unrun.items():
+            held = [(first, last) for first, last, generation in runs if self.custody.holds(tp, generation)]
+            if held and tp in self.custody.homes:
+                at.setdefault(self.custody.homes[tp], {})[tp] = held
+        for node in self.nodes.values():
+            back = at.get(node.node_id, {})
+            if node.connected and (node.session.open or (back and self.keeps)):
+                node.closing = back
+                node.pump(now_s)
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def answered(self, node_id: int, number: int, answer: Any, now_s: float) -> None:
+        """The answer to a request that was said; void when the request is not under way any more."""
+        node = self.nodes.get(node_id)
+        sent = None if node is None else node.under_way.pop(number, None)
+        if node is None or sent is None:
+            return
+        node.heard_s = now_s
+        match sent.kind:
+            case "fetch" | "open":
+                node.fetch_answered(sent, answer, now_s)
+            case "acknowledge":
+                if answer.error in SESSION_GONE:
+                    node.session.reset(sent.session)
+                node.outcomes(sent, answer, now_s)
+            case "resume":
+                self._resume_answered(node, sent, answer, now_s)
+            case "close":
+                node.close_answered(answer)
+        node.pump(now_s)
+
+    def failed(self, node_id: int, number: int, error: Exception, now_s: float) -> None:
+        """A request could not be sent as it is, or had no answer that can be read; the connection goes on."""
+        node = self.nodes.get(node_id)
+        sent = None if node is None else node.under_way.pop(number, None)
+        if node is None or sent is None:
+            return
+        for ack in sent.acks:
+            self.calls.told(ack, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
+        if sent.kind == "fetch":
+            node.plan, node.fetching = None, False
+        if sent.kind in ("fetch", "resume"):
+            self.say(Broke(error))
+        if sent.kind == "close":
+            node.closing = None
+        node.pump(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        self._ask_again(now_s)
+        for node in list(self.nodes.values()):
+            node.tick(now_s)
+        for ack in [ack for ack in self._waiting if now_s >= ack.until_s]:
+            self._waiting.remove(ack)
+            self._in_vain(ack)
+        if self._watch_due_s is not None and now_s >= self._watch_due_s:
+            self._watch_due_s = now_s + WATCH_S
+            self._watch(now_s)
+        if self._search.due_s is not None and now_s >= self._search.due_s:
+            self._look(now_s)
+
+    # --- acknowledgements' outcomes -----------------------------------------------------------------------------
+
+    def outcome(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float, now_s: float) -> None:
+        """What a node said of it."""
+        if code in LEFT and self.fleet:
+            ack.doubted = False  # what was in doubt before is not written, or it would not have been sent again
+            self._undone(ack, code, message, now_s)
+        elif code is not ErrorCode.NONE and ack.doubted:
+            self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED)  # it may have been written the first time
+        else:
+            self.calls.told(ack, code, message, deadline_s)
+
+    def _unanswered(self, node: Node, sent: Sent, now_s: float) -> None:
+        """The connection ended before the answer."""
+        for ack in sent.acks:
+            ack.doubted = True
+            self._undone(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED, now_s)
+        if sent.kind == "fetch":
+            node.fetch_ended()
+
+    def _undone(self, ack: Ack, code: ErrorCode, message: str | None, now_s: float) -> None:
+        """Not done, or in doubt: it goes on at the partition's next leader where that knows what the member holds."""
+        drift = self.custody.adrift.get(ack.tp)
+        if self.keeps and ack.only_renews and not self.alone:
+            self.calls.told(ack, ErrorCode.LEADER_NOT_AVAILABLE, MOVING)
+            return
+        if not self.keeps or (drift is None and not ack.tries):
+            self.calls.told(ack, code, message)
+            return
+        ack.result = self.calls.result(ack, code, message)
+        if self._closed or ack.tries >= TRIES_MAX:
+            self._in_vain(ack)
+            return
+        patience_s = RESUME_S if self.alone else self.lock_timeout_ms / 1000 or LOCK_S
+        ack.until_s = (now_s if drift is None or self.alone else drift.since_s) + patience_s
+        self._waiting.append(ack)
+        self.calls.put_off(ack)
+        if drift is None:
+            self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> None:
+        """Partitions came home, or are lost: what waited for that is sent, or has no outcome."""
+        ready = [ack for ack in self._waiting if ack.tp not in self.custody.adrift]
+        if not ready:
+            return
+        self._waiting = [ack for ack in self._waiting if ack.tp in self.custody.adrift]
+        nodes: dict[int, Node] = {}
+        for ack in ready:
+            node = self._home(ack)
+            lost = ack.generation is not None and not self.custody.holds(ack.tp, ack.generation)
+            written = ack.doubted and not self.custody.unwritten(ack.tp, ack.batches, ack.since)
+            if node is None or lost or written or not node.connected:
+                self._in_vain(ack)
+            else:
+                node.pile.append(ack)
+                nodes[node.node_id] = node
+        for node in nodes.values():
+            node.pump(now_s)
+
+    def _in_vain(self, ack: Ack) -> None:
+        """It waited for a leader, and nobody is to be asked any more."""
+        self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED if ack.doubted else GONE)
+
+    def _home(self, ack: Ack) -> Node | None:
+        """The node that an acknowledgement is sent to, if there is one and it is connected."""
+        node = self.nodes.get(self.custody.homes.get(ack.tp, NOBODY))
+        return node if node is not None and node.connected else None
+
+    # --- resuming -----------------------------------------------------------------------------------------------
+
+    def resume(self, node: Node, now_s: float) -> None:
+        """Tell a node what is held of all that is bound for it."""
+        if self._adopts or node.sends("resume") or node.resume_again_s is not None:
+            return
+        if not self.custody.bound_for(node.node_id):
+            return
+        if not node.connected:
+            self.say(Connect(node.node_id))
+            return
+        told = self.custody.tell(node.node_id)
+        request = ShareResumeRequest(group_id=self.group_id, member_id=self.member_id, partitions=told)
+        node.send("resume", request, now_s, told=told)
+
+    def _resume_answered(self, node: Node, sent: Sent, answer: ShareResumeResponse, now_s: float) -> None:
+        if answer.error is not ErrorCode.NONE and answer.error not in REFUSED:
+            text = f"node {node.node_id} cannot say what {self.member_id} holds: {answer.message}"
+            self.say(Note(INFO, text))
+            node.resume_strikes += 1
+            node.resume_again_s = now_s + min(self.pause_s(node.resume_strikes), LOOK_IN_FLEET_S_MAX)
+            return
+        node.resume_strikes = 0
+        kept = {TopicPartition(part.topic_id, part.partition): part.ranges for part in answer.partitions}
+        fetching = node.fetching
+        came = self.custody.resumed(node.node_id, sent.told, kept, frozenset(answer.elsewhere))
+        node.resumed.update(dict.fromkeys(came, sent.number))
+        if came and not self.alone:
+            text = f"{len(came)} partitions of {self.member_id} are led by node {node.node_id}"
+            self.say(Note(INFO, text))
+        self._arrange(now_s)
+        if fetching:
+            node.nudge(now_s)  # so that the next fetch asks for what came
+        elif came and not node.fetching:
+            self.say(Stir())
+
+    # --- leaders ------------------------------------------------------------------------------------------------
+
+    def moved(
+        self,
+        node: Node,
+        tp: TopicPartition,
+        code: ErrorCode,
+        leader: tuple[int, int],
+        endpoints: Mapping[int, tuple[str, int]],
+        now_s: float,
+    ) -> None:
+        """A node says that it does not lead a partition, or cannot serve it now."""
+        topology = self._topology
+        if topology is None:
+            return
+        named = topology.hint(tp, leader, endpoints)
+        if self.keeps and code in LEFT:
+            self.custody.refused(tp, node.node_id, now_s)
+            if named:
+                self.custody.found(tp, topology.leader_of(tp), now_s)
+        elif not named or self.keeps:
+            self._search.stale.add(tp)
+        self._arrange(now_s)
+
+    def _doubt(self, node: Node) -> None:
+        """Ask who leads the partitions of a node that is not reached."""
+        if self._topology is not None and not self.keeps:
+            self._search.stale |= node.wanted
+
+    def _arrange(self, now_s: float) -> None:
+        """Have each partition fetched where it is at home, and asked for where it is bound for."""
+        if self._closed or not self._routed:
+            return
+        custody, topology = self.custody, self._topology
+        custody.forget(self.assigned.union(*(node.may_bring for node in self.nodes.values())))
+        for tp in self.assigned | custody.partitions:
+            custody.found(tp, LOCAL if topology is None else topology.leader_of(tp), now_s)
+        at: dict[int, set[TopicPartition]] = {}
+        for tp, home in custody.homes.items():
+            at.setdefault(home, set()).add(tp)
+        bound = {drift.bound for drift in custody.adrift.values()} - {NOBODY}
+        for node_id in at.keys() | bound:
+            self._node(node_id)
+        for node_id, node in self.nodes.items():
+            node.wanted = self.assigned.intersection(at.get(node_id, ()))
+        for node_id in bound:
+            self.resume(self.nodes[node_id], now_s)
+        self._part()
+        if self._search.urgent:
+            self._look(now_s)
+        self._go_on(now_s)
+        self._ask_again(now_s)
+
+    def _node(self, node_id: int) -> Node:
+        node = self.nodes.get(node_id)
+        if node is None:
+            acknowledge_linger = 0.0 if self.keeps else self.settings.acknowledge_linger
+            node = self.nodes[node_id] = Node(node_id, self, acknowledge_linger)
+        return node
+
+    def _ask_again(self, now_s: float) -> None:
+        """There may be something to fetch by now, or nothing came of it in time."""
+        if self._plan is None:
+            return
+        plan, until_s = self._plan
+        if any(node.needed for node in self.nodes.values()):
+            self._plan = None
+            self.ask(plan, now_s)
+        elif now_s >= until_s:
+            self._plan = None
+            self.say(Arrived([]))
+
+    def _part(self) -> None:
+        """Where nothing is at home a live node hears that nothing is fetched any more, a dead one is forgotten."""
+        if self.alone:
+            return
+        custody = self.custody
+        needed = {*custody.homes.values(), *(drift.bound for drift in custody.adrift.values())}
+        for node_id, node in list(self.nodes.items()):
+            if node_id in needed:
+                continue
+            self.say(Rest(node_id))
+            if not node.connected and node.plan is None and not node.pile:
+                del self.nodes[node_id]
+                self.say(Forget(node_id))
+
+    def _look(self, now_s: float) -> None:
+        """Have leaders looked up; what has been adrift for the lock's time is lost."""
+        if self.alone:
+            return
+        if self.custody.adrift and not self._search.looking:
+            self._lose_overdue(now_s)
+        asked = self._search.next(now_s, self.assigned | self.custody.partitions)
+        if asked:
+            self._search.begin()
+            self.say(Look(asked))
+
+    def _lose_overdue(self, now_s: float) -> None:
+        if self.keeps:
+            late = set(self.custody.overdue(now_s, self.lock_timeout_ms / 1000 or LOCK_S))
+            for ack in [ack for ack in self._waiting if ack.tp in late]:
+                self._waiting.remove(ack)
+                self._in_vain(ack)
+
+    def _watch(self, now_s: float) -> None:
+        """Doubt workers that owe an answer and say nothing."""
+        self._part()
+        if self._search.looking:
+            return
+        silent = {node.node_id for node in self.nodes.values() if node.silent(now_s, SILENT_S)}
+        partitions = tuple(sorted(tp for tp, home in self.custody.homes.items() if home in silent))
+        if partitions:
+            self._doubted = silent
+            self._search.begin()
+            self.say(Look(partitions))
+        else:
+            self._drop_silent(silent, now_s)
+
+    def _drop_silent(self, node_ids: Iterable[int], now_s: float) -> None:
+        homes = set(self.custody.homes.values())
+        for node_id in node_ids:
+            node = self.nodes.get(node_id)
+            if node is not None and node_id not in homes and node.silent(now_s, SILENT_S):
+                self.drop(node, f"worker {node_id} does not answer", now_s)
+
+    def drop(self, node: Node, reason: str, now_s: float) -> None:
+        self.say(Drop(node.node_id, reason))
+        self.lost(node.node_id, now_s)
+
+    def _names(self, partitions: Iterable[TopicPartition]) -> str:
+        return ", ".join(sorted({self.name_of(tp.topic_id) for tp in partitions}))

@@ -1,0 +1,575 @@
+"""One broker as one member sees it: its share session, and what waits to be sent there. No I/O: `core` sends it.
+
+A session has one request after the other at Kafka's brokers (`serial`): its epoch counts fetches and acknowledgements
+together, and a broker fails a parked fetch whose epoch is no longer the last one. There acknowledgements ride on the
+next fetch; when none comes within `acknowledge_linger` they go by themselves. Renewals cannot ride on a fetch that
+wants records (KIP-1222) and go first. Flowshare's own servers take acknowledgements at once, beside a parked fetch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+from flowshare.client.errors import SESSION_GONE, ServerError
+from flowshare.client.session.calls import Ack
+from flowshare.client.session.commands import DEBUG, WARNING, Arrived, Note, Refresh, SendRequest
+from flowshare.client.session.ranges import Fetched
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    AckBatch,
+    FetchedPartition,
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    ShareFetchRequest,
+    ShareFetchResponse,
+    SharePartitionRequest,
+    TopicPartition,
+)
+from flowshare.share.session import EPOCH_CLOSE, EPOCH_OPEN, next_epoch
+from flowshare.share.types import AcknowledgeType, AcquireMode
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from flowshare.client.errors import ClientError
+    from flowshare.client.session.calls import Calls
+    from flowshare.client.session.commands import Command
+    from flowshare.client.session.custody import Custody
+    from flowshare.client.settings import LinkSettings
+    from flowshare.protocol.messages import HeldRanges
+
+REFUSED: Final = frozenset(
+    {
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.UNSUPPORTED_VERSION,
+    }
+)
+"""Errors of a fetch that trying again does not cure."""
+LEFT: Final = frozenset(
+    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.LEADER_NOT_AVAILABLE}
+)
+"""A node that says so did nothing, and does not lead the partition (any more)."""
+MOVED: Final = LEFT | {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.OFFSET_NOT_AVAILABLE}
+"""Errors after which the partition's leader is looked up."""
+UNKNOWN: Final = frozenset(
+    {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_SERVER_ERROR}
+)
+"""Errors that hint at an assignment which is out of date."""
+RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
+
+NEVER: Final = float("inf")
+PAUSE_LEAST_S: Final = 0.05
+TELL_AGAIN_S: Final = 60.0
+LEFT_OUT: Final = "the server's answer leaves this partition out"
+NO_SESSION: Final = "no session could be opened"
+RESUME_S: Final = 6.0
+"""How long a server may take to say what is still the member's, and an acknowledgement waits for the next process to
+lead where there is one server."""
+BUSY_WAIT_LEAST_S: Final = 0.01
+BUSY_WAIT_MOST_S: Final = 0.08
+"""How long a fetch may be parked while records are in hand and their acknowledgements would wait for it."""
+
+
+class Plan(NamedTuple):
+    """What one fetch asks for."""
+
+    records_max: int
+    batch_size: int
+    max_wait_s: float
+    bytes_max: int
+    mode: AcquireMode
+
+
+NOTHING: Final = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
+"""A fetch that asks for no records: it opens a session, or has a server answer a fetch that it has parked."""
+
+
+class SessionEpoch:
+    """The member's half of a share session (KIP-932): the epoch, and the partitions that the server knows of.
+
+    ShareFetch and ShareAcknowledge share one counter. It is advanced when a request is made, not when it is answered:
+    requests reach the server in the order they are made. `number` tells one session from the next.
+    """
+
+    __slots__ = ("epoch", "number", "partitions")
+
+    def __init__(self) -> None:
+        self.epoch = EPOCH_OPEN
+        self.number = 0
+        self.partitions: frozenset[TopicPartition] = frozenset()
+
+    @property
+    def open(self) -> bool:
+        """Whether a session was opened and nothing was heard of its end."""
+        return self.epoch != EPOCH_OPEN
+
+    def next_epoch(self) -> int:
+        """The epoch for a request that is sent now."""
+        epoch = self.epoch
+        self.epoch = next_epoch(epoch)
+        return epoch
+
+    def change_to(
+        self, wanted: AbstractSet[TopicPartition]
+    ) -> tuple[tuple[TopicPartition, ...], tuple[TopicPartition, ...]]:
+        """Partitions to add and to forget with the next fetch, so that the server knows exactly `wanted`."""
+        if self.partitions == wanted:
+            return (), ()
+        added = tuple(sorted(wanted - self.partitions))
+        forgotten = tuple(sorted(self.partitions - wanted))
+        self.partitions = frozenset(wanted)
+        return added, forgotten
+
+    def reset(self, number: int | None = None) -> None:
+        """Start over with epoch 0. With `number`, only if that session is still the current one."""
+        if number is None or number == self.number:
+            self.epoch = EPOCH_OPEN
+            self.number += 1
+            self.partitions = frozenset()
+
+
+Kind = Literal["fetch", "open", "acknowledge", "resume", "close"]
+
+
+class Sent(NamedTuple):
+    """A request under way. `session`: the number of its session. `due_s`: when its answer is overdue (None: the
+    connection sees to that itself). `partitions`: what a fetch may bring records of."""
+
+    kind: Kind
+    session: int
+    sent_s: float
+    due_s: float | None
+    plan: Plan = NOTHING
+    acks: Sequence[Ack] = ()
+    told: tuple[HeldRanges, ...] = ()
+    partitions: frozenset[TopicPartition] = frozenset()
+    number: int = 0
+
+
+class MemberCore(Protocol):
+    """What a node asks of the member's core, and tells it."""
+
+    group_id: str
+    member_id: str
+    settings: LinkSettings
+    custody: Custody
+    calls: Calls
+    refusal: ClientError | None
+    name_of: Callable[[uuid.UUID], str]
+    pause_s: Callable[[int], float]
+
+    def say(self, command: Command) -> None:
+        """Have this done."""
+
+    def next_number(self) -> int:
+        """For a request."""
+        ...
+
+    def outcome(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float, now_s: float) -> None:
+        """What a node said of an acknowledgement."""
+
+    def moved(
+        self,
+        node: Node,
+        tp: TopicPartition,
+        code: ErrorCode,
+        leader: tuple[int, int],
+        endpoints: Mapping[int, tuple[str, int]],
+        now_s: float,
+    ) -> None:
+        """A node says that it does not lead a partition, or cannot serve it now."""
+
+    def resume(self, node: Node, now_s: float) -> None:
+        """Tell a node what is held of all that is bound for it."""
+
+    def drop(self, node: Node, reason: str, now_s: float) -> None:
+        """End its connection."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One broker. `wanted`: the member's partitions that are fetched there."""
+
+    node_id: int
+    owner: MemberCore
+    acknowledge_linger: float
+    connected: bool = False
+    keeps_time: bool = False
+    """Whether the connection ends by itself when an answer is overdue."""
+    serial: bool = False
+    """Whether it takes one request of a session at a time."""
+    session: SessionEpoch = field(default_factory=SessionEpoch)
+    wanted: frozenset[TopicPartition] = frozenset()
+    under_way: dict[int, Sent] = field(default_factory=dict[int, Sent])
+    heard_s: float = 0.0
+    """When its last answer came."""
+    asked_s: float = 0.0
+    """When it was last asked something while nothing was under way, or told to fetch."""
+    lock_timeout_ms: int = 0
+    # a fetch: wanted (`plan`), waiting for the connection until `give_up_s`, under way, or resting after trouble
+    plan: Plan | None = None
+    fetching: bool = False
+    give_up_s: float | None = None
+    rest_until_s: float | None = None
+    strikes: int = 0
+    trouble: str | None = None
+    tell_quota_s: float = 0.0
+    # acknowledgements that were not sent yet
+    pile: list[Ack] = field(default_factory=list[Ack])
+    ride_due_s: float | None = None
+    # how long a fetch may be parked while records are in hand
+    locked_until_s: float = 0.0
+    quiet: int = 0
+    # telling a new leader what is held
+    resume_again_s: float | None = None
+    resume_strikes: int = 0
+    resumed: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
+    """By which request it was told over this connection what is held. What it gave before was not named then, and so
+    was given back, should the answer come later."""
+    closing: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None
+    """What it is to be given back with the session's end."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to fetch, or to tell the server not to fetch any more."""
+        return bool(self.wanted or self.session.partitions)
+
+    @property
+    def may_bring(self) -> frozenset[TopicPartition]:
+        """What fetches may still bring records of."""
+        return self.session.partitions.union(*(sent.partitions for sent in self.under_way.values()))
+
+    def sends(self, kind: Kind) -> bool:
+        """Whether a request of this kind is under way."""
+        return any(sent.kind == kind for sent in self.under_way.values())
+
+    def silent(self, now_s: float, limit_s: float) -> bool:
+        """Whether answers are overdue by this long, and nothing at all was heard meanwhile."""
+        if not self.connected or all(sent.kind == "resume" for sent in self.under_way.values()):
+            return False  # a leader that takes over may need its time (RESUME_S)
+        if self.plan is not None:
+            limit_s += 2 * self.plan.max_wait_s
+        return now_s - max(self.asked_s, self.heard_s) > limit_s
+
+    def take(self, *, renewal: bool) -> list[Ack]:
+        """Acknowledgements that go together: of one kind, no two for one partition, as it is refused as a whole."""
+        taken: list[Ack] = []
+        left: list[Ack] = []
+        partitions: set[TopicPartition] = set()
+        for ack in self.pile:
+            fits = ack.call.renewal is renewal and ack.tp not in partitions
+            (taken if fits else left).append(ack)
+            partitions.add(ack.tp)
+        self.pile = left
+        if not left:
+            self.ride_due_s = None
+        return taken
+
+    def wait_s(self, asked_s: float, now_s: float, *, in_hand: bool, with_acks: bool) -> float:
+        """How long the next fetch may be parked: briefly while an acknowledgement may come or goes with it."""
+        if not self.serial or asked_s <= 0:
+            return asked_s
+        if not with_acks and not (in_hand and now_s < self.locked_until_s):
+            return asked_s
+        wait_s = min(BUSY_WAIT_MOST_S, BUSY_WAIT_LEAST_S * 2.0 ** min(self.quiet, 10))
+        self.quiet = 0 if with_acks else self.quiet + 1
+        return min(asked_s, wait_s)
+
+    # --- one node's turn ----------------------------------------------------------------------------------------
+
+    def pump(self, now_s: float) -> None:
+        """Say what the node can take now."""
+        if not self.connected or (self.serial and self.under_way):
+            return
+        if self.closing is not None:
+            self._close(now_s)
+            return
+        fetches = self.plan is not None and not self.fetching and self.rest_until_s is None
+        if fetches and not self.needed:  # what was to be fetched there went elsewhere meanwhile
+            self.fetch_ended()
+            fetches = False
+        if self.serial:
+            self._pump_serial(now_s, fetches=fetches)
+            return
+        if fetches:
+            self._fetch((), now_s)
+        while self.pile:
+            if not self.session.open:
+                self._open(now_s)  # what follows reaches the server behind it
+            self._send_acks(self.take(renewal=True) or self.take(renewal=False), now_s)
+
+    def _pump_serial(self, now_s: float, *, fetches: bool) -> None:
+        renews = any(ack.call.renewal for ack in self.pile)
+        waits = bool(self.pile) and not renews and not fetches
+        if waits and self.ride_due_s is None and self.acknowledge_linger:
+            self.ride_due_s = now_s + self.acknowledge_linger
+        if waits and self.ride_due_s is not None and now_s < self.ride_due_s:
+            return
+        if self.pile and not self.session.open:
+            self._open(now_s)
+        elif renews or waits:
+            self._send_acks(self.take(renewal=True) or self.take(renewal=False), now_s)
+        elif fetches:
+            self._fetch(self.take(renewal=False), now_s)
+
+    def due_s(self) -> float:
+        """When `tick` has something to do next: asked after everything that happens."""
+        due_s = NEVER
+        for at_s in (self.give_up_s, self.rest_until_s, self.ride_due_s, self.resume_again_s):
+            if at_s is not None and at_s < due_s:
+                due_s = at_s
+        for sent in self.under_way.values():
+            if sent.due_s is not None and sent.due_s < due_s:
+                due_s = sent.due_s
+        return due_s
+
+    def tick(self, now_s: float) -> None:
+        if self.give_up_s is not None and now_s >= self.give_up_s:
+            self.fetch_ended()
+        if self.rest_until_s is not None and now_s >= self.rest_until_s:
+            self.fetch_ended()
+        if self.resume_again_s is not None and now_s >= self.resume_again_s:
+            self.resume_again_s = None
+            self.owner.resume(self, now_s)
+        for sent in list(self.under_way.values()):
+            if sent.due_s is not None and now_s >= sent.due_s:
+                what = "does not say what is held" if sent.kind == "resume" else f"did not answer: {sent.kind}"
+                self.owner.drop(
+                    self, f"no answer within {sent.due_s - sent.sent_s:g} s: node {self.node_id} {what}", now_s
+                )
+                return
+        if self.ride_due_s is not None and now_s >= self.ride_due_s:
+            self.pump(now_s)
+            self.ride_due_s = None  # who has the turn sees to the pile at its end
+
+    def send(self, kind: Kind, request: Any, now_s: float, **fields: Any) -> None:
+        wait_s = request.max_wait_ms / 1000 if kind == "fetch" else 0.0
+        due_s = None if self.keeps_time else now_s + self.owner.settings.request_timeout + wait_s
+        if kind == "resume":
+            due_s = now_s + RESUME_S
+        if not self.under_way:
+            self.asked_s = now_s
+        number = self.owner.next_number()
+        self.under_way[number] = Sent(kind, self.session.number, now_s, due_s, number=number, **fields)
+        self.owner.say(SendRequest(self.node_id, number, request, wait_s))
+
+    def _fetch(self, riding: Sequence[Ack], now_s: float) -> None:
+        assert self.plan is not None
+        self.fetching, self.asked_s = True, now_s
+        self._send_fetch("fetch", self.plan, riding, now_s)
+
+    def _open(self, now_s: float) -> None:
+        """Open the session without fetching, so that what is held can be acknowledged."""
+        self._send_fetch("open", NOTHING, (), now_s)
+
+    def _send_fetch(self, kind: Kind, plan: Plan, riding: Sequence[Ack], now_s: float) -> None:
+        """The request that brings the server's view of the session to what is wanted."""
+        session, idle = self.session, not self.wanted
+        added, forgotten = session.change_to(self.wanted)
+        in_hand = self.serial and any(self.owner.custody.holding.has(tp) for tp in self.wanted)
+        wait_s = 0.0 if idle else self.wait_s(plan.max_wait_s, now_s, in_hand=in_hand, with_acks=bool(riding))
+        request = ShareFetchRequest(
+            group_id=self.owner.group_id,
+            member_id=self.owner.member_id,
+            session_epoch=session.next_epoch(),
+            max_wait_ms=round(wait_s * 1000),
+            max_bytes=plan.bytes_max,
+            max_records=0 if idle else plan.records_max,
+            batch_size=plan.batch_size,
+            acquire_mode=int(plan.mode),
+            partitions=partition_requests(added, {ack.tp: ack.batches for ack in riding}),
+            forgotten=forgotten,
+        )
+        self.send(kind, request, now_s, plan=plan, acks=riding, partitions=session.partitions)
+
+    def nudge(self, now_s: float) -> None:
+        """Have the server answer a fetch that it has parked. Brokers cannot: theirs ends by itself."""
+        if self.connected and not self.serial and self.session.open:
+            self._open(now_s)
+
+    def _send_acks(self, acks: Sequence[Ack], now_s: float) -> None:
+        for ack in acks:
+            ack.tries += 1
+        request = ShareAcknowledgeRequest(
+            group_id=self.owner.group_id,
+            member_id=self.owner.member_id,
+            session_epoch=self.session.next_epoch(),
+            is_renew_ack=acks[0].call.renewal,
+            partitions=tuple(SharePartitionRequest(*ack.tp, tuple(ack.batches)) for ack in acks),
+        )
+        self.send("acknowledge", request, now_s, acks=acks)
+
+    def _close(self, now_s: float) -> None:
+        """Give back what was never run without costing an attempt, and end the session, which releases the rest."""
+        unrun = self.closing or {}
+        if self.sends("close"):
+            return
+        if not self.session.open:
+            if not unrun:
+                self.closing = None
+                return
+            self._open(now_s)  # it came home only now
+            if self.serial:
+                return
+        batches = {tp: [AckBatch(first, last, RELEASE, 0, True) for first, last in sorted(unrun[tp])] for tp in unrun}
+        request = ShareAcknowledgeRequest(
+            group_id=self.owner.group_id,
+            member_id=self.owner.member_id,
+            session_epoch=EPOCH_CLOSE,
+            partitions=tuple(SharePartitionRequest(*tp, tuple(batches[tp])) for tp in batches),
+        )
+        self.send("close", request, now_s)
+        self.session.reset()
+
+    # --- fetches' answers ---------------------------------------------------------------------------------------
+
+    def fetch_answered(self, sent: Sent, answer: ShareFetchResponse, now_s: float) -> None:
+        if sent.acks:
+            self.outcomes(sent, answer, now_s)  # the server decided them before it looked for records
+        fetched = self._taken(sent, answer, now_s)
+        if answer.error is not ErrorCode.NONE:
+            self._fetch_refused(answer, sent.session)
+        if sent.kind == "open":
+            if fetched:
+                self.owner.say(Arrived(fetched))
+            if answer.error is not ErrorCode.NONE and self.serial:
+                pile, self.pile, self.ride_due_s = self.pile, [], None
+                for ack in pile:
+                    self.owner.calls.told(ack, ErrorCode.SHARE_SESSION_NOT_FOUND, NO_SESSION)
+                if not self.session.open:
+                    self.closing = None
+            return
+        self.fetching = False
+        if fetched or self.trouble is None:
+            self.strikes = 0
+            self.plan = None
+            self.owner.say(Arrived(fetched))
+        else:
+            self.strikes += 1
+            pause_s = min(self.owner.pause_s(self.strikes), max(sent.plan.max_wait_s, PAUSE_LEAST_S))
+            self.rest_until_s = now_s + pause_s
+
+    def fetch_ended(self) -> None:
+        """Without anything."""
+        self.plan, self.fetching = None, False
+        self.give_up_s = self.rest_until_s = None
+        self.owner.say(Arrived([]))
+
+    def _taken(self, sent: Sent, answer: ShareFetchResponse, now_s: float) -> list[Fetched]:
+        """What the answer brought; its errors become `trouble`, another leader, or the next call's refusal."""
+        self.trouble = None
+        if answer.error is not ErrorCode.NONE:
+            return []
+        if answer.throttle_ms > 0 and not answer.partitions:
+            self._held_back(answer.throttle_ms, now_s)
+            return []
+        if answer.lock_timeout_ms > 0:
+            self.lock_timeout_ms = answer.lock_timeout_ms
+        deadline_s = now_s + self.lock_timeout_ms / 1000
+        fetched: list[Fetched] = []
+        refused: list[FetchedPartition] = []
+        for part in answer.partitions:
+            tp = TopicPartition(part.topic_id, part.partition)
+            if part.acquired and sent.number > self.resumed.get(tp, 0):
+                generation = self.owner.custody.took(self.node_id, tp, part.acquired)
+                if generation is not None:
+                    name = self.owner.name_of(part.topic_id)
+                    fetched.append(Fetched(name, *tp, part.records, part.acquired, deadline_s, generation))
+            if part.error is not ErrorCode.NONE:
+                refused.append(part)
+        if fetched:
+            self.locked_until_s = max(self.locked_until_s, deadline_s)
+            self.quiet = 0
+        for part in refused:
+            self._partition_refused(part, answer, now_s)
+        return fetched
+
+    def _held_back(self, throttle_ms: int, now_s: float) -> None:
+        """Kafka's brokers answer without what they acquired meanwhile, and nobody can give it back (seen on 4.3)."""
+        self.trouble = (
+            f"a quota of the brokers held back a fetch of group {self.owner.group_id} for {throttle_ms / 1000:g} s. "
+            "What was acquired for it comes again when its lock is over, and each time counts as a delivery: raise "
+            "consumer_byte_rate (or request_percentage) of this user or client id"
+        )
+        if now_s >= self.tell_quota_s:
+            self.tell_quota_s = now_s + TELL_AGAIN_S
+            self.owner.say(Note(WARNING, self.trouble))
+
+    def _fetch_refused(self, answer: ShareFetchResponse, number: int) -> None:
+        error = ServerError(answer.error, answer.message, about=f"fetch of group {self.owner.group_id}")
+        self.trouble = str(error)
+        if answer.error in SESSION_GONE:
+            self.session.reset(number)
+        elif answer.error in REFUSED:
+            self.owner.refusal = error
+        elif answer.error in UNKNOWN:  # brokers say so of the whole fetch when one topic is gone or not initialised yet
+            self.owner.say(Refresh())
+        self.owner.say(Note(WARNING if self.strikes == 0 else DEBUG, str(error)))
+
+    def _partition_refused(self, part: FetchedPartition, answer: ShareFetchResponse, now_s: float) -> None:
+        where = f"fetch of {self.owner.name_of(part.topic_id)}-{part.partition} for group {self.owner.group_id}"
+        error = ServerError(part.error, part.message, about=where)
+        if self.strikes == 0:
+            self.owner.say(Note(WARNING, str(error)))
+        self.trouble = str(error)
+        if part.error in REFUSED:
+            self.owner.refusal = error
+        elif part.error in UNKNOWN:
+            self.owner.say(Refresh())
+        if part.error in MOVED or part.error in UNKNOWN:
+            at = TopicPartition(part.topic_id, part.partition)
+            self.owner.moved(self, at, part.error, part.current_leader, answer.node_endpoints, now_s)
+
+    def outcomes(self, sent: Sent, answer: ShareAcknowledgeResponse | ShareFetchResponse, now_s: float) -> None:
+        if answer.error is not ErrorCode.NONE:
+            for ack in sent.acks:
+                self.owner.outcome(ack, answer.error, answer.message, 0.0, now_s)
+            return
+        if answer.lock_timeout_ms > 0:
+            self.lock_timeout_ms = answer.lock_timeout_ms
+        deadline_s = sent.sent_s + self.lock_timeout_ms / 1000
+        answered = {(part.topic_id, part.partition): part for part in answer.partitions}
+        for ack in sent.acks:
+            part = answered.get(ack.tp)
+            message: str | None
+            if part is None:
+                code, message = ErrorCode.INVALID_RECORD_STATE, LEFT_OUT
+            elif isinstance(part, FetchedPartition):
+                code, message = part.ack_error, part.ack_message
+            else:
+                code, message = part.error, part.message
+            if code is ErrorCode.NONE or code is ErrorCode.INVALID_RECORD_STATE:
+                renewed = code is ErrorCode.NONE and ack.call.renewal
+                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed)
+                if renewed:
+                    self.locked_until_s = max(self.locked_until_s, deadline_s)
+            elif part is not None and code in MOVED:
+                self.owner.moved(self, ack.tp, code, part.current_leader, answer.node_endpoints, now_s)
+            self.owner.outcome(ack, code, message, deadline_s, now_s)
+
+    def close_answered(self, answer: ShareAcknowledgeResponse) -> None:
+        unrun, self.closing = self.closing or {}, None
+        told = {(part.topic_id, part.partition): (part.error, part.message) for part in answer.partitions}
+        for tp in unrun:
+            code, message = told.get(tp, (ErrorCode.INVALID_RECORD_STATE, LEFT_OUT))
+            if answer.error is not ErrorCode.NONE:
+                code, message = answer.error, answer.message
+            if code is not ErrorCode.NONE:
+                where = f"group={self.owner.group_id} topic={self.owner.name_of(tp.topic_id)} partition={tp.partition}"
+                self.owner.say(Note(WARNING, f"unrun records of {where} cost an attempt: {code.name} {message or ''}"))
+
+
+def partition_requests(
+    added: Iterable[TopicPartition], riding: Mapping[TopicPartition, Sequence[AckBatch]]
+) -> tuple[SharePartitionRequest, ...]:
+    """What a fetch names: partitions that are added to the session, and those with acknowledgements."""
+    if not riding:
+        return tuple(SharePartitionRequest(tp.topic_id, tp.partition) for tp in added)
+    named = dict.fromkeys((*added, *riding))
+    return tuple(SharePartitionRequest(*tp, tuple(riding.get(tp, ()))) for tp in named)

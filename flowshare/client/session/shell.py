@@ -1,0 +1,395 @@
+"""Does what a member's `SessionCore` says: connections, requests, timers, leaders that are looked up.
+
+One for all: a server in this process, Kafka's brokers, a fleet's workers. Within a process, and with one server, the
+member's own link is the node's; in a cluster each node has one of its own, because a broker answers the requests of one
+connection strictly one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flowshare.client.errors import ClientError, NotConnected
+from flowshare.client.net.link import Link
+from flowshare.client.net.routing import ClusterConnection
+from flowshare.client.session import commands as c
+from flowshare.client.session.core import LOCAL, SessionCore
+from flowshare.protocol.messages import ShareResumeRequest
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from flowshare.client.net.cluster import Cluster
+    from flowshare.client.session.arrivals import Arrivals
+    from flowshare.client.session.custody import Generations
+    from flowshare.client.session.membership import Membership
+    from flowshare.client.session.ranges import AckResult
+    from flowshare.client.session.share_session import Plan
+    from flowshare.client.settings import LinkSettings
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.protocol.messages import AckBatch, Connection, TopicPartition
+    from flowshare.protocol.messages.base import FinishedRequest
+
+    Late = Callable[[AckResult], object]
+    """Told of an outcome that came late."""
+
+CLOSE_S = 2.0
+"""How long a member that ends waits for a leader of what it gives back unrun."""
+
+logger = logging.getLogger(__name__)
+
+
+class Asker(NamedTuple):
+    """Who waits for the outcomes of a call, and who is told of those that come late."""
+
+    answer: asyncio.Future[list[AckResult]]
+    on_late: Late | None
+
+
+class SessionShell:
+    """The sessions of one member with all its nodes."""
+
+    def __init__(
+        self,
+        link: Link,
+        membership: Membership,
+        *,
+        clock: Clock,
+        settings: LinkSettings,
+        name: str,
+        generations: Generations,
+        arrivals: Arrivals,
+        adopts: bool = False,
+    ) -> None:
+        """link: the member's own; when it turns out to lead to a cluster, each of its brokers gets another one. adopts:
+        as of `SessionCore`."""
+        self._membership = membership
+        self._clock = clock
+        self._settings = settings
+        self._name = name
+        self._arrivals = arrivals
+        self._own = link
+        self._links: dict[int, Link] = {LOCAL: link}
+        self._cluster: Cluster | None = None
+        self._client_id = ""
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._acting = False
+        self._timer: TimerHandle | None = None
+        self._timer_at_s = 0.0
+        self._closed = False
+        self._acted: asyncio.Event | None = None
+        self._doing: dict[type[Any], Callable[[Any], object]] = {
+            c.SendRequest: self._send,
+            c.Arrived: lambda one: arrivals.put(one.fetched),
+            c.Answered: self._answer,
+            c.Late: self._tell_late,
+            c.Stir: self._stir,
+            c.Broke: lambda one: arrivals.fail(one.error),
+            c.Connect: lambda one: self._connect(one.node_id),
+            c.Look: lambda one: self._begin(self._look(one.partitions), "leaders"),
+            c.Refresh: lambda _: membership.refresh(),
+            c.Note: lambda one: logger.log(one.level, "%s", one.text),
+            c.Rest: self._let_go,
+            c.Drop: self._let_go,
+            c.Forget: self._let_go,
+        }
+        self.core = SessionCore(
+            group_id=membership.group_id,
+            member_id=membership.member_id,
+            generations=generations,
+            name_of=membership.topic_name,
+            settings=settings,
+            pause_s=link.pause_s,
+            adopts=adopts,
+        )
+
+    # --- what the member's link, group and assignment do --------------------------------------------------------
+
+    def route(self, connection: Connection) -> None:
+        """Look at what the member's link leads to: a server, or a cluster."""
+        if self._cluster is not None:
+            return
+        if isinstance(connection, ClusterConnection):
+            self._cluster, self._client_id = connection.cluster, connection.client_id
+            self._links.clear()
+        topology = None if self._cluster is None else self._cluster.topology
+        self.core.route(topology, keeps=connection.is_flowshare, now_s=self._clock.monotonic())
+        if self.core.fleet and isinstance(connection, ClusterConnection):
+            connection.on_lost(self._membership.refresh)  # a member whose connection ended is waited for for seconds
+        self.assign()
+
+    def opened(self, connection: Connection) -> None:
+        """The member's own link has a new connection."""
+        if self._cluster is None and not isinstance(connection, ClusterConnection):
+            self.core.custody.keeps = connection.is_flowshare
+            self._opened(LOCAL, connection)
+
+    def lost(self) -> None:
+        """The member's own connection ended: in one process, that of its only node."""
+        if self._cluster is None:
+            self._lost(LOCAL)
+
+    def assign(self) -> None:
+        """The assignment is another one."""
+        self.core.assign(self._membership.assignment, self._clock.monotonic())
+        self._act()
+
+    def given_up(self) -> None:
+        """The group has this member no more."""
+        self.core.given_up(self._clock.monotonic())
+        self._act()
+
+    async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], limit_s: float) -> None:
+        """As `SessionCore.adopt`, until the servers have said what is still the member's. Raises: NotConnected."""
+        if self._cluster is None:
+            await self._own.connection()
+        self.core.adopt(held, self._clock.monotonic())
+        self._act()
+        await self._until(lambda: not self.core.keeps or not self.core.custody.adrift, limit_s)
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives from some node."""
+        for node in self.core.nodes.values():
+            link = self._links.get(node.node_id)
+            if link is not None and link.trouble and node.needed:
+                return link.trouble
+        return self.core.trouble
+
+    # --- fetching and acknowledging -----------------------------------------------------------------------------
+
+    def ask(self, plan: Plan) -> None:
+        """Fetch where no fetch is under way. Raises: ServerError, once for each refusal."""
+        refusal, self.core.refusal = self.core.refusal, None
+        if refusal is not None:
+            raise refusal
+        self.core.ask(plan, self._clock.monotonic())
+        self._act()
+
+    async def end_fetches(self) -> None:
+        """Have the fetches that are parked answered, where servers can, and wait for the answers."""
+        self.core.end_fetches(self._clock.monotonic())
+        self._act()
+        await self._until(lambda: not self.core.busy)
+
+    async def acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        generation: int | None,
+        on_late: Late | None = None,
+    ) -> list[AckResult]:
+        """Send these; outcomes in the order of the partitions, but for those that `on_late` is told."""
+        asker = Asker(asyncio.get_running_loop().create_future(), on_late)
+        now_s = self._clock.monotonic()
+        self.core.acknowledge(acks, generation, now_s, asker=asker, tells_late=on_late is not None)
+        self._act()
+        return await asker.answer
+
+    # --- closing ------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Wait until every acknowledgement has its outcome."""
+        await self._until(lambda: self.core.settled)
+
+    async def close_sessions(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int, int]]]) -> None:
+        """End all sessions; each gives back what was acquired over it: (first, last, generation)."""
+        await self._until(lambda: unrun.keys().isdisjoint(self.core.custody.adrift), CLOSE_S)
+        self.core.close_sessions(unrun, self._clock.monotonic())
+        self._act()
+        await self._until(lambda: self.core.ended)
+
+    async def close(self) -> None:
+        """End everything; the member's own link is the member's."""
+        self.core.stop()
+        self._act()
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await cancelled(*self._tasks)
+        for node_id, link in self._links.items():
+            if node_id != LOCAL:
+                await link.close()
+
+    # --- doing what the core says -------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        if self._acting:
+            return
+        self._acting = True
+        try:
+            while said := self.core.take():
+                for one in said:
+                    if not self._closed or isinstance(one, c.Answered | c.Late):
+                        self._doing[type(one)](one)
+        finally:
+            self._acting = False
+        due_s = None if self._closed else self.core.due_s()
+        if due_s is not None and (self._timer is None or due_s < self._timer_at_s):
+            self._wait_until(due_s)
+        if self._acted is not None:
+            self._acted.set()
+
+    def _answer(self, one: c.Answered) -> None:
+        if not one.asker.answer.done():
+            one.asker.answer.set_result(one.results)
+
+    def _tell_late(self, one: c.Late) -> None:
+        try:
+            one.asker.on_late(one.result)
+        except Exception:  # what else is to be done does not wait for it
+            logger.exception("%s: who was told of a late outcome failed", self._name)
+
+    def _stir(self, _: c.Stir) -> None:
+        if self._arrivals.awaited:
+            self._arrivals.put([])
+
+    def _let_go(self, one: c.Rest | c.Drop | c.Forget) -> None:
+        link = self._links.get(one.node_id)
+        if link is None:
+            return
+        if isinstance(one, c.Rest):
+            link.rest()
+        elif isinstance(one, c.Forget):
+            del self._links[one.node_id]
+            self._begin(link.close(), f"the end of node {one.node_id}")
+        elif link.current is not None:
+            self._end_connection(one.node_id, link.current, one.reason)
+
+    def _send(self, one: c.SendRequest) -> None:
+        link = self._links.get(one.node_id)
+        connection = None if link is None else link.current
+        if connection is not None:  # else lost meanwhile, as the core knows
+            connection.begin(one.request, partial(self._told, one, connection))
+
+    def _told(self, one: c.SendRequest, connection: Connection, outcome: FinishedRequest) -> None:
+        answer: Any = None
+        error: Exception | asyncio.CancelledError | None = None
+        try:
+            answer = outcome.result()
+        except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001 - each kind means something else
+            error = caught
+        if self._closed:
+            return
+        now_s = self._clock.monotonic()
+        if error is None:
+            link = self._links.get(one.node_id)
+            if link is not None and not isinstance(one.request, ShareResumeRequest):
+                link.heard()  # what is asked after each loss does not count: a server may drop all that follows
+            self.core.answered(one.node_id, one.number, answer, now_s)
+        elif isinstance(error, OSError | asyncio.CancelledError):
+            self._end_connection(one.node_id, connection, str(error) or type(error).__name__)
+        else:
+            if not isinstance(error, ClientError):
+                logger.error("%s: %s failed", self._name, type(one.request).__name__, exc_info=error)
+            self.core.failed(one.node_id, one.number, error, now_s)
+        self._act()
+
+    def _end_connection(self, node_id: int, connection: Connection, reason: str) -> None:
+        link = self._links.get(node_id)
+        if link is not None and link.current is connection:
+            link.lost(connection, reason)
+            self._begin(connection.close(), f"the end of the connection to node {node_id}")
+
+    async def _look(self, partitions: tuple[TopicPartition, ...]) -> None:
+        assert self._cluster is not None
+        await self._cluster.look_for(sorted({self._membership.topic_name(tp.topic_id) for tp in partitions}))
+        self.core.looked(partitions, self._clock.monotonic())
+        self._act()
+
+    def _wait_until(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = due_s
+        self._timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.core.tick(self._clock.monotonic())
+        self._act()
+
+    async def _until(self, true: Callable[[], bool], limit_s: float | None = None) -> None:
+        """Wait until it is so, for `limit_s` at most."""
+        acted = self._acted = self._acted or asyncio.Event()
+
+        async def wait() -> None:
+            while not true():
+                acted.clear()
+                await acted.wait()
+
+        try:
+            await self._clock.wait_for(wait(), limit_s)
+        except TimeoutError:
+            return
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    def _connect(self, node_id: int) -> None:
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = self._link_to(node_id)
+        opening = link.open()
+        if opening is not None:
+            opening.add_done_callback(lambda task: self._tried(node_id, task))
+
+    def _tried(self, node_id: int, opening: asyncio.Task[Connection]) -> None:
+        error = None if opening.cancelled() else opening.exception()
+        if isinstance(error, Exception):
+            self.core.refused(node_id, error, self._clock.monotonic())
+            self._act()
+
+    def _link_to(self, node_id: int) -> Link:
+        cluster = self._cluster
+        assert cluster is not None
+
+        async def connect() -> Connection:
+            try:
+                connection = await cluster.open_node(node_id, self._client_id)
+            except OSError:
+                self.core.unreachable(node_id, self._clock.monotonic())
+                self._act()
+                raise
+            if self._links.get(node_id) is not link:
+                await connection.close()
+                raise NotConnected(f"node {node_id} is not needed any more")
+            connection.on_closed(lambda reason: link.lost(connection, reason))
+            return connection
+
+        link = Link(
+            connect,
+            clock=self._clock,
+            settings=self._settings,
+            name=f"{self._name} at {'worker' if cluster.is_flowshare else 'broker'} {node_id}",
+            on_lost=lambda: self._lost(node_id),
+            on_open=lambda connection: self._opened(node_id, connection),
+        )
+        return link
+
+    def _opened(self, node_id: int, connection: Connection) -> None:
+        self.core.opened(
+            node_id,
+            self._clock.monotonic(),
+            keeps_time=connection.keeps_time,
+            serial=not connection.is_flowshare,
+        )
+        self._act()
+
+    def _lost(self, node_id: int) -> None:
+        self.core.lost(node_id, self._clock.monotonic())
+        self._act()
+
+    def _begin(self, work: Coroutine[Any, Any, object], what: str) -> None:
+        task = asyncio.create_task(work, name=f"{self._name}: {what}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)

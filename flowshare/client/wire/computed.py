@@ -1,0 +1,184 @@
+"""Answers that are computed from more than one field of the wire: metadata, settings, offsets of many partitions,
+acknowledgements; and the codecs of share groups, which stand in `protocol.share_codec`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flowshare.client.wire.base import LEFT_OUT, Codecs, Write, by_kio, endpoints, text
+from flowshare.protocol.compact import grouped
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import module, write_request
+from flowshare.protocol.messages import (
+    AcknowledgedPartition,
+    ConfigEntry,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    ListOffsetsResponse,
+    ManyOffsetsRequest,
+    ManyOffsetsResponse,
+    MetadataRequest,
+    MetadataResponse,
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    ShareFetchRequest,
+    TopicMetadata,
+)
+from flowshare.protocol.messages.base import NOT_ASKED
+from flowshare.protocol.messages.share import MOVED, NO_LEADER
+from flowshare.protocol.share_codec import decode_fetched, encode_acknowledge, encode_fetch
+from flowshare.protocol.translation import known_error, milliseconds
+
+OWN: Final = {"topic": {1}, "broker": {2, 3, 4}, "group": {8}}
+"""The sources of settings that mean "set on this very thing"; all others are defaults to it."""
+NO_REPLICA: Final = -1
+CLUSTER_APART_FROM: Final = 11
+"""The version of Metadata from which what one may do with the cluster is no longer asked here."""
+
+
+def _by_kio(encode: Any) -> Write:
+    return lambda number, client_id, request, version: write_request(number, client_id, encode(request, version))
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
+def _metadata(request: MetadataRequest, version: int) -> Any:
+    m = module("metadata", version, "request")
+    topics = None
+    if request.topics is not None or request.topic_ids:
+        topics = tuple(m.MetadataRequestTopic(topic_id=None, name=name) for name in request.topics or ()) + tuple(
+            m.MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in request.topic_ids
+        )
+    cluster: dict[str, Any] = {"include_cluster_authorized_operations": False} if version < CLUSTER_APART_FROM else {}
+    return m.MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=request.authorized,
+        **cluster,
+    )
+
+
+def _metadata_answer(answer: Any, request: MetadataRequest) -> MetadataResponse:
+    return MetadataResponse(
+        topics=tuple(
+            TopicMetadata(
+                name="" if topic.name is None else str(topic.name),
+                error=known_error(topic.error_code),
+                topic_id=topic.topic_id,
+                partitions=len(topic.partitions),
+                leaders=_each(topic.partitions, "leader_id"),
+                leader_epochs=_each(topic.partitions, "leader_epoch"),
+                replicas=min((len(part.replica_nodes) for part in topic.partitions), default=-1),
+                authorized=_operations(topic) if request.authorized else None,
+            )
+            for topic in answer.topics
+        ),
+        nodes=endpoints(answer.brokers),
+        controller=int(answer.controller_id),
+    )
+
+
+def _operations(topic: Any) -> int | None:
+    told = int(topic.topic_authorized_operations)
+    return None if told == NOT_ASKED else told
+
+
+def _each(partitions: tuple[Any, ...], field: str) -> tuple[int, ...]:
+    by_index = {int(part.partition_index): int(getattr(part, field, -1)) for part in partitions}
+    return tuple(by_index.get(index, -1) for index in range(len(by_index)))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def _settings(answer: Any, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    if len(answer.results) != 1:
+        message = f"the answer has {len(answer.results)} results for one question"
+        return DescribeConfigsResponse(error=ErrorCode.UNKNOWN_SERVER_ERROR, message=message)
+    (result,) = answer.results
+    return DescribeConfigsResponse(
+        error=known_error(result.error_code),
+        message=text(result.error_message),
+        entries=tuple(
+            ConfigEntry(
+                name=entry.name,
+                value=entry.value or "",
+                is_default=int(entry.config_source) not in OWN[request.resource_type],
+                documentation=entry.documentation or "",
+                read_only=entry.read_only,
+            )
+            for entry in result.configs
+        ),
+    )
+
+
+# --- offsets of many partitions ---------------------------------------------------------------------------------------
+
+
+def _many(request: ManyOffsetsRequest, version: int) -> Any:
+    m = module("list_offsets", version, "request")
+    parts = grouped(
+        (topic, m.ListOffsetsPartition(partition_index=partition, timestamp=request.timestamp_ms))
+        for topic, partition in request.partitions
+    )
+    return m.ListOffsetsRequest(
+        replica_id=NO_REPLICA,
+        isolation_level=int(request.committed),
+        topics=tuple(m.ListOffsetsTopic(name=topic, partitions=tuple(some)) for topic, some in parts.items()),
+    )
+
+
+def _many_answer(answer: Any, request: ManyOffsetsRequest) -> ManyOffsetsResponse:
+    told = {
+        (topic.name, part.partition_index): ListOffsetsResponse(
+            error=known_error(part.error_code),
+            offset=int(part.offset),
+            timestamp_ms=int(part.timestamp),
+            leader_epoch=int(part.leader_epoch),
+        )
+        for topic in answer.topics
+        for part in topic.partitions
+    }
+    missing = ListOffsetsResponse(error=ErrorCode.UNKNOWN_SERVER_ERROR, message=LEFT_OUT)
+    return ManyOffsetsResponse(offsets=tuple(told.get(at, missing) for at in request.partitions))
+
+
+# --- acknowledgements -------------------------------------------------------------------------------------------------
+
+
+def _leader(part: Any) -> tuple[int, int]:
+    """Who leads instead; only some errors give it a meaning."""
+    if known_error(part.error_code) not in MOVED:
+        return NO_LEADER
+    return int(part.current_leader.leader_id), int(part.current_leader.leader_epoch)
+
+
+def _acknowledge_answer(answer: Any, _: ShareAcknowledgeRequest) -> ShareAcknowledgeResponse:
+    lock_timeout = getattr(answer, "acquisition_lock_timeout", None)
+    return ShareAcknowledgeResponse(
+        error=known_error(answer.error_code),
+        message=text(answer.error_message),
+        lock_timeout_ms=0 if lock_timeout is None else milliseconds(lock_timeout),
+        partitions=tuple(
+            AcknowledgedPartition(
+                topic_id=topic.topic_id,
+                partition=int(part.partition_index),
+                error=known_error(part.error_code),
+                message=text(part.error_message),
+                current_leader=_leader(part),
+            )
+            for topic in answer.responses
+            for part in topic.partitions
+        ),
+        node_endpoints=endpoints(answer.node_endpoints),
+    )
+
+
+CODECS: Final[Codecs] = {
+    MetadataRequest: (_by_kio(_metadata), by_kio("metadata", _metadata_answer)),
+    DescribeConfigsRequest: (None, by_kio("describe_configs", _settings)),
+    ManyOffsetsRequest: (_by_kio(_many), by_kio("list_offsets", _many_answer)),
+    ShareFetchRequest: (encode_fetch, lambda frame, _request, _version: decode_fetched(frame)),
+    ShareAcknowledgeRequest: (encode_acknowledge, by_kio("share_acknowledge", _acknowledge_answer)),
+}

@@ -1,0 +1,155 @@
+"""`fs.errors`: the errors that a user of flowshare can meet, under one root.
+
+    FlowshareError
+      AgentError                  of share agents
+        UsageError                the application is written or set up wrongly; raised at import or at start
+          OptionError             an option's name or value is refused (also a TypeError)
+          AnnotationError         a handler's signature is refused (also a TypeError)
+        UndecodableValue          a record's value does not fit the handler's annotation (also a ValueError)
+        Unencodable               a value cannot be turned into bytes for a topic (also a TypeError)
+      AppNotFound                 `module:app` leads to no App
+      PagesError                  health pages and metrics cannot be served
+      BadPages                    options of pages are refused (also a ValueError)
+      BackendError                a backend cannot be used
+        NoLogin                   another process's path does not let this one in
+      BadBrokerUrl                a broker URL is refused (also a ValueError)
+      ClientError                 of consumers, producers and administration
+        ServerError               the server refused: `code`, `retriable`
+        NotConnected              no connection could be had in time; it was never sent (also a ConnectionError)
+        ConnectionLost            the connection ended before the answer (also a ConnectionError)
+        Unsupported               the broker does not have the API, or only in versions that cannot say this
+        IllegalState              the calls contradict each other
+          Closed                  the object was closed
+        Wakeup                    `wakeup()` was called
+        RecordError               one record cannot be decoded: `topic`, `partition`, `offset`
+        CorruptRecords            the log's bytes are damaged: `topic`, `partition`, `first`, `last`
+        RecordTooLarge            the record is larger than what may be sent
+        BufferFull                the producer's buffer has no room now
+        DeliveryTimeout           a record was not confirmed in time; it may or may not be in the log
+        BadSecurity               TLS or SASL settings are refused (also a ValueError)
+        SlotGroupRefused          a worker cannot be one of its fleet
+        StateTopicRefused         a fleet's state topic is not as it has to be
+        LoginError                the other end's words are no login, or it does not know the user itself
+      LogError                    of an embedded path: its topics and its disk
+        StorageHeld               another process holds the path
+        StorageDamaged            what is stored contradicts itself; nothing was changed by opening it
+        StorageError              the disk refused a write; nothing of it was confirmed
+          StorageFull             there is no room on the disk
+          NotPrivate              other users of the machine could read or change the path
+      DataLoss                    Spark: the log lost records that a query was to read (these are RuntimeErrors, too)
+      LogGone                     Spark: the log cannot be read now; the batch fails, and is read again
+      Fenced                      Spark: another process runs this query by now
+      NotWritten                  Spark: a batch that is said to be committed is not in the checkpoint
+      DamagedNote                 Spark: what the source noted in the checkpoint cannot be read
+      OutcomesLost                Spark: no source of the group took what `settle` said of records
+      SinkError                   Spark: rows could not be written to topics
+        TornBatch                 a part of a batch is in its topics, and the rest cannot be
+      SparkMissing                Spark is not installed, or has no Java
+      SparkGone                   Spark's driver or cluster has ended
+      NotIdle                     `flowshare.testing`: the agents still work (also an AssertionError)
+
+Each text says what happened and what to do. What only a command meets, or flowshare takes up itself, is a
+FlowshareError, too (`tests/test_errors.py` lists it). `fs.Release` and `fs.Reject` are outcomes, not errors.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+
+class FlowshareError(Exception):
+    """Base of all errors of flowshare; `except fs.FlowshareError` catches each of them."""
+
+
+_MODULES = {
+    "flowshare.agents.handler.errors": "AgentError UsageError OptionError AnnotationError UndecodableValue Unencodable",
+    "flowshare.agents.app.loading": "AppNotFound",
+    "flowshare.agents.pages.site": "PagesError",
+    "flowshare.agents.pages.gate": "BadPages",
+    "flowshare.backend.base": "BackendError",
+    "flowshare.backend.path_login": "NoLogin",
+    "flowshare.backend.url": "BadBrokerUrl",
+    "flowshare.client.errors": (
+        "ClientError ServerError NotConnected ConnectionLost Unsupported IllegalState Closed Wakeup "
+        "RecordError CorruptRecords RecordTooLarge BufferFull DeliveryTimeout"
+    ),
+    "flowshare.client.net.login": "LoginError",
+    "flowshare.client.net.security": "BadSecurity",
+    "flowshare.fleet.slot_group": "SlotGroupRefused",
+    "flowshare.fleet.state.topic": "StateTopicRefused",
+    "flowshare.log.base": "LogError StorageHeld StorageDamaged StorageError StorageFull",
+    "flowshare.log.folder": "NotPrivate",
+    "flowshare.spark.errors": "SparkGone",
+    "flowshare.spark.sessions": "SparkMissing",
+    "flowshare.spark.sink.broker": "SinkError",
+    "flowshare.spark.sink.transactions": "TornBatch",
+    "flowshare.spark.source.checkpoint": "DamagedNote NotWritten",
+    "flowshare.spark.source.member": "Fenced",
+    "flowshare.spark.source.outcomes": "OutcomesLost",
+    "flowshare.spark.source.reading": "DataLoss LogGone",
+    "flowshare.testing.harness": "NotIdle",
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = ["FlowshareError", *sorted(_WHERE)]
+
+if TYPE_CHECKING:
+    from flowshare.agents.app.loading import AppNotFound as AppNotFound
+    from flowshare.agents.handler.errors import AgentError as AgentError
+    from flowshare.agents.handler.errors import AnnotationError as AnnotationError
+    from flowshare.agents.handler.errors import OptionError as OptionError
+    from flowshare.agents.handler.errors import UndecodableValue as UndecodableValue
+    from flowshare.agents.handler.errors import Unencodable as Unencodable
+    from flowshare.agents.handler.errors import UsageError as UsageError
+    from flowshare.agents.pages.gate import BadPages as BadPages
+    from flowshare.agents.pages.site import PagesError as PagesError
+    from flowshare.backend.base import BackendError as BackendError
+    from flowshare.backend.path_login import NoLogin as NoLogin
+    from flowshare.backend.url import BadBrokerUrl as BadBrokerUrl
+    from flowshare.client.errors import BufferFull as BufferFull
+    from flowshare.client.errors import ClientError as ClientError
+    from flowshare.client.errors import Closed as Closed
+    from flowshare.client.errors import ConnectionLost as ConnectionLost
+    from flowshare.client.errors import CorruptRecords as CorruptRecords
+    from flowshare.client.errors import DeliveryTimeout as DeliveryTimeout
+    from flowshare.client.errors import IllegalState as IllegalState
+    from flowshare.client.errors import NotConnected as NotConnected
+    from flowshare.client.errors import RecordError as RecordError
+    from flowshare.client.errors import RecordTooLarge as RecordTooLarge
+    from flowshare.client.errors import ServerError as ServerError
+    from flowshare.client.errors import Unsupported as Unsupported
+    from flowshare.client.errors import Wakeup as Wakeup
+    from flowshare.client.net.login import LoginError as LoginError
+    from flowshare.client.net.security import BadSecurity as BadSecurity
+    from flowshare.fleet.slot_group import SlotGroupRefused as SlotGroupRefused
+    from flowshare.fleet.state.topic import StateTopicRefused as StateTopicRefused
+    from flowshare.log.base import LogError as LogError
+    from flowshare.log.base import StorageDamaged as StorageDamaged
+    from flowshare.log.base import StorageError as StorageError
+    from flowshare.log.base import StorageFull as StorageFull
+    from flowshare.log.base import StorageHeld as StorageHeld
+    from flowshare.log.folder import NotPrivate as NotPrivate
+    from flowshare.spark.errors import SparkGone as SparkGone
+    from flowshare.spark.sessions import SparkMissing as SparkMissing
+    from flowshare.spark.sink.broker import SinkError as SinkError
+    from flowshare.spark.sink.transactions import TornBatch as TornBatch
+    from flowshare.spark.source.checkpoint import DamagedNote as DamagedNote
+    from flowshare.spark.source.checkpoint import NotWritten as NotWritten
+    from flowshare.spark.source.member import Fenced as Fenced
+    from flowshare.spark.source.outcomes import OutcomesLost as OutcomesLost
+    from flowshare.spark.source.reading import DataLoss as DataLoss
+    from flowshare.spark.source.reading import LogGone as LogGone
+    from flowshare.testing.harness import NotIdle as NotIdle
+
+
+def __getattr__(name: str) -> Any:
+    """Load an error's class at its first use (PEP 562): nobody imports Spark to catch a time-out."""
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"flowshare.errors has no {name!r}; its text lists what there is: help(flowshare.errors)")
+    return getattr(importlib.import_module(where), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

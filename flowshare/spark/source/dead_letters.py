@@ -1,0 +1,117 @@
+"""Dead letters of the source: of records that cannot be read (`bury`), and of those that an outcome rejects
+(`bury_rejected`). The executor that met them writes them before its task ends.
+
+Rejected records are read from the log again, partition by partition, and their letters sent as they come; the source
+rejects them when all tasks have ended. A task or a batch that is tried again writes its letters again: at least once,
+as all dead letters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from flowshare.agents.feed.dead_letter import PREFIX
+from flowshare.agents.handler.texts import REASON_MAX, clip
+from flowshare.client.producer.message import Message
+from flowshare.protocol.decoding import decode_raw
+from flowshare.spark.source.columns import Poison
+from flowshare.spark.source.ranges import Place, Range, merged
+from flowshare.spark.source.reading import Fetches, reader_of
+
+if TYPE_CHECKING:
+    from flowshare.spark.source.options import SourceOptions
+    from flowshare.spark.source.reading import ReadTask, TaskRows
+
+logger = logging.getLogger("flowshare.spark")
+
+
+def bury(part: ReadTask, rows: TaskRows, options: SourceOptions) -> None:
+    """Write dead letters, and return when they are confirmed. Raises: ClientError, OSError: the task is tried again."""
+    where = f"{rows.topic}-{rows.partition}"
+    for first, last, reason in rows.damaged:
+        logger.error("%s: offsets %d to %d cannot be read: %s", where, first, last, reason)
+    if rows.poison:
+        bad = rows.poison[0]
+        what = "become dead letters" if part.buried else "do not fit value_schema"
+        logger.error(
+            "%s: %d records %s, the first at offset %d: %s",
+            where,
+            len(rows.poison),
+            what,
+            bad.record.offset,
+            bad.reason,
+        )
+    letters = [letter(rows.topic, rows.partition, options.group, one) for one in rows.poison]
+    letters += [damage(rows.topic, rows.partition, options.group, *one) for one in rows.damaged]
+    if letters and options.dead_letter_topic is not None:
+        reader_of(part.broker, part.hosts).send(options.dead_letter_topic, letters)
+
+
+def damage(topic: str, partition: int, group: str, first: int, last: int, reason: str) -> Message:
+    """The dead letter of bytes that are no records: where they were, and what is wrong with them."""
+    return Message(None, None, _told(reason, topic, partition, first, group, last_offset=last))
+
+
+def letter(topic: str, partition: int, group: str, poison: Poison) -> Message:
+    """The dead letter of a record: as it was, with headers that say why and whence. A delivery of 0 is not known."""
+    record = poison.record
+    headers = tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX))
+    attempts = {"attempts": poison.delivery} if poison.delivery else {}
+    told = _told(poison.reason, topic, partition, record.offset, group, timestamp=record.timestamp, **attempts)
+    return Message(record.value, record.key, headers + told)
+
+
+def _told(
+    reason: str, topic: str, partition: int, offset: int, group: str, **more: int
+) -> tuple[tuple[str, bytes], ...]:
+    place = {"topic": topic, "partition": partition, "offset": offset, "group": group}
+    facts = {"reason": clip(reason, REASON_MAX), **place, **more}
+    return tuple((PREFIX + name, str(value).encode()) for name, value in facts.items())
+
+
+class SourceFacts(NamedTuple):
+    """What executors are told of a source. hosts: where its log is read. dead_letter: topic, None: none is written.
+    held: what it holds, with deliveries."""
+
+    hosts: tuple[str, ...]
+    dead_letter: str | None
+    held: tuple[Range, ...]
+
+
+def bury_rejected(
+    broker: str, group: str, sources: Sequence[SourceFacts], rejected: Mapping[Place, Mapping[int, str]]
+) -> None:
+    """Write dead letters of records, for which `rejected` has reasons; they are confirmed when this returns.
+
+    sources: the group's on this machine, at least one. Raises: LogGone, ClientError, OSError: the task is tried again.
+    """
+    first = sources[0]
+    if first.dead_letter is None:
+        logger.error("group %s: %d records are rejected", group, sum(map(len, rejected.values())))
+        return
+    reader = reader_of(broker, first.hosts)
+    for place, reasons in sorted(rejected.items()):
+        held = [held for source in sources for held in source.held if held.place == place]
+        runs = runs_of(place, reasons, held)
+        for log, wanted in Fetches(reader, runs, committed=False, lossy=True).answers():
+            letters = [
+                letter(log.topic, log.partition, group, Poison(record, delivery, reasons[record.offset] or "rejected"))
+                for records, delivery in decode_raw(log.records, wanted).runs
+                for record in records
+            ]
+            reader.send(first.dead_letter, letters)
+
+
+def runs_of(place: Place, offsets: Iterable[int], held: Iterable[Range]) -> list[Range]:
+    """Offsets as ascending ranges of one delivery each; 0 where none is known, as the lock was lost."""
+    deliveries = iter(sorted(held))
+    known = next(deliveries, None)
+    found: list[Range] = []
+    for offset in sorted(offsets):
+        while known is not None and known.last < offset:
+            known = next(deliveries, None)
+        delivery = known.delivery if known is not None and known.first <= offset else 0
+        found.append(Range(*place, offset, offset, delivery))
+    return merged(found)

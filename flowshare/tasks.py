@@ -1,0 +1,14 @@
+"""Tasks of the event loop that the shells keep, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+async def cancelled(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait for their ends; what they raise on the way is nobody's. None: there is no such task."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)

@@ -1,0 +1,129 @@
+"""Plants known bugs in the members' session core, one at a time; the seeded world (`world`) must catch each.
+
+    python -m tests.client.session.mutants [NAME …]
+
+A mutant that lives is a hole in the world. Exit code 1 if any lives or no longer fits the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.share.mutants import ROOT, UNCOMPILED, Hunt, Mutant
+
+SEEDS = 150
+RARE = (379, 481)
+"""Seeds that meet what the others do not."""
+RUN = f"""
+from tests.client.session.world import KINDS, World
+for seed in (*{RARE}, *range(1, {SEEDS})):
+    for kind in KINDS:
+        World(seed, kind).live()
+"""
+
+MUTANTS = (
+    Mutant(
+        "what was written is sent again", "core", "written = ack.doubted and not", "written = ack.tries < 0 and not"
+    ),
+    Mutant(
+        "a new connection goes on with the old epoch",
+        "core",
+        "        node.session.reset()\n        self.custody.cut_off",
+        "        self.custody.cut_off",
+    ),
+    Mutant("a session that is gone is not opened anew", "share_session", "self.session.reset(number)", "pass"),
+    Mutant("a broker is sent two requests at a time", "share_session", "(self.serial and self.under_way)", "False"),
+    Mutant("an outcome that comes late is told early as well", "calls", "            ack.late = True\n", ""),
+    Mutant(
+        "what was acknowledged stays in hand",
+        "custody",
+        "        self.holding.ended(tp, first, last)\n        for low",
+        "        for low",
+    ),
+    Mutant("what was acquired again is let go of", "custody", "for low, high in again:", "for low, high in ():"),
+    Mutant("a fetch waits for a lost connection", "core", "node.fetch_ended()  # it had not left yet", "pass"),
+    Mutant("renewals ride on fetches", "share_session", "fits = ack.call.renewal is renewal and", "fits ="),
+    Mutant(
+        "what a fetch may still bring is forgotten",
+        "core",
+        "self.assigned.union(*(node.may_bring for node in self.nodes.values()))",
+        "self.assigned",
+    ),
+    Mutant(
+        "what is lost is acknowledged",
+        "core",
+        "if generation is not None and not self.custody.holds",
+        "if self.keeps is None and not self.custody.holds",
+    ),
+    Mutant("a release is not told to be of its own call", "calls", "self.untold -= 1", "self.untold -= 0"),
+    Mutant("nobody connects", "core", "                    self.say(Connect(node.node_id))\n", ""),
+    Mutant(
+        "a session is left open",
+        "core",
+        "if node.connected and (node.session.open or",
+        "if node.connected and (False or",
+    ),
+    Mutant(
+        "a frozen node is waited for", "core", 'self.drop(node, f"worker {node_id} does not answer", now_s)', "pass"
+    ),
+    Mutant("leaders are looked up once", "custody", "            custody.doubt()\n", ""),
+    Mutant(
+        "what moved counts as held", "custody", "            self.holding.drop(tp)\n            self._lose(tp)\n", ""
+    ),
+    Mutant(
+        "nobody tells the next leader",
+        "core",
+        "        self.resume(node, now_s)\n        node.pump(now_s)",
+        "        node.pump(now_s)",
+    ),
+    Mutant(
+        "what has no known leader is not adopted",
+        "core",
+        "self.custody.adopt(held, now_s)",
+        "topology = self._topology\n"
+        "            known = {tp for tp in held if topology is None or topology.leader_of(tp) != NOBODY}\n"
+        "            self.custody.adopt({tp: held[tp] for tp in known}, now_s)",
+    ),
+    Mutant("what is held is told before it is adopted", "core", "if self._adopts or node.sends(", "if node.sends("),
+    Mutant(
+        "what is assigned after the adoption is not told",
+        "custody",
+        "self._inherits and tp not in",
+        "False and tp not in",
+    ),
+    Mutant(
+        "what was adopted is not known when it comes again",
+        "custody",
+        "                self._highest[tp] = max(last, self._highest.get(tp, -1))\n",
+        "",
+    ),
+)
+
+
+def copy_world(folder: Path) -> None:
+    """Copy the package and the world."""
+    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
+    (folder / "tests" / "client" / "session").mkdir(parents=True)
+    for name in ("__init__.py", "client/__init__.py", "client/session/__init__.py", "client/session/world.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
+
+
+def killed_by(folder: Path) -> str | None:
+    """The world's complaint, or None."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN], cwd=folder, env=environment, capture_output=True, check=False, timeout=300
+        )
+    except subprocess.TimeoutExpired:
+        return "as it never ended"
+    last = done.stderr.decode().strip().rpartition("\n")[2]
+    return f"by {last[:90]}" if done.returncode else None
+
+
+if __name__ == "__main__":
+    sys.exit(bool(Hunt(MUTANTS, "client/session", copy_world, killed_by).run(sys.argv[1:])))

@@ -1,0 +1,31 @@
+"""The seeded world of members' sessions (`world`): fixed seeds in every run, others by SIM_SEED_FIRST and
+SIM_SEEDS."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.client.session.world import KINDS, World
+
+FIRST = int(os.environ.get("SIM_SEED_FIRST", "1"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "100"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_lost_or_told_twice_whatever_happens_to_requests_and_leaders(kind) -> None:
+    for seed in range(FIRST, FIRST + SEEDS):
+        print(f"SIM_SEED_FIRST={seed} SIM_SEEDS=1 kind={kind}")
+        World(seed, kind).live()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_world_ends_well_and_the_same_seed_is_the_same_run(kind) -> None:
+    assert World(1, kind).live() == World(1, kind).live()
+
+
+def test_what_a_node_gave_before_it_led_anew_is_left_when_it_comes_after_the_resume() -> None:
+    World(35, "fleet").live()

@@ -1,0 +1,130 @@
+"""Committed offsets: what they take in memory, open transactions, and what is stored of them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from flowshare.core_errors import InvalidProducerEpoch, StateCorrupt
+from flowshare.groups.offsets import (
+    Committed,
+    OffsetPartition,
+    Offsets,
+    TransactionalProducer,
+    decode_offset,
+    encode_offset,
+)
+from flowshare.groups.stored import seal
+
+ONE, OTHER = OffsetPartition("t", 0), OffsetPartition("u", 3)
+TX = TransactionalProducer(7, 2)
+TOPIC_ID = UUID(int=7)
+
+
+def committed(offset=5, *, order=1, metadata="", topic_id=TOPIC_ID):
+    return Committed(offset=offset, commit_ms=1, topic_id=topic_id, order=order, metadata=metadata)
+
+
+@pytest.fixture
+def offsets():
+    return Offsets()
+
+
+def put(offsets, partition, value, producer=None):
+    """A commit; by how much memory grew as it was foretold, and as it is."""
+    told, before = offsets.growth(partition, value, producer), offsets.size
+    offsets.apply(offsets.commit({partition: value}, producer))
+    return told, offsets.size - before
+
+
+@pytest.mark.parametrize("producer", [None, TX])
+def test_what_a_commit_takes_in_memory_is_known_before(offsets, producer):
+    for partition, value in (
+        (ONE, committed()),
+        (ONE, committed(metadata="m" * 100)),
+        (ONE, committed(metadata="")),
+        (OTHER, committed(metadata="ü")),
+    ):
+        told, grown = put(offsets, partition, value, producer)
+        assert told == grown
+    assert offsets.size > 0
+
+    offsets.apply(offsets.clear())
+
+    assert offsets.size == 0
+    assert not offsets
+
+
+def test_offsets_of_an_open_transaction_count_when_it_is_committed(offsets):
+    put(offsets, ONE, committed(5, order=1))
+    put(offsets, ONE, committed(9, order=2), TX)
+    assert offsets.of([ONE, OTHER]) == [(ONE, committed(5, order=1), True), (OTHER, None, False)]
+    assert offsets.unstable(ONE)
+
+    offsets.apply(offsets.complete(TX, committed=True))
+
+    assert offsets.of(None) == [(ONE, committed(9, order=2), False)]
+    assert not offsets.unstable(ONE)
+
+
+def test_a_commit_that_came_later_than_the_transactions_stays(offsets):
+    put(offsets, ONE, committed(9, order=1), TX)
+    put(offsets, ONE, committed(11, order=2))
+
+    offsets.apply(offsets.complete(TX, committed=True))
+
+    assert offsets.committed == {ONE: committed(11, order=2)}
+
+
+def test_two_open_transactions_on_a_partition_keep_it_unstable_until_both_are_over(offsets):
+    for producer in (TX, TransactionalProducer(8, 0)):
+        put(offsets, ONE, committed(), producer)
+
+    offsets.apply(offsets.complete(TX, committed=False))
+    assert offsets.unstable(ONE)
+    offsets.apply(offsets.complete(TransactionalProducer(8, 0), committed=False))
+
+    assert not offsets.unstable(ONE)
+    assert not offsets
+
+
+def test_a_producer_of_an_older_epoch_commits_and_ends_nothing(offsets):
+    put(offsets, ONE, committed(), TX)
+
+    with pytest.raises(InvalidProducerEpoch, match="is at epoch 2, not 1"):
+        offsets.commit({ONE: committed(6)}, TransactionalProducer(7, 1))
+    assert list(offsets.complete(TransactionalProducer(7, 1), committed=True)) == []
+    assert list(offsets.complete(TransactionalProducer(99, 0), committed=True)) == []
+
+
+def test_the_end_of_what_an_open_transaction_does_not_have_changes_nothing(offsets):
+    put(offsets, ONE, committed(), TX)
+
+    offsets.apply(change for change in [*offsets.delete([OTHER]), *offsets.delete([ONE]), *offsets.delete([ONE])])
+
+    assert not offsets
+    assert not offsets.unstable(ONE)
+
+
+def test_offsets_of_topics_that_are_gone_go_also_out_of_transactions(offsets):
+    put(offsets, ONE, committed(topic_id=UUID(int=1)))
+    put(offsets, OTHER, committed(topic_id=UUID(int=2)))
+    put(offsets, ONE, committed(topic_id=UUID(int=1)), TX)
+
+    offsets.apply(offsets.forget_topics(lambda topic_id: topic_id == UUID(int=2)))
+
+    assert set(offsets.committed) == {OTHER}
+    assert not offsets.unstable(ONE)
+
+
+def test_an_offset_is_read_as_it_was_stored():
+    value = committed(metadata="größe", order=12)
+
+    assert decode_offset(encode_offset(value)) == value
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"[1,2,3,4,5,6,7]", b'[1,2,"",4,5,"no id",7]', b"7"])
+def test_a_stored_offset_that_says_something_else_is_refused(body):
+    with pytest.raises(StateCorrupt, match="a stored offset cannot be read"):
+        decode_offset(seal(body))
