@@ -84,6 +84,11 @@ class SlotGroupSettings:
     rebalance_s: float = 3.0
     margin_s: float = 1.0
 
+    @property
+    def answer_s(self) -> float:
+        """How long a heartbeat may go unanswered: a coordinator that stands still takes two, a third saves the lease."""
+        return self.session_s / 5
+
 
 @dataclass(eq=False)
 class SlotGroup:
@@ -321,7 +326,7 @@ class SlotGroup:
             instance_id=self.instance,
             generation=self._generation,
         )
-        answer = await self._ask(beat, self.settings.session_s / 3)
+        answer = await self._ask(beat, self.settings.answer_s)
         if answer.error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._lease.proved(sent_s)
         return self._goes_on(answer.error, "a heartbeat")
@@ -361,7 +366,7 @@ class SlotGroup:
             self._old.pop()
 
     def _apart(self) -> Cluster:
-        limit_s = self.settings.session_s / 3
+        limit_s = self.settings.answer_s
         settings = replace(self.brokers.settings, connect_timeout=limit_s, request_timeout=limit_s)
         return self.brokers.apart(settings, turn=self._turn)
 

@@ -209,6 +209,22 @@ def test_a_worker_whose_heartbeats_are_not_answered_is_in_doubt_before_its_sessi
     world(scenario, 1, 2)
 
 
+def test_a_coordinator_that_stands_still_is_asked_a_third_time_before_the_lease_ends():
+    async def scenario(kafka, clock, one, two):
+        await all_in(clock, one, two)
+        kafka.hold(m.HeartbeatRequest)
+        before = kafka.asked[m.HeartbeatRequest]
+        await clock.sleep(3.5)
+        again = kafka.asked[m.HeartbeatRequest]
+        kafka.release(m.HeartbeatRequest)
+        await clock.sleep(2)
+
+        assert again - before >= 2 * 3, "each of two members asked three times"
+        assert one.doubts == two.doubts == [False]
+
+    world(scenario, 1, 2)
+
+
 def test_a_worker_that_was_given_up_joins_again():
     async def scenario(kafka, clock, one):
         await one.start()

@@ -40,14 +40,16 @@ async def fleet(broker, topic, *numbers, slots=8, settings=SETTINGS):
     maker = connect()
     await maker.start()
     kafka = maker.connect("maker")
-    made = await kafka.send(m.CreateTopicRequest(name=topic, partitions=slots))
-    assert made.error == 0
-    async with members(connect, clock, *numbers, topic=topic, slots=slots, settings=settings) as found:
-        await asyncio.gather(*(member.start() for member in found))
-        await agreed(clock, *found)
-        yield clock, kafka, found
-    await kafka.close()
-    await maker.close()
+    try:
+        made = await kafka.send(m.CreateTopicRequest(name=topic, partitions=slots))
+        assert made.error == 0
+        async with members(connect, clock, *numbers, topic=topic, slots=slots, settings=settings) as found:
+            await asyncio.gather(*(member.start() for member in found))
+            await agreed(clock, *found)
+            yield clock, kafka, found
+    finally:
+        await kafka.close()
+        await maker.close()
 
 
 async def test_workers_come_and_go(each_kafka, unique):
