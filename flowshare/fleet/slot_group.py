@@ -86,7 +86,7 @@ class SlotGroupSettings:
 
     @property
     def answer_s(self) -> float:
-        """How long a heartbeat may go unanswered: a coordinator that stands still takes two, a third saves the lease."""
+        """How long a heartbeat may take: after two that a lost coordinator took there is time for more."""
         return self.session_s / 5
 
 

@@ -19,16 +19,16 @@ READ_BYTES: Final = 16 << 20
 """Once so many bytes without compression were read, the next batch waits until they are used."""
 
 
-class Promised:
+class LazyRecords:
     """Records that are not read yet: offsets `first` to `last`, all of them; none are left when `first` is behind.
 
-    batch_records: offsets of the longest batch.
+    delivery_count: how often all of them were delivered. batch_records: offsets of the longest batch.
     """
 
     __slots__ = ("_batches", "_records", "_size_max", "batch_records", "delivery_count", "first", "last")
 
     def __init__(self, records: bytes, batches: Sequence[BatchHeader], delivery_count: int, size_max: int) -> None:
-        """Use `promise`."""
+        """Use `lazy_records`."""
         self.first = batches[0].base_offset
         self.last = batches[-1].last_offset
         self.delivery_count = delivery_count
@@ -63,7 +63,7 @@ class Promised:
         return found
 
 
-def promise(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> Promised | None:
+def lazy_records(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> LazyRecords | None:
     """The acquired records, all of them delivered equally often; None when that takes a closer look.
 
     Raises: DecodeError when the bytes are no sequence of batches at all.
@@ -83,4 +83,4 @@ def promise(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int 
         if run.first != at or run.delivery_count != ranges[0].delivery_count:
             return None
         at = run.last + 1
-    return None if at != end else Promised(records, batches, ranges[0].delivery_count, size_max)
+    return None if at != end else LazyRecords(records, batches, ranges[0].delivery_count, size_max)

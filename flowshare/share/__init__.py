@@ -2,7 +2,7 @@
 
 A share-partition (`partition`) is one group's view of one partition of a log: which offsets are free, with whom, or
 finished. `state` is the table of what becomes of one offset, `window` the offsets, `holds` until when each is kept,
-`boundaries` the batches as they were acquired; `acquire`, `acknowledge` and `expiry` are the moves, and `quarantine`
+`boundaries` the batches as they were acquired; `acquire`, `acknowledge` and `lapse` are the moves, and `quarantine`
 delivers alone what may kill. `records` is what is stored, `shard` keeps it for many, `reload` makes a window of it. A
 share group (`group`, `assignor`, `group_state`) has members and what they fetch from; `session` orders a member's
 requests. `allotment`, `allowance`, `leases` and `priority` share out records among members; `config`, `config_tables`

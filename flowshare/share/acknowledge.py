@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from flowshare.core_errors import CoreError, InvalidRecordState, InvalidRequest
-from flowshare.share.expiry import take_back
+from flowshare.share.lapse import take_back
 from flowshare.share.state import EVENTS, step
 from flowshare.share.types import (
     DELAY_MS_MAX,

@@ -15,7 +15,7 @@ from flowshare.share.types import Limits, PartitionUpdate, RecordState, StateRun
 from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, Window
 
 
-def expire(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | None:
+def lapse(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | None:
     """Take back the locks whose time has come (SG-8.1) and make due what was delayed (SG-7.10)."""
     due = window.holds.take_due(now_ms)
     for hold in due:
@@ -23,12 +23,12 @@ def expire(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | Non
             for first, last in list(_held_in(window, hold, DELAYED)):
                 window.let_go(first, last)
                 window.put(first, last, DELAYED, AVAILABLE)
-    return _lapse(window, limits, [hold for hold in due if hold.member_id is not None])
+    return _take_holds_back(window, limits, [hold for hold in due if hold.member_id is not None])
 
 
 def release_member(window: Window, limits: Limits, member_id: str) -> PartitionUpdate | None:
     """Take back everything a member holds."""
-    return _lapse(window, limits, window.holds.take_member(member_id))
+    return _take_holds_back(window, limits, window.holds.take_member(member_id))
 
 
 def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]], state: int) -> list[StateRun]:
@@ -53,7 +53,7 @@ def move_log_start(window: Window, log_start: int) -> PartitionUpdate | None:
     return window.update(())
 
 
-def _lapse(window: Window, limits: Limits, holds: Iterable[Hold]) -> PartitionUpdate | None:
+def _take_holds_back(window: Window, limits: Limits, holds: Iterable[Hold]) -> PartitionUpdate | None:
     runs: list[StateRun] = []
     for hold in holds:
         hold.lapsed = True

@@ -9,7 +9,7 @@ durable before it counts is decided, written by the caller, then committed or ab
         partition.commit(decision)
 
 The rules stand in the modules beside this one: `state` (the transitions), `window` (the offsets), `acquire`,
-`acknowledge`, `expiry`. Here is only what ties them together.
+`acknowledge`, `lapse`. Here is only what ties them together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
 from flowshare.share import acquire as acquiring
-from flowshare.share import expiry
+from flowshare.share import lapse
 from flowshare.share.acknowledge import Decision
 from flowshare.share.acquire import Acquisition, Read
 from flowshare.share.allowance import Allowance
@@ -307,7 +307,7 @@ class SharePartition:
         """
         return acknowledging.abort(self._window, self._limits, decision, now_ms)
 
-    def expire(self, now_ms: int) -> PartitionUpdate | None:
+    def lapse(self, now_ms: int) -> PartitionUpdate | None:
         """Take back the locks that lapsed at or before `now_ms`; it stands even if its write fails (SG-8.2).
 
         Delayed records that became due are fetchable then. That alone needs no write and gives None, so wake parked
@@ -315,10 +315,10 @@ class SharePartition:
         """
         if self.allowance.again_ms is not None and self.allowance.again_ms <= now_ms:
             self.allowance.again_ms = None
-        return expiry.expire(self._window, self._limits, now_ms)
+        return lapse.lapse(self._window, self._limits, now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `expire` has something to do next: the earliest lock deadline or end of a delay, or the end of
+        """Return when `lapse` has something to do next: the earliest lock deadline or end of a delay, or the end of
         a member's wait for others."""
         due_ms, again_ms = self._window.holds.next_due_ms(), self.allowance.again_ms
         return again_ms if due_ms is None or (again_ms is not None and again_ms < due_ms) else due_ms
@@ -331,7 +331,7 @@ class SharePartition:
             on, as after a reload (`quarantine`).
         """
         self.allowance.forget(member_id)
-        update = expiry.release_member(self._window, self._limits, member_id)
+        update = lapse.release_member(self._window, self._limits, member_id)
         for run in update.runs if died and update is not None and self._limits.deliveries_end else ():
             if run.state is RecordState.AVAILABLE and run.delivery_count >= SUSPECT_AT:
                 self._quarantine.suspect(run.first, run.last)
@@ -339,7 +339,7 @@ class SharePartition:
 
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
         """Follow a log start that moved past the start offset (SG-9.1); None if it did not."""
-        return expiry.move_log_start(self._window, log_start)
+        return lapse.move_log_start(self._window, log_start)
 
     def cut(self, end_offset: int) -> PartitionUpdate | None:
         """Follow a log that lost its records at `end_offset` and behind; None if none of them was acquired (SG-9.2).

@@ -17,8 +17,8 @@ from flowshare.client.session.member import Fetched, ShareMember
 from flowshare.protocol import decoding
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.decoding import decode_raw
+from flowshare.protocol.lazy_records import lazy_records
 from flowshare.protocol.messages import TopicPartition
-from flowshare.protocol.promise import promise
 from flowshare.share.types import AcquiredRange
 from tests.waiting import until
 
@@ -31,10 +31,10 @@ def unread(count: int, *, damaged: bool = False, failed: Callable[[Chunk, int], 
         builder.add(None, b"%d" % number, timestamp_ms=1)
     records = bytearray(place(builder.build(), 0))
     records[-1] ^= damaged
-    promised = promise(bytes(records), [AcquiredRange(0, count - 1, 1)])
-    assert promised is not None
+    lazy = lazy_records(bytes(records), [AcquiredRange(0, count - 1, 1)])
+    assert lazy is not None
     return Chunk(
-        "agent", "in", TP, (), decode=None, deadline=30.0, generation=0, arrived=0.0, unread=Unread(promised, failed)
+        "agent", "in", TP, (), decode=None, deadline=30.0, generation=0, arrived=0.0, unread=Unread(lazy, failed)
     )
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """One record batch is as much as is read at a time."""
-    monkeypatch.setattr("flowshare.protocol.promise.READ_BYTES", 1)
+    monkeypatch.setattr("flowshare.protocol.lazy_records.READ_BYTES", 1)
     monkeypatch.setattr("flowshare.agents.feed.feeder.ANSWER_BYTES_MAX", 1)
 
 
@@ -129,7 +129,7 @@ def test_a_chunk_reads_one_large_batch_after_the_other_when_the_one_before_is_be
         deadline=30.0,
         generation=0,
         arrived=0.0,
-        unread=Unread(promise(records, [AcquiredRange(0, 5, 1)]), lambda *_: None),
+        unread=Unread(lazy_records(records, [AcquiredRange(0, 5, 1)]), lambda *_: None),
     )
     seen: list[int] = []
     while chunk.open():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flowshare.protocol.batches import BatchBuilder, place
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.headers import DecodeError
-from flowshare.protocol.promise import promise
+from flowshare.protocol.lazy_records import lazy_records
 from flowshare.share.types import AcquiredRange
 
 
@@ -39,13 +39,13 @@ def test_what_is_read_later_is_what_would_have_been_read_at_once(first, sizes, c
     starts = [first, *sorted(first + cut for cut in cuts if first + cut <= last)]
     acquired = [AcquiredRange(a, b - 1, count) for a, b in zip(starts, [*starts[1:], last + 1], strict=True)]
 
-    promised = promise(records, acquired)
+    lazy = lazy_records(records, acquired)
 
-    assert promised is not None
-    assert (promised.first, promised.last, promised.delivery_count) == (first, last, count)
-    assert promised.batch_records == max(sizes)
+    assert lazy is not None
+    assert (lazy.first, lazy.last, lazy.delivery_count) == (first, last, count)
+    assert lazy.batch_records == max(sizes)
     now = decode_raw(records, acquired)
-    fields = [(raw.offset, raw.timestamp, raw.key, raw.value, list(raw.headers)) for raw in promised.read()]
+    fields = [(raw.offset, raw.timestamp, raw.key, raw.value, list(raw.headers)) for raw in lazy.read()]
     assert fields == [(raw.offset, raw.timestamp, raw.key, raw.value, list(raw.headers)) for raw in now.records]
     assert (now.gaps, now.corrupt, now.missing) == ([], [], [])
 
@@ -66,20 +66,20 @@ def test_what_is_read_later_is_what_would_have_been_read_at_once(first, sizes, c
     ids=["a part", "not from the first", "a hole", "two counts", "more", "a gap", "torn", "nothing sent", "nothing"],
 )
 def test_where_something_is_to_be_found_out_nothing_is_put_off(records, acquired):
-    assert promise(records, [AcquiredRange(*run) for run in acquired]) is None
+    assert lazy_records(records, [AcquiredRange(*run) for run in acquired]) is None
 
 
 def test_damage_is_found_when_the_records_are_read():
     damaged = bytearray(batches(0, [3]))
     damaged[-1] ^= 1
 
-    promised = promise(bytes(damaged), [AcquiredRange(0, 2, 1)])
+    lazy = lazy_records(bytes(damaged), [AcquiredRange(0, 2, 1)])
 
-    assert promised is not None
+    assert lazy is not None
     with pytest.raises(DecodeError, match="checksum"):
-        promised.read()
+        lazy.read()
 
 
 def test_what_is_no_batch_at_all_is_refused_at_once():
     with pytest.raises(DecodeError):
-        promise(b"\0" * 200, [AcquiredRange(0, 2, 1)])
+        lazy_records(b"\0" * 200, [AcquiredRange(0, 2, 1)])

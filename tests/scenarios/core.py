@@ -421,4 +421,4 @@ class CoreSubject:
     def expire(self) -> None:
         """Let lapsed locks go."""
         for group, where, partition in self.loaded():
-            self.save(group, where, partition.expire(self.now_ms))
+            self.save(group, where, partition.lapse(self.now_ms))

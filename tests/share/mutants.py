@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant("the delivery limit is ignored", "state", "and delivery_count >= limits.delivery_count_max", "and False"),
     Mutant(
         "a lock lapses while its acknowledgement is written",
-        "expiry",
+        "lapse",
         "list(_held_in(window, hold, ACQUIRED)), ACQUIRED)",
         "list(_held_in(window, hold, ACQUIRED)), ACQUIRED)\n"
         "        runs += take_back(window, limits, list(_held_in(window, hold, 7)), 7)",
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant("a whole batch's acquire does not count", "acquire", "window.count(first) + 1", "window.count(first)"),
     Mutant(
         "the start offset stays when locks lapse",
-        "expiry",
+        "lapse",
         "        return None\n    window.advance()\n    return window.update(runs)",
         "        return None\n    return window.update(runs)",
     ),
@@ -127,7 +127,7 @@ MUTANTS = (
         "PartitionUpdate(start_offset=start + 1, ",
     ),
     Mutant("a suspect does not come alone", "quarantine", "else Admission(alone=True)", "else Admission()"),
-    Mutant("a moved log start is ignored", "expiry", "window.drop_below(log_start)", "pass"),
+    Mutant("a moved log start is ignored", "lapse", "window.drop_below(log_start)", "pass"),
     Mutant(
         "only the first batch of a refused request is undone",
         "acknowledge",

@@ -142,7 +142,7 @@ class World:
         deadline_ms = self.partition.next_deadline_ms()
         if deadline_ms is not None and (not self.events or deadline_ms <= self.events[0][0]):
             self.now_ms = max(self.now_ms, deadline_ms)
-            update = self.partition.expire(self.now_ms)
+            update = self.partition.lapse(self.now_ms)
             if update is not None:
                 self.write(update, lambda written: None)
             return

@@ -313,7 +313,7 @@ def test_after_a_failed_write_a_lapsed_lock_frees_the_records():
     target = partition(lock_duration_ms=30)
     acquire(target, (0, 9))
     decision = decide(target, 0, 4, ACCEPT)
-    target.expire(30)
+    target.lapse(30)
     assert states(target) == [(0, 4, ACQUIRED, 1), (5, 9, AVAILABLE, 1)]
 
     update = target.abort(decision, now_ms=31)
@@ -336,7 +336,7 @@ def test_a_write_that_succeeds_after_the_lock_lapsed_counts():
     target = partition(lock_duration_ms=30)
     acquire(target, (0, 9))
     decision = decide(target, 0, 9, ACCEPT)
-    assert target.expire(30) is None
+    assert target.lapse(30) is None
 
     target.commit(decision)
 
@@ -445,9 +445,9 @@ def test_renew_restarts_the_lock_and_stores_nothing():
 
     assert decide(target, 0, 9, RENEW, now=29).update is None
 
-    assert target.expire(58) is None
+    assert target.lapse(58) is None
     assert target.next_deadline_ms() == 59
-    target.expire(59)
+    target.lapse(59)
     assert acquire(target, (0, 9)) == [(0, 9, 2)]
 
 
@@ -465,7 +465,7 @@ def test_a_part_of_the_records_may_be_renewed():
 def test_renewing_what_is_not_held_is_an_invalid_state():
     target = partition(lock_duration_ms=30)
     acquire(target, (0, 9))
-    target.expire(30)
+    target.lapse(30)
 
     with pytest.raises(InvalidRecordState):
         decide(target, 0, 9, RENEW)
@@ -504,9 +504,9 @@ def test_a_delayed_release_is_not_fetchable_before_its_time():
     assert update.runs == (run(2, 4, AVAILABLE, 1, None, 50),)
     assert (target.delayed_count, target.next_fetch_offset(), target.next_deadline_ms()) == (3, 10, 50)
     assert target.state()[1] == run(2, 4, AVAILABLE, 1, None, 50)
-    assert target.expire(49) is None
+    assert target.lapse(49) is None
     assert acquire(target, (0, 9), fetch=2) == []
-    assert target.expire(50) is None
+    assert target.lapse(50) is None
     assert target.next_fetch_offset() == 2
     assert acquire(target, (0, 9), fetch=2) == [(2, 4, 2)]
 
@@ -530,9 +530,9 @@ def test_each_delay_ends_by_itself():
     ]
     target.commit(target.acknowledge("m1", batches, now_ms=0))
 
-    target.expire(20)
+    target.lapse(20)
     assert (target.delayed_count, target.next_fetch_offset()) == (4, 2)
-    target.expire(30)
+    target.lapse(30)
 
     assert (target.delayed_count, target.next_fetch_offset()) == (0, 0)
 

@@ -84,7 +84,7 @@ def test_nothing_is_kept_for_a_member_that_does_not_come_back(leaves: bool, unti
     assert take(target, "slow", 1, now=until - 1) == 0
     due = target.next_deadline_ms()
     assert due == until
-    target.expire(until)
+    target.lapse(until)
     assert target.next_deadline_ms() != until
     assert take(target, "slow", 1, now=until) == 1
 
@@ -262,7 +262,7 @@ def test_released_and_lapsed_records_are_not_in_flight():
     settle(target, 0, 0, RELEASE, not_before=1_000)
     settle(target, 1, 1, RELEASE)
     assert quota.tally.held == {"m1": 2}
-    target.expire(50)
+    target.lapse(50)
 
     assert quota.tally.total == 0
 

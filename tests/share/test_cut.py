@@ -156,7 +156,7 @@ def test_locks_and_delays_of_lost_records_come_to_nothing():
 
     assert target.delayed_count == 0
     assert target.next_deadline_ms() == 100
-    assert target.expire(100).runs == (run(0, 4, AVAILABLE),)
+    assert target.lapse(100).runs == (run(0, 4, AVAILABLE),)
 
 
 def test_dead_letters_of_lost_records_are_not_due_any_more():

@@ -47,7 +47,7 @@ def told(target, batches, *, committed):
         target.abort(decision, now_ms=6)
     after = seen(target)
     again = acquire(target, (0, 60), member="m3", fetch=target.next_fetch_offset(), now=7)
-    return decision.update, pending, after, again, target.expire(60_000), seen(target)
+    return decision.update, pending, after, again, target.lapse(60_000), seen(target)
 
 
 def seen(target):

@@ -25,9 +25,9 @@ def test_a_lock_lapses_at_its_deadline_and_not_before():
     target = partition(lock_duration_ms=30)
     acquire(target, (0, 9), now=100)
     assert target.next_deadline_ms() == 130
-    assert target.expire(129) is None
+    assert target.lapse(129) is None
 
-    update = target.expire(130)
+    update = target.lapse(130)
 
     assert update is not None
     assert update.runs == (run(0, 9, AVAILABLE),)
@@ -43,7 +43,7 @@ def test_only_what_is_still_held_lapses():
     settle(target, 0, 4, ACCEPT)
     settle(target, 7, 7, ACCEPT)
 
-    target.expire(30)
+    target.lapse(30)
 
     assert states(target) == [(5, 6, AVAILABLE, 1), (7, 7, ACKNOWLEDGED, 1), (8, 9, AVAILABLE, 1)]
 
@@ -51,10 +51,10 @@ def test_only_what_is_still_held_lapses():
 def test_a_lapsed_lock_at_the_limit_finishes_the_record():
     target = partition(lock_duration_ms=30, delivery_count_max=2)
     acquire(target, (0, 9), now=0)
-    target.expire(30)
+    target.lapse(30)
     acquire(target, (0, 9), now=40)
 
-    update = target.expire(70)
+    update = target.lapse(70)
 
     assert update is not None
     assert (update.start_offset, update.runs) == (10, ())
@@ -65,7 +65,7 @@ def test_a_lapsed_lock_at_the_limit_may_leave_a_dead_letter_to_write():
     target = partition(lock_duration_ms=30, delivery_count_max=1, dead_letter_on_limit=True)
     acquire(target, (0, 9))
 
-    target.expire(30)
+    target.lapse(30)
 
     assert states(target) == [(0, 9, ARCHIVING, 1)]
 
@@ -77,7 +77,7 @@ def test_each_acquire_has_its_own_deadline():
     acquire(target, (5, 9), now=10)
 
     assert target.next_deadline_ms() == 15
-    target.expire(15)
+    target.lapse(15)
 
     assert states(target) == [(0, 4, ACQUIRED, 1), (5, 9, AVAILABLE, 1)]
     assert target.next_deadline_ms() == 30
@@ -89,7 +89,7 @@ def test_a_released_record_that_another_member_took_has_the_new_deadline():
     settle(target, 4, 4, RELEASE, now=5)
     acquire(target, (0, 9), member="m2", fetch=4, now=10)
 
-    target.expire(30)
+    target.lapse(30)
 
     assert states(target) == [(0, 3, AVAILABLE, 1), (4, 4, ACQUIRED, 2), (5, 9, AVAILABLE, 1)]
     assert [tuple(one) for one in target.in_flight()] == [(4, 4, "m2", 2, 40)]
@@ -162,7 +162,7 @@ def test_what_the_log_start_passed_does_not_come_back():
     acquire(target, (10, 14))
     target.move_log_start(11)
 
-    target.expire(30)
+    target.lapse(30)
 
     assert states(target) == [(11, 14, AVAILABLE, 1)]
     assert acquire(target, (10, 14)) == [(11, 14, 2)]
@@ -179,7 +179,7 @@ def test_a_log_start_on_finished_records_passes_them():
     target.move_log_start(16)
 
     assert (target.start_offset, target.delivery_complete_count) == (20, 0)
-    target.expire(30)
+    target.lapse(30)
     assert states(target) == [(20, 24, AVAILABLE, 1)]
 
 
@@ -202,7 +202,7 @@ def test_an_archived_record_in_front_is_stored_with_the_start_offset():
     target.limits = Limits(lock_duration_ms=30, delivery_count_max=1, window_max=None)
     acquire(target, (5, 9), now=10)
 
-    update = target.expire(30)
+    update = target.lapse(30)
 
     assert update is not None
     assert (update.start_offset, update.runs) == (5, ())

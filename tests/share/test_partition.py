@@ -76,7 +76,7 @@ def test_a_delay_outlives_a_reload():
     target = partition(0, runs, now=100)
 
     assert (target.delayed_count, target.next_fetch_offset(), target.next_deadline_ms()) == (5, 5, 500)
-    target.expire(500)
+    target.lapse(500)
     assert target.next_fetch_offset() == 0
 
 

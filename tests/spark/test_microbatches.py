@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from flowshare.client.producer.message import partition_for
-from flowshare.spark.source.bisection import Bisection
 from flowshare.spark.source.checkpoint import DamagedNote, local_checkpoint
 from flowshare.spark.source.microbatches import MicroBatches
+from flowshare.spark.source.narrowing import Narrowing
 from flowshare.spark.source.options import SourceOptions
 from flowshare.spark.source.ranges import Offset, Range
 from tests.spark.serving import serving
@@ -259,7 +259,7 @@ def test_what_an_earlier_process_finds_out_late_does_not_make_a_batch_void_that_
     third = Query(tmp_path, broker, topic, group)
     last = third.run(third.plan(following))
     third.driver.close()
-    assert not third.driver._bisection.is_void(offset.number)
+    assert not third.driver._narrowing.is_void(offset.number)
     assert not offsets(last) & (offsets(offset) | offsets(following))
 
 
@@ -285,7 +285,7 @@ def test_what_was_noted_of_a_topic_does_not_count_for_one_that_was_made_anew(bro
     begun = first.run(first.plan())
     first.driver.close()
     bad = Range(topic, 0, 25, 25)
-    condemned = {**Bisection().to_json(), "pool": [list(bad[:4])], "condemned": [list(bad[:4])]}
+    condemned = {**Narrowing().to_json(), "pool": [list(bad[:4])], "condemned": [list(bad[:4])]}
     local_checkpoint(str(tmp_path)).write_note(begun.member, "an earlier one", condemned)
     broker.call(broker.admin.delete_topic(topic))
     blocking_until(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from flowshare.spark.source.bisection import VOID_KEPT, WHOLE, Bisection
+from flowshare.spark.source.narrowing import VOID_KEPT, WHOLE, Narrowing
 from flowshare.spark.source.ranges import Range, RangeSet, records_in
 
 
@@ -22,7 +22,7 @@ class Query:
         self.bad = {("t", number % partitions, number // partitions) for number in bad}
         self.left = RangeSet(Range("t", one, 0, records // partitions - 1) for one in range(partitions))
         self.batch, self.rerun = batch, rerun
-        self.note = json.dumps(Bisection().to_json())
+        self.note = json.dumps(Narrowing().to_json())
         self.handled, self.buried = [], []
         self.starts, self.number = 0, 0
         self.sink_is_away = lambda: False
@@ -31,7 +31,7 @@ class Query:
         """Until all is finished, or so many starts failed."""
         under_way = None
         while len(self.left) and self.starts < starts_max:
-            suspects, kept = Bisection.from_json(json.loads(self.note)), []
+            suspects, kept = Narrowing.from_json(json.loads(self.note)), []
             while len(self.left):
                 if under_way is None:
                     self.number += 1
@@ -115,7 +115,7 @@ def test_the_only_record_there_is_is_tried_until_others_went_through():
 
 
 def test_a_batch_that_fails_once_is_run_again_as_it_is():
-    suspects = Bisection()
+    suspects = Narrowing()
     for _ in range(WHOLE - 1):
         suspects.failed(1, [Range("t", 0, 0, 99)])
         assert not suspects
@@ -126,7 +126,7 @@ def test_a_batch_that_fails_once_is_run_again_as_it_is():
 
 
 def test_what_the_group_has_finished_and_topics_that_were_made_anew_are_forgotten():
-    suspects = Bisection()
+    suspects = Narrowing()
     suspects.failed(1, [Range("a", 0, 0, 9), Range("b", 0, 0, 9)], whole=False)
     suspects.prune({("a", 0): 10})
     suspects.forget("b")
@@ -134,7 +134,7 @@ def test_what_the_group_has_finished_and_topics_that_were_made_anew_are_forgotte
 
 
 def test_void_batches_are_remembered_as_long_as_spark_remembers_batches():
-    suspects = Bisection()
+    suspects = Narrowing()
     for number in range(1, VOID_KEPT + 3):
         suspects.failed(number, [Range("t", 0, number * 10, number * 10 + 5)], whole=False)
     assert not suspects.is_void(2)

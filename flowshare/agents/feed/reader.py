@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import GAP, REJECT, RELEASE
-from flowshare.agents.handler.chunk import Chunk, LazyRecords, Unread
+from flowshare.agents.handler.chunk import Chunk, Postponed, Unread
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.garbage import collector_paused
 from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.decoding import LastBatch, RawDecoded, decode_raw
-from flowshare.protocol.promise import promise
+from flowshare.protocol.lazy_records import LazyRecords, lazy_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,26 +29,10 @@ if TYPE_CHECKING:
     from flowshare.agents.run.stats import AgentStats
     from flowshare.client.session.ranges import Fetched
     from flowshare.protocol.decoding import RawDecoded, RawRecord
-    from flowshare.protocol.promise import Promised
 
 logger = logging.getLogger("flowshare.agents")
 
 UNREADABLE_DELAY_MS: Final = 1_000
-
-
-class _Postponed(NamedTuple):
-    """Acquired records that would have been too much in memory with those before them."""
-
-    first: int
-    last: int
-    delivery_count: int
-
-    @property
-    def waiting(self) -> int:
-        return self.last - self.first + 1
-
-    def read(self) -> list[RawRecord]:
-        raise DecodeError("these records are read when it is their turn")
 
 
 class Reader:
@@ -89,16 +73,16 @@ class Reader:
         bytes_max: no record batch is read here when so many bytes without compression were; it is when the pool gets
         to it.
         """
-        if not at_once and (promised := self._promise(part)) is not None:
-            self.batch_records = promised.batch_records
-            return [self._chunk(part, now, (), self._unread(part, promised))]
+        if not at_once and (lazy := self._lazy(part)) is not None:
+            self.batch_records = lazy.batch_records
+            return [self._chunk(part, now, (), self._unread(part, lazy))]
         decoded = self._decode(part, bytes_max)
         if decoded is None:
             return []
-        later = [self._chunk(part, now, (), self._unread(part, _Postponed(*one))) for one in decoded.later]
+        later = [self._chunk(part, now, (), self._unread(part, Postponed(*one))) for one in decoded.later]
         return [*self._read(part, decoded, now), *later] if decoded.runs else later
 
-    def _unread(self, part: Fetched, lazy: LazyRecords) -> Unread:
+    def _unread(self, part: Fetched, lazy: LazyRecords | Postponed) -> Unread:
         return Unread(lazy, lambda chunk, first: self._unreadable(chunk, first, part))
 
     def _read(self, part: Fetched, decoded: RawDecoded, now: float) -> list[Chunk]:
@@ -132,15 +116,15 @@ class Reader:
             unread=unread,
         )
 
-    def _promise(self, part: Fetched) -> Promised | None:
+    def _lazy(self, part: Fetched) -> LazyRecords | None:
         """What may be left for the handlers' loop to read: first deliveries, nobody looks at them before."""
         if self._observed or (self._waiting is not None and part.topic == self._waiting.topic):
             return None
         try:
-            promised = promise(part.records, part.acquired)
+            lazy = lazy_records(part.records, part.acquired)
         except DecodeError:
             return None  # reading at once says what is wrong with them
-        return promised if promised is not None and promised.delivery_count == 1 else None
+        return lazy if lazy is not None and lazy.delivery_count == 1 else None
 
     def _decode(self, part: Fetched, bytes_max: int) -> RawDecoded | None:
         """The records; offsets without one are acknowledged here."""

@@ -10,44 +10,39 @@ iteration. Everything below the line in `__init__` belongs to the feeder alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from flowshare.agents.handler.outcomes import Outcome
 from flowshare.agents.handler.retry_headers import RetryOrigin
 from flowshare.agents.handler.values import Decoder
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.lazy_records import LazyRecords
 from flowshare.protocol.messages import TopicPartition
 
 
-class LazyRecords(Protocol):
-    """Records that are read when it is their turn."""
+class Postponed(NamedTuple):
+    """Acquired records that would have been too much in memory with those before them."""
 
-    @property
-    def first(self) -> int:
-        """Offset of the next one; behind `last` when none are left."""
-
-    @property
-    def last(self) -> int:
-        """Offset of the last one."""
-
-    @property
-    def delivery_count(self) -> int:
-        """How often all of them were delivered."""
+    first: int
+    last: int
+    delivery_count: int
 
     @property
     def waiting(self) -> int:
-        """How many are left."""
+        """How many these are."""
+        return self.last - self.first + 1
 
     def read(self) -> list[RawRecord]:
-        """The next of them. Raises: DecodeError, MemoryError, and `first` stays."""
+        """Raises: DecodeError, always."""
+        raise DecodeError("these records are read when it is their turn")
 
 
 class Unread(NamedTuple):
     """Records that nobody has read yet. failed: called with the chunk and the first offset that cannot be read, on any
     thread; none from there on is handled."""
 
-    lazy: LazyRecords
+    lazy: LazyRecords | Postponed
     failed: Callable[[Chunk, int], None]
 
 

@@ -166,7 +166,7 @@ class ListenerSocket(asyncio.Protocol):
 
     @property
     def arriving(self) -> bool:
-        """Whether it is read from, and what comes is taken."""
+        """Whether what its client sends is being read now; not while its requests wait for room."""
         return self._reading and self._has_room and not self._deferred
 
     def check(self, now: float) -> None:

@@ -428,7 +428,7 @@ class PartitionOwner:
         now_ms = self._clock.steady_ms()
         if deadline_ms is None or deadline_ms > now_ms:
             return
-        update = self.partition.expire(now_ms)
+        update = self.partition.lapse(now_ms)
         if update is not None:
             lapsed = sum(run.last - run.first + 1 for run in update.runs)
             self.lock_timeouts += lapsed

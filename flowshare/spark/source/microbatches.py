@@ -35,7 +35,7 @@ back unrun. What the checkpoint has as committed is accepted before the first fe
 this member's but what its last process held: an accept that came later could meet a record that was acquired anew.
 
 A batch that fails again and again is void: it is run empty, nothing of it is accepted, and its records come again in
-smaller ones, until the one that is at fault is alone (`flowshare.spark.source.bisection`).
+smaller ones, until the one that is at fault is alone (`flowshare.spark.source.narrowing`).
 
 With `recovery=drop`, and with outcomes, a batch that this process did not run is nobody's: it is neither read again
 nor accepted, and the group delivers its records again.
@@ -59,9 +59,9 @@ from flowshare.agents.handler.rate_limit import TokenBucket
 from flowshare.client.errors import ClientError
 from flowshare.spark.source import progress
 from flowshare.spark.source.accepts import Accepts
-from flowshare.spark.source.bisection import REASON, Bisection
 from flowshare.spark.source.checkpoint import ASYNC_PROGRESS, DamagedNote, NotWritten, find_checkpoint, local_checkpoint
 from flowshare.spark.source.member import Fenced, GroupMember
+from flowshare.spark.source.narrowing import REASON, Narrowing
 from flowshare.spark.source.outcomes import MemberOutcomes, OutcomeListener
 from flowshare.spark.source.progress import ArchivedUnread, BacklogEnd
 from flowshare.spark.source.ranges import Offset, Place, Range, merged, records_in, share_out
@@ -131,7 +131,7 @@ class MicroBatches:
         self._given: tuple[Range, ...] = ()
         """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
-        self._bisection = Bisection()
+        self._narrowing = Narrowing()
         self._process = str(uuid.uuid4())
         self._kept: list[Range] = []
         """Acquired, and held for a later batch."""
@@ -173,10 +173,10 @@ class MicroBatches:
         with self._lock:
             member = self._open(offset)
             self._running, self._given = offset, offset.ranges
-            if not self._ours(offset) or self._bisection.is_void(offset.number):
+            if not self._ours(offset) or self._narrowing.is_void(offset.number):
                 return []
             ranges = self._there(member, offset)
-            buried = REASON if self._bisection.buries(offset.ranges) else ""
+            buried = REASON if self._narrowing.buries(offset.ranges) else ""
             return [
                 ReadTask(
                     broker=self._options.broker,
@@ -246,7 +246,7 @@ class MicroBatches:
         """The batch `offset` is proven to be complete."""
         if offset.number <= self._completed:
             return
-        if self._bisection.is_void(offset.number):
+        if self._narrowing.is_void(offset.number):
             self._completed = offset.number
             return
         if self._ours(offset):
@@ -267,7 +267,7 @@ class MicroBatches:
                 self._accepts.settle()
         if self._archived is not None:
             self._archived.add(offset.ranges)
-        if self._bisection.committed(offset.number, offset.ranges):
+        if self._narrowing.committed(offset.number, offset.ranges):
             self._note(member)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
 
@@ -275,26 +275,26 @@ class MicroBatches:
         """The query ends and a batch of its is not committed."""
         if self._ours(offset):
             again = self._options.recovery == "rerun" and not self._options.outcomes
-            self._bisection.failed(offset.number, offset.ranges, whole=again)
+            self._narrowing.failed(offset.number, offset.ranges, whole=again)
             self._note(member)
 
     def _note(self, member: GroupMember) -> None:
         """Write down what is known of suspects. What could not be written is as if it had not been found out."""
         place = self._place(member)
         try:
-            if place is not None and not place.write_note(member.member_id, self._process, self._bisection.to_json()):
+            if place is not None and not place.write_note(member.member_id, self._process, self._narrowing.to_json()):
                 logger.debug("group %s: another process of the query notes suspects now", self._options.group)
         except (OSError, DamagedNote) as error:
             logger.warning("group %s: suspects cannot be noted in the checkpoint: %s", self._options.group, error)
 
-    def _noted(self, member: GroupMember, known: Offset) -> Bisection:
+    def _noted(self, member: GroupMember, known: Offset) -> Narrowing:
         """What the checkpoint notes, without topics that were made anew since it had the offset `known`.
 
         Raises: OSError, DamagedNote: a void batch that is not known as one would be accepted, so nothing is done here.
         """
         place = self._place(member)
         note = {} if place is None else place.take_note(member.member_id, self._process)
-        found = Bisection.from_json(note) if note else Bisection()
+        found = Narrowing.from_json(note) if note else Narrowing()
         for topic, topic_id in known.topics.items():
             if member.topics.get(topic, topic_id) != topic_id:
                 found.forget(topic)
@@ -336,8 +336,8 @@ class MicroBatches:
                 self._archived = ArchivedUnread(known.starts, known.passed)
             if earlier:
                 try:
-                    self._bisection = self._noted(member, known)
-                    runs = self._ours(known) and not self._bisection.is_void(known.number)
+                    self._narrowing = self._noted(member, known)
+                    runs = self._ours(known) and not self._narrowing.is_void(known.number)
                     member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
                 except BaseException:  # what is not adopted would be given to others: begin anew
                     self._member = None
@@ -413,12 +413,12 @@ class MicroBatches:
         if self._kept:
             self._accepts.settle()
             still = [part for parts in member.held(self._kept) for part in parts]  # the others' locks were lost
-            fresh, self._kept = self._bisection.split(still)
+            fresh, self._kept = self._narrowing.split(still)
             if fresh:
                 return merged(fresh)
         fresh = self._acquired(member, before)
-        if self._bisection:
-            fresh, self._kept = self._bisection.split(fresh)
+        if self._narrowing:
+            fresh, self._kept = self._narrowing.split(fresh)
         return merged(fresh)
 
     def _acquired(self, member: GroupMember, before: int) -> list[Range]:
@@ -481,7 +481,7 @@ class MicroBatches:
                 self._options.group,
                 topic,
             )
-            self._bisection.forget(topic)
+            self._narrowing.forget(topic)
             if self._archived is not None:
                 self._archived.forget(topic)
         fresh = self._accepts.swallow(got)
@@ -496,7 +496,7 @@ class MicroBatches:
         self._prune_s = time.monotonic() + PRUNE_S
         self._starts = starts = member.ask(progress.starts, self._options.group)
         self._accepts.prune(starts)
-        self._bisection.prune(starts)
+        self._narrowing.prune(starts)
         if self._archived is not None:
             self._unread += self._archived.advance(starts)
         # Kept until they are counted: the group may not be reached just now.

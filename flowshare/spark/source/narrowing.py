@@ -34,7 +34,7 @@ VOID_KEPT: Final = 100
 REASON: Final = "the query failed twice on this record alone, and ran others meanwhile"
 
 
-class Bisection:
+class Narrowing:
     """What the failures of one query say of its records. A change is in `to_json`, which the caller keeps."""
 
     def __init__(self) -> None:
