@@ -230,7 +230,8 @@ class Membership:
 
     def _refused(self, answer: ShareGroupHeartbeatResponse) -> None:
         """What to do about an error: join again, wait, or give up. Raises: ServerError (give up)."""
-        if answer.error in REJOIN:
+        lost = answer.error is ErrorCode.GROUP_ID_NOT_FOUND and self.epoch != EPOCH_JOIN
+        if lost or answer.error in REJOIN:  # lost: deleted, or its server's data is; who joins makes it again
             logger.info("%s/%s joins again: %s", self.group_id, self.member_id, answer.error.name)
             self.epoch = EPOCH_JOIN
             self._announced = None

@@ -680,7 +680,7 @@ class World:
 
     def acquire(self, member_id, partition, most):
         path = self.paths[partition]
-        path.core.expire(self.now_ms)
+        path.core.lapse(self.now_ms)
         start = path.core.next_fetch_offset(path.end)
         batches = [LogBatch(start, path.end - 1)] if start < path.end else []
         found = path.core.acquire(
