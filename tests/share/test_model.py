@@ -172,7 +172,7 @@ class SharePartitionMachine(RuleBasedStateMachine):
     @rule(step_ms=st.sampled_from([1, 499, 500, LOCK_MS - 1, LOCK_MS, LOCK_MS + 1]))
     def tick(self, step_ms: int) -> None:
         self.now_ms += step_ms
-        self.real.expire(self.now_ms)
+        self.real.lapse(self.now_ms)
         self.model.expired(self.now_ms)
 
     @rule(member=members)
