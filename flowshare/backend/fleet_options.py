@@ -19,7 +19,6 @@ environment as FLOWSHARE_ and its name.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from flowshare.backend.base import BackendError
 from flowshare.backend.url import FLEET_SECURITY, BadBrokerUrl, as_flag
+from flowshare.server.security.guesses import is_loopback
 
 if TYPE_CHECKING:
     import ssl
@@ -99,8 +99,8 @@ class FleetPlace:
         if self.listen is not None:
             return self.listen
         near = _towards(brokers)
-        apart = self.advertise is not None and not loopback(self.advertise[0])
-        return (near, 0) if not guarded and not apart and loopback(near) else ("", 0)
+        apart = self.advertise is not None and not is_loopback(self.advertise[0])
+        return (near, 0) if not guarded and not apart and is_loopback(near) else ("", 0)
 
     def advertised_host(self, listens: str, brokers: tuple[str, ...]) -> str:
         """What was named, else where it `listens`, else the address from which this machine reaches the brokers."""
@@ -126,16 +126,6 @@ class FleetPlace:
 def fleet_of(broker: BrokerUrl) -> str:
     """Name of the fleet that a broker URL is about."""
     return broker.options.get("fleet", DEFAULT_FLEET)
-
-
-def loopback(host: str) -> bool:
-    """Whether it is this machine alone that reaches a listener there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _towards(brokers: tuple[str, ...]) -> str:
@@ -240,7 +230,7 @@ class FleetSecurity:
 
         Raises: BackendError
         """
-        if self.insecure or loopback(listen):
+        if self.insecure or is_loopback(listen):
             return
         missing: list[str] = []
         if self.tls is None and (kafka.tls or not self.guarded):
