@@ -86,11 +86,6 @@ class FleetPlace:
             settings=broker.settings,
         )
 
-    @property
-    def advertised_port(self) -> int:
-        """0: the port that is listened on."""
-        return 0 if self.advertise is None else self.advertise[1]
-
     def listens(self, brokers: tuple[str, ...], *, guarded: bool) -> tuple[str, int]:
         """Host and port: what was named, else all addresses and any free port.
 
@@ -333,7 +328,8 @@ def _own(options: Mapping[str, str], auth: ClientCertificates, environment: Mapp
         certificate, key = options["listen_tls_cert"], options.get("listen_tls_key")
     tls = "listen_tls_cert" in options or "fleet_ca_file" in options or certificate is not None
     user = options.get("fleet_user", "")
-    protocol: Any = options.get("fleet_security", _protocol(tls=tls, sasl=bool(user))).upper()
+    secured = f"{'SASL_' if user else ''}{'SSL' if tls else 'PLAINTEXT'}"
+    protocol: Any = options.get("fleet_security", secured).upper()
     ca = options.get("fleet_ca_file", options.get("listen_tls_ca"))
     file = options.get("fleet_password_file")
     try:
@@ -357,8 +353,3 @@ def _own(options: Mapping[str, str], auth: ClientCertificates, environment: Mapp
         )
     except BadSecurity as error:
         raise BadBrokerUrl(f"how the fleet's workers reach each other (fleet_…, listen_…): {error}") from None
-
-
-def _protocol(*, tls: bool, sasl: bool) -> str:
-    secured = "SSL" if tls else "PLAINTEXT"
-    return f"SASL_{secured}" if sasl else secured
