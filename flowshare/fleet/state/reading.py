@@ -115,23 +115,17 @@ class SlotReading:
         part = FetchPartition(self.topic, self.slot, position, self.settings.fetch_bytes)
 
         async def once() -> SlotRecords:
-            answer = await self.kafka.send(FetchRequest(partitions=(part,)))
-            check(answer.error, answer.message, "reading")
+            answer = await self._ask(FetchRequest(partitions=(part,)))
             return found_in(answer.partitions[0], position)
 
         return await self._tried(once)
 
     async def log_start(self) -> int:
         """First offset of the log. Raises: StorageError."""
+        request = ListOffsetsRequest(topic=self.topic, partition=self.slot, timestamp_ms=EARLIEST)
+        return max(0, int((await self.tried(request)).offset))
 
-        async def once() -> int:
-            request = ListOffsetsRequest(topic=self.topic, partition=self.slot, timestamp_ms=EARLIEST)
-            answer = await self.ask(request)
-            return max(0, int(answer.offset))
-
-        return await self._tried(once)
-
-    async def ask(self, request: Request[Any]) -> Any:
+    async def _ask(self, request: Request[Any]) -> Any:
         """An answer without error. Raises: ServerError, OSError, ClientError."""
         answer = await self.kafka.send(request)
         check(answer.error, answer.message, f"{type(request).__name__} for {self.where}")
@@ -139,7 +133,7 @@ class SlotReading:
 
     async def tried(self, request: Request[Any]) -> Any:
         """An answer without error, asked for again while that may help. Raises: StorageError."""
-        return await self._tried(lambda: self.ask(request))
+        return await self._tried(lambda: self._ask(request))
 
     async def _tried(self, once: Callable[[], Awaitable[R]]) -> R:
         clock, settings = self.clock, self.settings

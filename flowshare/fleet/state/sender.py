@@ -193,12 +193,7 @@ class SlotSender:
             self._settle(self.confirming.answered(batch.ticket, offset))
         elif batch in self._open:  # else it was read in the log meanwhile
             self._failed(batch, problem)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._ended:
-            return
-        if self._again and not self._flying:
+        if self._again and not self._flying and not self._ended:
             self._send_again_later()
         self._transmit()
 
