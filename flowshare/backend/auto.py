@@ -119,17 +119,17 @@ class AutoBackend(KafkaBackend):
                 left = await self._left(cluster, fleet, native=not missing)
                 if left is None:
                     return False, f"the fleet {fleet} keeps its groups in {state_topic(fleet)}"
-                for group in asks:
-                    self._check_asks(group, asks)
+                if asks:
+                    raise _lacking(next(iter(asks)), asks)
                 return True, f"{left} lives on the brokers and the fleet {fleet} has none of the groups any more"
             if missing:
                 return False, f"the brokers have no share groups ({', '.join(missing)} are missing)"
             if not asks:
                 return True, "the brokers have share groups and no agent asks for anything they lack"
             listed = await kafka.send(ListGroupsRequest(types=("share",)))
-            there = sorted(asks.keys() & {group.group_id for group in listed.groups})
-            for group in there:
-                self._check_asks(group, asks)
+            there = asks.keys() & {group.group_id for group in listed.groups}
+            if there:
+                raise _lacking(min(there), asks)
             group, words = next(iter(asks.items()))
             return False, f"group {group} asks for {' and '.join(words)}, which the brokers lack"
         finally:
@@ -154,11 +154,10 @@ class AutoBackend(KafkaBackend):
             )
         return None if brokers is None else f"group {brokers}"
 
-    @staticmethod
-    def _check_asks(group: str, asks: Mapping[str, Sequence[str]]) -> None:
-        """Whether a group on the brokers is asked for what they lack. Raises: BackendError."""
-        if group in asks:
-            raise BackendError(
-                f"group {group} lives on the brokers, which lack {' and '.join(asks[group])}: leave that out, or move "
-                f"the group while no worker runs: flowshare groups move {group} --to workers"
-            )
+
+def _lacking(group: str, asks: Mapping[str, Sequence[str]]) -> BackendError:
+    """A group on the brokers is asked for what they lack."""
+    return BackendError(
+        f"group {group} lives on the brokers, which lack {' and '.join(asks[group])}: leave that out, or move "
+        f"the group while no worker runs: flowshare groups move {group} --to workers"
+    )

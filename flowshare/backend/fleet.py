@@ -55,18 +55,14 @@ class WorkersBackend(KafkaBackend):
         self._secured = FleetSecurity.of(broker)
         self._workers: Cluster | None = None
         self._listener: Listener | None = None
-        self._own: tuple[str, int] | None = None
+        self.bootstrap: str | None = None
+        """`host:port` where share clients reach this worker; None for one that does not lead."""
         self.fleet = self._place.fleet
         """Its name."""
         self.worker: FleetWorker | None = None
         """This process's part in leading."""
         self.led = False
         """Whether there were workers that lead when it was opened."""
-
-    @property
-    def bootstrap(self) -> str | None:
-        """`host:port` where share clients reach this worker; None for one that does not lead."""
-        return None if self._own is None else f"{self._own[0]}:{self._own[1]}"
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -102,9 +98,8 @@ class WorkersBackend(KafkaBackend):
         worker = self.worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
         await worker.prepare()
         host = await asyncio.to_thread(place.advertised_host, listens[0], brokers)
-        node = AdvertisedNode(
-            host=host, port=place.advertised_port, node_id=worker.node_id, cluster_id=f"flowshare-{place.fleet}"
-        )
+        port = 0 if place.advertise is None else place.advertise[1]  # 0: that on which it listens
+        node = AdvertisedNode(host=host, port=port, node_id=worker.node_id, cluster_id=f"flowshare-{place.fleet}")
         listener = self._listener = Listener(
             worker.server,
             node=node,
@@ -119,12 +114,13 @@ class WorkersBackend(KafkaBackend):
             await listener.start(*listens)
         except ListenerError as error:
             raise BackendError(str(error)) from None
-        self._own = listener.node.host, listener.node.port
-        await self._check_address(*self._own)
-        await worker.join(*self._own)
+        host, port = listener.node.host, listener.node.port
+        self.bootstrap = f"{host}:{port}"
+        await self._check_address(host, port)
+        await worker.join(host, port)
         listener.rename(worker.node_id)  # another worker may have drawn the same
         self.led = True
-        self._workers = self._cluster_of([f"{self._own[0]}:{self._own[1]}"])
+        self._workers = self._cluster_of([self.bootstrap])
 
     async def _check_address(self, host: str, port: int) -> None:
         """Whether what others are told leads back here, and a worker of the fleet is let in. Raises: BackendError."""

@@ -19,7 +19,6 @@ environment as FLOWSHARE_ and its name.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from flowshare.backend.base import BackendError
 from flowshare.backend.url import FLEET_SECURITY, BadBrokerUrl, as_flag
+from flowshare.server.security.guesses import is_loopback
 
 if TYPE_CHECKING:
     import ssl
@@ -86,11 +86,6 @@ class FleetPlace:
             settings=broker.settings,
         )
 
-    @property
-    def advertised_port(self) -> int:
-        """0: the port that is listened on."""
-        return 0 if self.advertise is None else self.advertise[1]
-
     def listens(self, brokers: tuple[str, ...], *, guarded: bool) -> tuple[str, int]:
         """Host and port: what was named, else all addresses and any free port.
 
@@ -99,8 +94,8 @@ class FleetPlace:
         if self.listen is not None:
             return self.listen
         near = _towards(brokers)
-        apart = self.advertise is not None and not loopback(self.advertise[0])
-        return (near, 0) if not guarded and not apart and loopback(near) else ("", 0)
+        apart = self.advertise is not None and not is_loopback(self.advertise[0])
+        return (near, 0) if not guarded and not apart and is_loopback(near) else ("", 0)
 
     def advertised_host(self, listens: str, brokers: tuple[str, ...]) -> str:
         """What was named, else where it `listens`, else the address from which this machine reaches the brokers."""
@@ -126,16 +121,6 @@ class FleetPlace:
 def fleet_of(broker: BrokerUrl) -> str:
     """Name of the fleet that a broker URL is about."""
     return broker.options.get("fleet", DEFAULT_FLEET)
-
-
-def loopback(host: str) -> bool:
-    """Whether it is this machine alone that reaches a listener there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _towards(brokers: tuple[str, ...]) -> str:
@@ -240,7 +225,7 @@ class FleetSecurity:
 
         Raises: BackendError
         """
-        if self.insecure or loopback(listen):
+        if self.insecure or is_loopback(listen):
             return
         missing: list[str] = []
         if self.tls is None and (kafka.tls or not self.guarded):
@@ -343,7 +328,8 @@ def _own(options: Mapping[str, str], auth: ClientCertificates, environment: Mapp
         certificate, key = options["listen_tls_cert"], options.get("listen_tls_key")
     tls = "listen_tls_cert" in options or "fleet_ca_file" in options or certificate is not None
     user = options.get("fleet_user", "")
-    protocol: Any = options.get("fleet_security", _protocol(tls=tls, sasl=bool(user))).upper()
+    secured = f"{'SASL_' if user else ''}{'SSL' if tls else 'PLAINTEXT'}"
+    protocol: Any = options.get("fleet_security", secured).upper()
     ca = options.get("fleet_ca_file", options.get("listen_tls_ca"))
     file = options.get("fleet_password_file")
     try:
@@ -367,8 +353,3 @@ def _own(options: Mapping[str, str], auth: ClientCertificates, environment: Mapp
         )
     except BadSecurity as error:
         raise BadBrokerUrl(f"how the fleet's workers reach each other (fleet_…, listen_…): {error}") from None
-
-
-def _protocol(*, tls: bool, sasl: bool) -> str:
-    secured = "SSL" if tls else "PLAINTEXT"
-    return f"SASL_{secured}" if sasl else secured

@@ -11,21 +11,20 @@ from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
-    from flowshare.log.storage import BrokerStorage
+    from flowshare.log.memory import MemoryStorage
     from flowshare.protocol.messages import Connection
     from flowshare.server.server import Server
 
 
 class MemoryBackend(Backend):
-    """A server in this process over a `MemoryStorage`. storage: one that outlives it, for tests of a restart."""
+    """A server in this process over a `MemoryStorage`."""
 
     kind = "memory"
     capabilities = MEMORY
 
-    def __init__(self, *, clock: Clock | None = None, storage: BrokerStorage | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or LoopClock()
-        self._given = storage
-        self._storage: BrokerStorage | None = None
+        self._storage: MemoryStorage | None = None
         self._server: Server | None = None
 
     async def start(self) -> None:
@@ -36,12 +35,12 @@ class MemoryBackend(Backend):
         from flowshare.server.server import Server
         from flowshare.share.config import ServerConfig
 
-        storage = self._given or MemoryStorage(self._clock)
+        storage = MemoryStorage(self._clock)
         server = Server(storage=storage, config=ServerConfig.embedded(), clock=self._clock)
         try:
             await server.start()
         except BaseException:
-            await asyncio.shield(self._let_go(storage))
+            await asyncio.shield(storage.close())
             raise
         self._storage, self._server = storage, server
 
@@ -54,7 +53,7 @@ class MemoryBackend(Backend):
                 await server.close()
         finally:
             if storage is not None:
-                await self._let_go(storage)
+                await storage.close()
 
     async def connect(self, client_id: str) -> Connection:
         """A new connection. Raises: BackendError before `start` and after `close`."""
@@ -65,7 +64,3 @@ class MemoryBackend(Backend):
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges, see `Server.stats`; empty when it is not open."""
         return {} if self._server is None else self._server.stats()
-
-    async def _let_go(self, storage: BrokerStorage) -> None:
-        if storage is not self._given:
-            await storage.close()

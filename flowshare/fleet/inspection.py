@@ -58,7 +58,7 @@ async def known_groups(
     found: set[str] = set()
     for slot in wanted:
         reading = SlotReading(kafka, topic=state_topic(fleet), slot=slot, clock=clock, settings=SETTINGS)
-        replay = SlotReplay(reading, clock=clock, cache=None)
+        replay = SlotReplay(reading, cache=None)
         await replay.load()
         found |= {key.removeprefix(GROUP_PREFIX).decode() for key, _ in replay.reader.table.scan(GROUP_PREFIX)}
     return frozenset(found if groups is None else found & set(groups))

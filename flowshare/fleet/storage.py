@@ -16,8 +16,7 @@ from flowshare.slots.placement import is_whole, slot_of_key
 if TYPE_CHECKING:
     from flowshare.fleet.log.kafka_log import KafkaLog
     from flowshare.fleet.state.slot import Slot
-
-Entry = tuple[bytes, bytes | None]
+    from flowshare.slots.records import Entry
 
 
 class FleetStorage:

@@ -29,7 +29,7 @@ from flowshare.fleet.peers import Peers
 from flowshare.fleet.server import FleetServer
 from flowshare.fleet.slot_group import SlotGroup
 from flowshare.fleet.slot_manager import SlotManager
-from flowshare.fleet.state.reading import SlotSettings, SlotTails
+from flowshare.fleet.state.reading import SlotTails
 from flowshare.fleet.state.slot import Slot
 from flowshare.fleet.state.topic import StateTopic, check_formats
 from flowshare.fleet.storage import FleetStorage
@@ -74,26 +74,17 @@ class FleetOptions:
     state_dir: Path | None = None
     config: ServerConfig = field(default_factory=ServerConfig.embedded)
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
-    slot_settings: SlotSettings = field(default_factory=SlotSettings)
 
 
 class FleetWorker:
-    """One worker. `cluster`: the Kafka, started. `dial`: opens connections to other workers. random: for its keys."""
+    """One worker. `cluster`: the Kafka, started. `dial`: opens connections to other workers."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        options: FleetOptions,
-        *,
-        clock: Clock,
-        dial: Dial,
-        random: Callable[[int], bytes] = os.urandom,
-    ) -> None:
+    def __init__(self, cluster: Cluster, options: FleetOptions, *, clock: Clock, dial: Dial) -> None:
         self._cluster = cluster
         self._options = options
         self._clock = clock
         self._dial = dial
-        self._pair = KeyPair(random)
+        self._pair = KeyPair(os.urandom)
         self._cache: SlotCache | None = None
         self._instance = options.instance
         self._kafka = cluster.connect(f"flowshare-{options.fleet}")
@@ -342,7 +333,7 @@ class FleetWorker:
             door=PeerDoor(self._pair, self._known, directory),
             know=self._contents.know,
             look=self._slot_group.look,
-            node_id=self._options.node_id,
+            node_id=lambda: self.node_id,
         )
         self.server = FleetServer(
             service,
@@ -362,7 +353,6 @@ class FleetWorker:
             clock=self._clock,
             tails=self._tails,
             cache=self._cache,
-            settings=self._options.slot_settings,
             lease=lambda: self.sure,
             on_lost=lambda _: lost(),
         )

@@ -82,20 +82,15 @@ class OwnFolder:
             folder = OwnFolder(path, _open_directory(path, None, path))
         except (OSError, NotPrivate):
             return None
-        if folder._owner() != os.geteuid():
+        if os.fstat(folder._descriptor).st_uid != os.geteuid():
             folder.close()
             return None
         return folder
 
     def below(self, name: str) -> OwnFolder:
         """A directory in this one, opened or made. Raises: NotPrivate, OSError."""
-        path = self.path / name
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, DIRECTORY_MODE, dir_fd=self._descriptor)
-        folder = OwnFolder(path, _open_directory(name, self._descriptor, path))
+        folder = _entered(Path(name), self._descriptor, self.path / name)
         try:
-            if folder._owner() != os.geteuid():
-                raise _of_another(path, folder._owner())
             folder.tighten()
         except BaseException:
             folder.close()
@@ -200,9 +195,6 @@ class OwnFolder:
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
-
-    def _owner(self) -> int:
-        return os.fstat(self._descriptor).st_uid
 
     def tighten(self) -> None:
         """Take away what others may do there, with a line in the log. Raises: OSError."""

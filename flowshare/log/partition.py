@@ -300,15 +300,6 @@ def decide_batch(batch: ProducerBatch, admit: Callable[[], None] | None, expiry_
     return decide
 
 
-def decide_marker(producer_id: int, epoch: int, *, committed: bool) -> Decide:
-    """The decision about a marker."""
-
-    def decide(producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
-        return producers.mark(producer_id, epoch, base_offset, now_ms, committed=committed)
-
-    return decide
-
-
 def decided(decide: Decide, producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
     """What `decide` says. Raises: ProducerRefused."""
     try:

@@ -28,14 +28,13 @@ from flowshare.log.base import (
 )
 from flowshare.log.cleaner import Compactor
 from flowshare.log.commits import REQUEST_BYTES, CommitQueue
-from flowshare.log.inspection import Inspector
+from flowshare.log.inspection import TIMESTAMP_MAX, Inspector
 from flowshare.log.partition import (
     Decide,
     StoredPartition,
     TopicPartitions,
     aborted_among,
     decide_batch,
-    decide_marker,
     decided,
     offset_at_blocking,
     produced,
@@ -54,7 +53,6 @@ from flowshare.transactions.producers import ProducerState, Written
 T = TypeVar("T")
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 TAIL_BYTES: Final = 32 * 1024 * 1024
-TIMESTAMP_MAX: Final = 2**63 - 1
 READ_TRIES: Final = 5
 """Compaction may forget what is aborted of what is being read; each time takes it longer than a read."""
 
@@ -195,8 +193,13 @@ class BrokerStorage(Storage):
         """
         self._partition(topic, partition)
         records = marker(producer_id, epoch, committed=committed, timestamp_ms=self._clock.now_ms())
-        decide = decide_marker(producer_id, epoch, committed=committed)
-        return await self._place(topic, partition, records, batch_headers(records), decide)
+        return await self._place(
+            topic,
+            partition,
+            records,
+            batch_headers(records),
+            lambda producers, base, now_ms: producers.mark(producer_id, epoch, base, now_ms, committed=committed),
+        )
 
     async def _place(
         self, topic: str, partition: int, records: bytes, headers: tuple[BatchHeader, ...], decide: Decide | None

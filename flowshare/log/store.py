@@ -157,7 +157,9 @@ class RocksStore(Store):
 
     def _put_version(self) -> None:
         assert self._db is not None
-        self._db.put(keys.VERSION, keys.LAYOUT, _synced())
+        options = WriteOptions()
+        options.sync = True
+        self._db.put(keys.VERSION, keys.LAYOUT, options)
 
     def _open_db(self, options: Options, *, read_only: bool = False) -> Rdict:
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
@@ -344,12 +346,6 @@ def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
     free = state.f_bavail * state.f_frsize
     if free < wanted:
         raise StorageFull(f"{directory}: {free} bytes are free, {wanted} are needed to go on: {MAKE_ROOM}")
-
-
-def _synced() -> WriteOptions:
-    options = WriteOptions()
-    options.sync = True
-    return options
 
 
 def entries(db: Rdict, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:

@@ -59,7 +59,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        return self.host == "localhost" or is_loopback(self.host)
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,11 +55,6 @@ class Confirming:
         self._open: deque[Ticket] = deque()
 
     @property
-    def waiting(self) -> int:
-        """Records that are sent and not confirmed."""
-        return len(self._open)
-
-    @property
     def wanted(self) -> bool:
         """Whether the log has to be read, from the reader's position on, before anything else can be confirmed."""
         if not self._open or self.lost is not None:

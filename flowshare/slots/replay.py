@@ -59,9 +59,9 @@ class _Begun(NamedTuple):
 class SlotReader:
     """State of one slot as of `position`, the offset that is fed next or later."""
 
-    def __init__(self, *, start: int = 0, table: SlotTable | None = None, on_write: OnWrite | None = None) -> None:
-        """Begin at the log's start, which is `start`. table: empty, or with `resume`."""
-        self.table = SlotTable() if table is None else table
+    def __init__(self, *, start: int = 0) -> None:
+        """Begin at the log's start, which is `start`."""
+        self.table = SlotTable()
         self.claim: Claim | None = None
         self.position = start
         self.handed_over_to: str | None = None
@@ -70,7 +70,7 @@ class SlotReader:
         """Claims that counted, since the log's start, oldest first."""
         self.log_bytes = 0
         """About what was fed since the reader was made."""
-        self.on_write = on_write
+        self.on_write: OnWrite | None = None
         self._pruned = start > 0
         self._serial = 0
         self._parts: list[bytes] = []
@@ -79,9 +79,10 @@ class SlotReader:
         self._last: Fingerprint | None = None
 
     @classmethod
-    def resume(cls, summary: Summary, table: SlotTable, *, on_write: OnWrite | None = None) -> SlotReader:
+    def resume(cls, summary: Summary, table: SlotTable) -> SlotReader:
         """Go on where another reader was when it gave this summary, with the table of then."""
-        reader = cls(start=summary.position, table=table, on_write=on_write)
+        reader = cls(start=summary.position)
+        reader.table = table
         reader.claim = summary.claim
         reader.handed_over_to = summary.handed_over_to
         reader.claims = list(summary.claims)

@@ -42,9 +42,6 @@ class SlotTable:
             self._offsets[key] = offset
             self.size_bytes += len(key) + len(value)
 
-    def __len__(self) -> int:
-        return len(self._offsets)
-
     def apply(self, entries: Iterable[Entry], offset: int) -> None:
         """Take in a write that began at `offset`, which is above all before it."""
         heaps, offsets = self._heaps, self._offsets
@@ -65,11 +62,6 @@ class SlotTable:
                 offsets[key] = offset
                 offsets.move_to_end(key)
                 self.size_bytes += len(key) + len(value)
-
-    def get(self, key: bytes) -> bytes | None:
-        """Value of a key."""
-        heap = self._heaps.get(_head(key))
-        return None if heap is None else heap.get(key)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a prefix, in key order."""
@@ -93,11 +85,6 @@ class SlotTable:
         for key, offset in self._offsets.items():
             if offset >= before:
                 return
-            yield Kept(key, self._heaps[_head(key)][key], offset)
-
-    def items(self) -> Iterator[Kept]:
-        """Everything, the oldest write first; the table must not change meanwhile."""
-        for key, offset in self._offsets.items():
             yield Kept(key, self._heaps[_head(key)][key], offset)
 
 

@@ -16,18 +16,26 @@ from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
 
 
+class Kept(MemoryStorage):
+    """It outlives the backends over it."""
+
+    async def close(self):
+        pass
+
+
 class Shell:
     """Runs commands, and code beside them, on one log."""
 
     def __init__(self, capsys, monkeypatch):
         self._capsys = capsys
-        self._storage = MemoryStorage(LoopClock())
+        storage = Kept(LoopClock())
+        monkeypatch.setattr("flowshare.log.memory.MemoryStorage", lambda _clock: storage)
         monkeypatch.setenv("FLOWSHARE_BROKER", "memory://")
         monkeypatch.setattr("flowshare.cli.lag._SAMPLE_S", 0.01)
         monkeypatch.setattr("flowshare.cli.session.open_backend", lambda _url, **_: self.backend())
 
     def backend(self):
-        return MemoryBackend(clock=LoopClock(), storage=self._storage)
+        return MemoryBackend(clock=LoopClock())
 
     def __call__(self, *args, code=0):
         with pytest.raises(SystemExit) as stop:

@@ -19,6 +19,7 @@ from flowshare.slots.pruning import PruneLimits
 from flowshare.slots.records import Claim, Part, checksum_of, encode, encode_entries
 from flowshare.slots.replay import SlotReader
 from tests.fleet.slots import TOPIC, content, fleet, quick
+from tests.slots.world import everything
 
 pytestmark = pytest.mark.asyncio
 TOPIC_ID = uuid.UUID(int=5)
@@ -52,10 +53,6 @@ def part(serial, *entries, last=True):
     return Part(epoch=1, serial=serial, body=encode_entries(entries), last=last)
 
 
-def kept(table):
-    return list(table.items())
-
-
 async def test_a_slot_comes_back_as_it_was_when_it_was_detached(make):
     cache, reader = await make(), SlotReader()
     cache.attach(3, reader)
@@ -66,7 +63,7 @@ async def test_a_slot_comes_back_as_it_was_when_it_was_detached(make):
     loaded = await cache.load(3)
 
     assert loaded.summary == reader.summary()
-    assert kept(loaded.table) == kept(reader.table)
+    assert everything(loaded.table) == everything(reader.table)
     assert await cache.load(2) is None
 
 
@@ -81,7 +78,7 @@ async def test_a_slot_in_the_middle_of_a_write_comes_back_as_before_it(make):
     assert loaded.summary.position == 2
     again = SlotReader.resume(loaded.summary, loaded.table)
     feed(again, part(2, (b"g/a", b"2"), last=False), part(3, (b"g/b", b"2")))
-    assert [one[:2] for one in kept(again.table)] == [(b"g/a", b"2"), (b"g/b", b"2")]
+    assert [one[:2] for one in everything(again.table)] == [(b"g/a", b"2"), (b"g/b", b"2")]
 
 
 async def test_what_was_dropped_is_gone(make):
@@ -189,7 +186,7 @@ async def test_a_log_that_is_not_the_one_that_was_kept_is_read_from_its_start(ma
         assert content(slot) == {b"g/other": b"59"}
         assert "all is read" in caplog.text
         await slot.close()
-        assert [one.key for one in kept((await cache.load(0)).table)] == [b"g/other"]
+        assert [one.key for one in everything((await cache.load(0)).table)] == [b"g/other"]
 
     await run_with(make, write_some, second)
 

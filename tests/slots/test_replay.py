@@ -11,6 +11,7 @@ from flowshare.slots.records import CHUNK_BYTES, Claim, HandOver, Part, Tick, ch
 from flowshare.slots.replay import CLAIMS_KEPT, SlotReader, Validity
 from flowshare.slots.summary import Summary
 from flowshare.slots.table import SlotTable
+from tests.slots.world import everything
 
 CLAIMED, ACCEPTED, VOID = Validity.CLAIMED, Validity.ACCEPTED, Validity.VOID
 
@@ -28,7 +29,7 @@ def feed(reader, *records):
 
 
 def content(reader):
-    return {kept.key: kept.value for kept in reader.table.items()}
+    return dict(reader.table.scan(b""))
 
 
 def test_the_last_writer_wins_in_log_order():
@@ -84,7 +85,8 @@ def test_nothing_counts_after_a_hand_over_until_the_next_claim():
 
 def test_a_write_in_parts_is_applied_with_its_last_part_as_of_its_first():
     seen = []
-    reader = SlotReader(on_write=lambda entries, offset: seen.append((len(entries), offset)))
+    reader = SlotReader()
+    reader.on_write = lambda entries, offset: seen.append((len(entries), offset))
     entries = [(b"g/%d" % n, bytes(CHUNK_BYTES // 2)) for n in range(4)]
     cut = parts(1, 1, encode_entries(entries))
     feed(reader, claim(1), *cut[:-1])
@@ -128,7 +130,7 @@ def test_a_summary_in_the_middle_of_a_write_goes_back_to_its_begin():
     feed(reader, *log[:3])
 
     summary = Summary.decode(reader.summary().encode())
-    again = SlotReader.resume(summary, SlotTable(reader.table.items()))
+    again = SlotReader.resume(summary, SlotTable(everything(reader.table)))
 
     assert (summary.position, summary.last.offset) == (2, 1)
     assert feed(again, *log[2:]) == [ACCEPTED, ACCEPTED]

@@ -18,6 +18,11 @@ WINDOW = 5
 FENCED, OUT_OF_ORDER = "fenced", "out of order"
 
 
+def everything(table):
+    """All that a table keeps, the oldest write first."""
+    return list(table.older(1 << 62))
+
+
 class Oracle:
     """Says of each record of the log whether it counts, as plainly as that can be said."""
 
@@ -135,7 +140,7 @@ class Owner:
 
     def claim(self):
         """Begin to own the slot, or claim anew."""
-        if self.confirming.lost is None and self.confirming.waiting:
+        if self.confirming.lost is None and self.confirming._open:
             return
         self.lives += 1
         if self.confirming.lost is not None or self.confirming.mine is None:

@@ -17,7 +17,7 @@ from aiohttp import web as http
 from yarl import URL
 
 from flowshare.agents.handler.errors import UsageError
-from flowshare.agents.pages.gate import BadPages, Gate, Need, is_loopback, read_host, read_hosts, read_token
+from flowshare.agents.pages.gate import BadPages, Gate, Need, read_host, read_hosts, read_token
 from flowshare.agents.pages.site import (
     BOUNDS_OF_APPS,
     OF_APPS,
@@ -28,6 +28,7 @@ from flowshare.agents.pages.site import (
     guarded,
 )
 from flowshare.clock import LoopClock
+from flowshare.server.security.guesses import is_loopback
 
 if TYPE_CHECKING:
     from flowshare.agents.faust.app import FaustApp

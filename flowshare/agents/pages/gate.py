@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowshare.errors import FlowshareError
+from flowshare.server.security.guesses import is_loopback
 
 logger = logging.getLogger("flowshare.pages")
 
@@ -92,12 +93,6 @@ def _address(text: str) -> str:
     except ValueError:
         return ""
     return str(getattr(found, "ipv4_mapped", None) or found)
-
-
-def is_loopback(text: str) -> bool:
-    """Whether an address, or a host of that name, is the machine's way to itself."""
-    address = _address(text)
-    return ipaddress.ip_address(address).is_loopback if address else text == "localhost"
 
 
 def read_hosts(listed: Iterable[str] | str, environment: Mapping[str, str] = os.environ) -> tuple[Named, ...]:

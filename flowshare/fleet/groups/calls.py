@@ -60,7 +60,7 @@ Body = dict[str, Any]
 class FleetCalls:
     """Answers the workers' calls, by name.
 
-    know: looks for topics by their ids. look: makes the slot group's member look now. node_id: drawn by this worker.
+    know: looks for topics by their ids. look: makes the slot group's member look now. node_id: this worker's.
     """
 
     service: ShareService
@@ -74,7 +74,7 @@ class FleetCalls:
     door: PeerDoor
     know: Callable[[Collection[uuid.UUID]], Awaitable[None]]
     look: Callable[[], object]
-    node_id: int
+    node_id: Callable[[], int]
 
     def __post_init__(self) -> None:
         configs, settings = self.configs, self.settings
@@ -152,9 +152,7 @@ class FleetCalls:
 
     async def who(self, call: SocketCall) -> Body:
         """Who answers, and who asks."""
-        place = self.directory.place
-        node_id = self.node_id if place is None else place.node_id
-        return {"node_id": node_id, "principal": call.peer.principal, "worker": _is_worker(call.peer)}
+        return {"node_id": self.node_id(), "principal": call.peer.principal, "worker": _is_worker(call.peer)}
 
     async def _facts(self, body: Body) -> Body:
         return self.groups.facts(str(body["group_id"])).to_json()

@@ -20,8 +20,6 @@ from flowshare.server.runtime.failures import Refused
 from flowshare.share.config import GroupConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
     from flowshare.fleet.peers import Peers
@@ -76,7 +74,7 @@ class FleetGroups:
         return self._directory.group_epoch(group_id), next(self._changes)
 
     def configured(self, group_id: str) -> None:
-        """A group's settings have changed: all leaders are told."""
+        """A group's settings have changed, or it is coordinated here since just now: all leaders are told."""
         facts = self._facts(group_id)
         self._known_groups.learn(facts)
         self._peers.tell_leaders(SETTINGS, **facts.to_json())
@@ -96,11 +94,6 @@ class FleetGroups:
                 continue  # it is coordinated elsewhere by now, or cannot be read
             for node_id in added:
                 self._peers.tell(node_id, SETTINGS, **facts.to_json())
-
-    def took_up(self, group_ids: Iterable[str]) -> None:
-        """Groups are coordinated here from now on: what their leaders know may be old."""
-        for group_id in group_ids:
-            self.configured(group_id)
 
     # --- as leader ----------------------------------------------------------------------------------------------
 

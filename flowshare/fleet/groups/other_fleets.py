@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 from flowshare.core_errors import GroupIdNotFound
-from flowshare.fleet.directory import NOBODY, WorkerAddress
+from flowshare.fleet.directory import WorkerAddress
 from flowshare.fleet.groups.facts import HAS
 from flowshare.fleet.inspection import describe_fleet, fleets_of
 from flowshare.slots.placement import group_slot
@@ -23,7 +23,6 @@ from flowshare.slots.placement import group_slot
 if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.fleet.peers import Dial
-    from flowshare.slots.membership import SlotMap
 
 LIMIT_S: Final = 2.0
 """How long a new group's first member waits for what other fleets say."""
@@ -78,18 +77,14 @@ class OtherFleets:
     async def _has(self, fleet: str, group_id: str) -> bool:
         """Raises: OSError, ClientError."""
         slot_map = await describe_fleet(self._kafka, fleet)
-        place = None if slot_map is None else _coordinator(slot_map, group_id)
-        if slot_map is None or place is None:
+        if slot_map is None:
             return False
-        line = await self._dial(place)
+        node = slot_map.owner(group_slot(group_id, slot_map.slots))
+        if node not in slot_map.nodes:
+            return False
+        line = await self._dial(WorkerAddress(node, *slot_map.nodes[node]))
         try:
             answer: Mapping[str, Any] = await line.call(HAS, group_id=group_id)
         finally:
             await line.close()
         return bool(answer.get("exists"))
-
-
-def _coordinator(slot_map: SlotMap, group_id: str) -> WorkerAddress | None:
-    node = slot_map.owner(group_slot(group_id, slot_map.slots))
-    address = None if node == NOBODY else slot_map.nodes.get(node)
-    return None if address is None else WorkerAddress(node, *address)

@@ -213,9 +213,15 @@ class FleetSettings:
         except (OSError, ClientError) as error:
             logger.debug("settings of the fleet are not told: %s", error)
 
-    async def alter(self, changes: Mapping[str, str | None], *, validate_only: bool = False) -> None:
-        """Set (None: unset) settings, all or none. Raises: InvalidConfig, Refused, ClientError, LogError."""
-        await self._put(changes, validate_only=validate_only, first=False)
+    async def alter(
+        self, changes: Mapping[str, str | None], *, validate_only: bool = False, first: bool = False
+    ) -> None:
+        """Set (None: unset) settings, all or none; first: only where none were ever set.
+
+        Raises: InvalidConfig, Refused, ClientError, LogError.
+        """
+        fields: Body = {"changes": dict(changes), "validate_only": validate_only, "first": first}
+        self._hear(await self.peers.ask_coordinator(NAME, SET, lambda: self.answer_set(fields), **fields))
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -229,13 +235,9 @@ class FleetSettings:
     async def _offer(self) -> None:
         """None were ever set: the URL's are."""
         try:
-            await self._put(self.first, validate_only=False, first=True)
+            await self.alter(self.first, first=True)
         except (OSError, ClientError, LogError, Refused, InvalidConfig) as error:
             logger.debug("the URL's settings are not set now: %s", error)
-
-    async def _put(self, changes: Mapping[str, str | None], *, validate_only: bool, first: bool) -> None:
-        fields: Body = {"changes": dict(changes), "validate_only": validate_only, "first": first}
-        self._hear(await self.peers.ask_coordinator(NAME, SET, lambda: self.answer_set(fields), **fields))
 
     # --- hearing ------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class Ends:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def end(self, buffer: ReadBuffer) -> int:
-        """The log's end as far as is known."""
+        """The log's end as far as is known: nothing has to be sent from there."""
         followed = self._registry.of(buffer)
         return followed.offsets().high_watermark if followed is not None and followed.known else 0
 

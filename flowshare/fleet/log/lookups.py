@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from flowshare.client.errors import ClientError, Unsupported
 from flowshare.client.net.topology import NOBODY
 from flowshare.fleet.log.chunk import Parsed, parse
-from flowshare.fleet.log.watch import BrokerConnection
+from flowshare.fleet.log.watch import BrokerConnection, Where
 from flowshare.log.base import (
     CorruptBatches,
     InvalidRecord,
@@ -174,7 +174,6 @@ AT_ONCE: Final = 1_000
 ALONE_AT_ONCE: Final = 64
 """Logs that are asked about by themselves at a time."""
 
-Where = tuple[str, int]
 Answers = dict[Where, "asyncio.Future[LogOffsets | None]"]
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ added to, what comes to be watched meanwhile is asked about by the *guest* track
     touched ──main asks──→ in its session ──tail moved, paused, removed──→ touched
        │ main is parked
        └──guest asks, until the main track's answer is due──→ touched
-    any ──error of the partition, lost connection──→ given back (`Watching.lost`)
+    any ──error of the partition, lost connection──→ given back (`Ends.lost`)
 
 About paused buffers it is asked without waiting, once in `look_s`, for the bounds' sake.
 
@@ -27,11 +27,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from flowshare.client.errors import ClientError
+from flowshare.client.errors import ClientError, check
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchPartition, FetchRequest
 from flowshare.tasks import cancelled
@@ -39,9 +39,10 @@ from flowshare.tasks import cancelled
 if TYPE_CHECKING:
     from flowshare.client.net.cluster import Cluster
     from flowshare.client.net.connections import NodeConnection
+    from flowshare.fleet.log.ends import Ends
     from flowshare.fleet.log.read_ahead import ReadBuffer
     from flowshare.fleet.log.settings import LogSettings
-    from flowshare.protocol.messages import FetchedLog, FetchResponse, Request
+    from flowshare.protocol.messages import FetchedLog, Request
 
 R = TypeVar("R")
 Where = tuple[str, int]
@@ -58,28 +59,11 @@ SESSION_GONE: Final = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode
 logger = logging.getLogger(__name__)
 
 
-class Watching(Protocol):
-    """Who takes the answers."""
-
-    def end(self, buffer: ReadBuffer) -> int:
-        """Where the log ends, as far as is known: nothing has to be sent from there."""
-        ...
-
-    def watched(self, buffer: ReadBuffer, offset: int, answer: FetchedLog) -> None:
-        """What follows `offset`, or why there is none."""
-
-    def looked(self, buffer: ReadBuffer, answer: FetchedLog) -> None:
-        """The bounds, or why there are none."""
-
-    def lost(self, buffers: Sequence[ReadBuffer], error: Exception) -> None:
-        """The broker does not answer; somebody else may lead these by now."""
-
-
 class Watch:
     """The watched buffers of one isolation level that one broker leads."""
 
     def __init__(
-        self, node: int, *, committed: bool, cluster: Cluster, client_id: str, settings: LogSettings, owner: Watching
+        self, node: int, *, committed: bool, cluster: Cluster, client_id: str, settings: LogSettings, owner: Ends
     ) -> None:
         self._node = node
         self._committed = committed
@@ -91,7 +75,7 @@ class Watch:
         self._buffers: dict[Where, ReadBuffer] = {}
         self._touched: dict[Where, None] = {}
         self._guests: set[Where] = set()
-        self._session: FetchSession[Where] = FetchSession()
+        self._session = FetchSession()
         self._parked_to_s = 0.0
         self._looked_s = self._clock.monotonic()
         self._news = (asyncio.Event(), asyncio.Event())
@@ -157,7 +141,7 @@ class Watch:
         if answer.error in SESSION_GONE:
             self._touch(self._session.lost())
             return
-        check(answer)
+        check(answer.error, answer.message, "the fetch")
         told = dict(self._session.told)
         self._touch(self._session.answered(answer.session_id))
         for part in answer.partitions:
@@ -188,7 +172,7 @@ class Watch:
 
     async def _visit(self, line: BrokerConnection, positions: Mapping[Where, FetchPosition], wait_s: float) -> None:
         answer = await line.send(self._request(positions, wait_s))
-        check(answer)
+        check(answer.error, answer.message, "the fetch")
         for (where, place), part in zip(positions.items(), answer.partitions, strict=True):
             self._watched(where, place, part)
 
@@ -196,7 +180,7 @@ class Watch:
         """The bounds of partitions whose records are not wanted now."""
         parts = tuple(FetchPartition(*where, self._owner.end(self._buffers[where]), LOOK_BYTES) for where in wheres)
         answer = await line.send(FetchRequest(partitions=parts, max_bytes=LOOK_BYTES, committed=self._committed))
-        check(answer)
+        check(answer.error, answer.message, "the fetch")
         for where, part in zip(wheres, answer.partitions, strict=True):
             buffer = self._buffers.get(where)
             if buffer is not None:
@@ -309,14 +293,6 @@ class BrokerConnection:
             await connection.close()
 
 
-def check(answer: FetchResponse) -> None:
-    """Raises: ClientError when the broker refused the request as a whole."""
-    if answer.error is not ErrorCode.NONE:
-        raise ClientError(f"the broker refused the fetch: {answer.error.name}")
-
-
-K = TypeVar("K", bound=Hashable)
-
 EPOCH_MAX: Final = 2**31 - 1
 NEW: Final = (0, 0)
 
@@ -328,23 +304,23 @@ class FetchPosition(NamedTuple):
     epoch: int
 
 
-class SessionRequest(NamedTuple, Generic[K]):
+class SessionRequest(NamedTuple):
     """One request: id and epoch of the session, what has changed in it, what leaves it."""
 
     session: tuple[int, int]
-    changed: Mapping[K, FetchPosition]
-    forgotten: tuple[K, ...]
+    changed: Mapping[Where, FetchPosition]
+    forgotten: tuple[Where, ...]
 
 
-class FetchSession(Generic[K]):
-    """The session of one connection; `K` names a log."""
+class FetchSession:
+    """The session of one connection."""
 
     def __init__(self) -> None:
-        self.told: dict[K, FetchPosition] = {}
+        self.told: dict[Where, FetchPosition] = {}
         self._session = NEW
-        self._unsent: dict[K, None] = {}
+        self._unsent: dict[Where, None] = {}
 
-    def tell(self, news: Mapping[K, FetchPosition | None]) -> None:
+    def tell(self, news: Mapping[Where, FetchPosition | None]) -> None:
         """Take in what the next request is to say (None: not wanted any more)."""
         for key, place in news.items():
             if place == self.told.get(key):
@@ -355,7 +331,7 @@ class FetchSession(Generic[K]):
             else:
                 self.told[key] = place
 
-    def ask(self) -> SessionRequest[K]:
+    def ask(self) -> SessionRequest:
         """The next request, which is sent now."""
         unsent, self._unsent = self._unsent, {}
         if self._session == NEW:
@@ -363,7 +339,7 @@ class FetchSession(Generic[K]):
         changed = {key: self.told[key] for key in unsent if key in self.told}
         return SessionRequest(self._session, changed, tuple(key for key in unsent if key not in self.told))
 
-    def answered(self, session_id: int) -> list[K]:
+    def answered(self, session_id: int) -> list[Where]:
         """The broker has answered; what it does not remember and has to be told again."""
         if not session_id:
             return self.lost()
@@ -371,7 +347,7 @@ class FetchSession(Generic[K]):
         self._session = session_id, epoch if epoch <= EPOCH_MAX else 1
         return []
 
-    def lost(self) -> list[K]:
+    def lost(self) -> list[Where]:
         """The broker remembers nothing; what it has to be told again."""
         forgotten = list(self.told)
         self.told.clear()

@@ -103,45 +103,40 @@ class SlotReading:
     """The log of one slot. `kafka`: a connection to the cluster (`ClusterConnection`)."""
 
     def __init__(self, kafka: Any, *, topic: str, slot: int, clock: Clock, settings: SlotSettings) -> None:
-        self._kafka = kafka
-        self._clock = clock
-        self._settings = settings
+        self.kafka = kafka
+        self.clock = clock
+        self.settings = settings
         self.topic = topic
         self.slot = slot
+        self.where = f"{topic}-{slot}"
 
     async def read(self, position: int) -> SlotRecords:
         """What there is from `position` on. Raises: OffsetOutOfRange, StorageDamaged, StorageError."""
-        part = FetchPartition(self.topic, self.slot, position, self._settings.fetch_bytes)
+        part = FetchPartition(self.topic, self.slot, position, self.settings.fetch_bytes)
 
         async def once() -> SlotRecords:
-            answer = await self._kafka.send(FetchRequest(partitions=(part,)))
-            check(answer.error, answer.message, "reading")
+            answer = await self._ask(FetchRequest(partitions=(part,)))
             return found_in(answer.partitions[0], position)
 
         return await self._tried(once)
 
     async def log_start(self) -> int:
         """First offset of the log. Raises: StorageError."""
+        request = ListOffsetsRequest(topic=self.topic, partition=self.slot, timestamp_ms=EARLIEST)
+        return max(0, int((await self.tried(request)).offset))
 
-        async def once() -> int:
-            request = ListOffsetsRequest(topic=self.topic, partition=self.slot, timestamp_ms=EARLIEST)
-            answer = await self.ask(request)
-            return max(0, int(answer.offset))
-
-        return await self._tried(once)
-
-    async def ask(self, request: Request[Any]) -> Any:
+    async def _ask(self, request: Request[Any]) -> Any:
         """An answer without error. Raises: ServerError, OSError, ClientError."""
-        answer = await self._kafka.send(request)
-        check(answer.error, answer.message, f"{type(request).__name__} for {self.topic}-{self.slot}")
+        answer = await self.kafka.send(request)
+        check(answer.error, answer.message, f"{type(request).__name__} for {self.where}")
         return answer
 
     async def tried(self, request: Request[Any]) -> Any:
         """An answer without error, asked for again while that may help. Raises: StorageError."""
-        return await self._tried(lambda: self.ask(request))
+        return await self._tried(lambda: self._ask(request))
 
     async def _tried(self, once: Callable[[], Awaitable[R]]) -> R:
-        clock, settings = self._clock, self._settings
+        clock, settings = self.clock, self.settings
         deadline_s = clock.monotonic() + settings.deadline_s
         pause_s = settings.retry_backoff
         while True:
@@ -156,8 +151,7 @@ class SlotReading:
             except ClientError as error:
                 raise StorageError(str(error)) from error
             if clock.monotonic() + pause_s >= deadline_s:
-                where = f"{self.topic}-{self.slot}"
-                raise StorageError(f"{where}: no luck for {settings.deadline_s:g} s: {problem}") from problem
+                raise StorageError(f"{self.where}: no luck for {settings.deadline_s:g} s: {problem}") from problem
             await clock.sleep(pause_s)
             pause_s = min(2 * pause_s, settings.retry_backoff_max)
 
@@ -172,9 +166,8 @@ logger = logging.getLogger(__name__)
 class SlotReplay:
     """`reader`: the slot's reader, which `load` makes anew."""
 
-    def __init__(self, reading: SlotReading, *, clock: Clock, cache: SlotCache | None) -> None:
+    def __init__(self, reading: SlotReading, *, cache: SlotCache | None) -> None:
         self._reading = reading
-        self._clock = clock
         self._cache = cache
         self.reader = SlotReader()
 
@@ -238,7 +231,7 @@ class SlotReplay:
             for at in range(SLICE, len(found.records), SLICE):
                 some = found.records[at - SLICE : at]
                 self.feed(found._replace(records=some, position=some[-1].offset + 1))
-                await self._clock.sleep(0)
+                await self._reading.clock.sleep(0)
             self.feed(found)
 
     def feed(self, found: SlotRecords) -> None:

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, ServerError, check
 from flowshare.clock import backoff_s
@@ -33,8 +33,6 @@ from flowshare.slots.records import CHUNK_BYTES, Record
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.clock import Clock
-    from flowshare.fleet.state.reading import SlotSettings
     from flowshare.protocol.messages.base import FinishedRequest
     from flowshare.slots.confirm import Confirming
 
@@ -74,24 +72,18 @@ class SlotSender:
 
     def __init__(
         self,
-        kafka: Any,
-        *,
         reading: SlotReading,
-        transactional_id: str,
         confirming: Confirming,
-        clock: Clock,
-        settings: SlotSettings,
+        *,
         settled: Callable[[list[SlotBatch]], None],
-        lost: Callable[[], None],
+        give_up: Callable[[str], None],
     ) -> None:
-        """kafka: a connection to the cluster. settled: told of confirmed batches, in order. lost: told once."""
-        self._kafka = kafka
+        """settled: told of confirmed batches, in order. give_up: told why nothing is confirmed any more."""
         self._reading = reading
-        self._transactional_id = transactional_id
-        self._clock = clock
-        self._settings = settings
+        self._clock = reading.clock
+        self._settings = reading.settings
         self._tell_settled = settled
-        self._tell_lost = lost
+        self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._producer: ProducerIdentity = NOBODY
         self._sequence = 0
@@ -103,7 +95,6 @@ class SlotSender:
         self._watching = False
         self._ended = False
         self.confirming = confirming
-        self.where = f"{reading.topic}-{reading.slot}"
 
     @property
     def waiting(self) -> int:
@@ -117,7 +108,8 @@ class SlotSender:
 
     async def begin(self) -> None:
         """Become the producer whose epoch is the newest; nothing may be waiting. Raises: StorageError."""
-        request = InitProducerIdRequest(transactional_id=self._transactional_id, timeout_ms=TRANSACTION_TIMEOUT_MS)
+        name = f"{self._reading.topic}.{self._reading.slot}"
+        request = InitProducerIdRequest(transactional_id=name, timeout_ms=TRANSACTION_TIMEOUT_MS)
         answer = await self._reading.tried(request)
         self._producer, self._sequence = answer.producer, 0
 
@@ -169,7 +161,7 @@ class SlotSender:
                 batch.sent = True
                 self._flying.add(batch)
                 request = ProduceRequest(topic=self._reading.topic, partition=self._reading.slot, records=batch.records)
-                self._kafka.begin(request, partial(self._told, batch))
+                self._reading.kafka.begin(request, partial(self._told, batch))
 
     def _told(self, batch: SlotBatch, finished: FinishedRequest) -> None:
         offset: int | None = None
@@ -177,12 +169,12 @@ class SlotSender:
         try:
             answer = finished.result()
             if answer.error is not ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-                check(answer.error, answer.message, f"writing to {self.where}")
+                check(answer.error, answer.message, f"writing to {self._reading.where}")
                 offset = answer.base_offset if answer.base_offset >= 0 else None
         except (OSError, ClientError) as error:
             problem = error
         except Exception as error:
-            logger.exception("a write failed unexpectedly: %s", self.where)
+            logger.exception("a write failed unexpectedly: %s", self._reading.where)
             self.confirming.give_up(f"{type(error).__name__}: {error}")
         self._flying.discard(batch)
         self._back(batch, offset, problem)
@@ -194,30 +186,24 @@ class SlotSender:
         if self._ended:
             return
         if self.confirming.lost is not None:
-            self._tell_lost()
+            self._give_up(self.confirming.lost)
             return
         if problem is None:
             self._failures = 0
             self._settle(self.confirming.answered(batch.ticket, offset))
         elif batch in self._open:  # else it was read in the log meanwhile
             self._failed(batch, problem)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._ended:
-            return
-        if self._again and not self._flying:
+        if self._again and not self._flying and not self._ended:
             self._send_again_later()
         self._transmit()
 
     def _failed(self, batch: SlotBatch, problem: Exception) -> None:
         """The batch was refused, or nobody knows."""
         if isinstance(problem, ServerError) and self._is_final(batch, problem):
-            self.confirming.give_up(str(problem))
-            self._tell_lost()
+            self._give_up(str(problem))
             return
         if not self._again:
-            logger.warning("what was written is sent again: %s %s", problem, self.where)
+            logger.warning("what was written is sent again: %s %s", problem, self._reading.where)
         self._again = True
 
     def _is_final(self, batch: SlotBatch, problem: ServerError) -> bool:
@@ -249,7 +235,7 @@ class SlotSender:
         assert [batch.ticket for batch in confirmed] == tickets, "records are confirmed in their order"
         self._tell_settled(confirmed)
         if self.confirming.lost is not None:
-            self._tell_lost()
+            self._give_up(self.confirming.lost)
         elif self.confirming.wanted and self._catching_up is None:
             self._catching_up = self._loop.create_task(self._catch_up())
 
@@ -262,8 +248,7 @@ class SlotSender:
                 if self.confirming.reader.position == before:
                     await self._clock.sleep(self._settings.retry_backoff)
         except LogError as error:
-            self.confirming.give_up(str(error))
-            self._tell_lost()
+            self._give_up(str(error))
         finally:
             self._catching_up = None
 
@@ -274,7 +259,6 @@ class SlotSender:
             return
         left_s = self._open[0].since_s + self._settings.deadline_s - self._clock.monotonic()
         if left_s <= 0:
-            self.confirming.give_up(f"a write was not confirmed for {self._settings.deadline_s:g} s")
-            self._tell_lost()
+            self._give_up(f"a write was not confirmed for {self._settings.deadline_s:g} s")
         else:
             self._clock.call_later(left_s, self._watch)

@@ -94,7 +94,7 @@ class Slot:
         self._reading = SlotReading(
             self.kafka, topic=self.topic, slot=self.slot, clock=self.clock, settings=self.settings
         )
-        self._replay = SlotReplay(self._reading, clock=self.clock, cache=self.cache)
+        self._replay = SlotReplay(self._reading, cache=self.cache)
         self._log: SlotLog | None = None
         self._owner: SlotOwner | None = None
         self._maintenance: SlotMaintenance | None = None
@@ -206,23 +206,12 @@ class Slot:
                 self.state = SlotState.STANDBY
             raise
         self.state = SlotState.LED
-        log = self._log
-        assert log is not None
-        self._maintenance = SlotMaintenance(
-            log, self._replay.reader, self._reading, claim=self._new_claim, clock=self.clock, settings=self.settings
-        )
+        assert self._log is not None
+        self._maintenance = SlotMaintenance(self._log, self._reading, claim=self._new_claim)
 
     async def _claim_once(self) -> None:
-        log = self._log = SlotLog(
-            self.kafka,
-            reading=self._reading,
-            transactional_id=f"{self.topic}.{self.slot}",
-            confirming=Confirming(self._replay.reader),
-            clock=self.clock,
-            settings=self.settings,
-            lease=self.lease,
-            on_lost=self._lost,
-        )
+        confirming = Confirming(self._replay.reader)
+        log = self._log = SlotLog(self._reading, confirming, lease=self.lease, on_lost=self._lost)
         try:
             async with log.exclusive():
                 await log.claim(self._new_claim)

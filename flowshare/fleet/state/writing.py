@@ -21,7 +21,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.fleet.state.sender import SlotBatch, SlotSender, Written
 from flowshare.log.base import LogError, NotLed, StorageError
@@ -41,10 +41,8 @@ from flowshare.slots.records import parts as parts_of
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.clock import Clock
-    from flowshare.fleet.state.reading import SlotReading, SlotRecords, SlotSettings
+    from flowshare.fleet.state.reading import SlotReading, SlotRecords
     from flowshare.slots.confirm import Confirming
-    from flowshare.slots.replay import SlotReader
 
 LEASE_POLL_S: Final = 0.05
 """How often answers that are held back for want of the lease are looked at."""
@@ -60,29 +58,17 @@ class SlotLog:
 
     def __init__(
         self,
-        kafka: Any,
-        *,
         reading: SlotReading,
-        transactional_id: str,
         confirming: Confirming,
-        clock: Clock,
-        settings: SlotSettings,
+        *,
         lease: Callable[[], bool],
         on_lost: Callable[[str], None],
     ) -> None:
-        """kafka: a connection to the cluster. lease: whether answers may be given now. on_lost: told once, and why."""
-        self._sender = SlotSender(
-            kafka,
-            reading=reading,
-            transactional_id=transactional_id,
-            confirming=confirming,
-            clock=clock,
-            settings=settings,
-            settled=self._settled,
-            lost=self._lose,
-        )
-        self._clock = clock
-        self._settings = settings
+        """lease: whether answers may be given now. on_lost: told once, and why."""
+        self._sender = SlotSender(reading, confirming, settled=self._settled, give_up=self.give_up)
+        self._where = reading.where
+        self._clock = reading.clock
+        self._settings = reading.settings
         self._lease = lease
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -100,7 +86,7 @@ class SlotLog:
         self._closing = False
         self._ended = False
         self.confirming = confirming
-        self.claimed_s = self.written_s = clock.monotonic()
+        self.claimed_s = self.written_s = self._clock.monotonic()
         """When the claim was confirmed, and when something was last sent."""
 
     @property
@@ -122,7 +108,7 @@ class SlotLog:
         if size > WRITE_BYTES_MAX:
             raise StorageError(f"a write of {size} bytes is longer than {WRITE_BYTES_MAX}; write it in pieces")
         if self._waiting_bytes + size > self._settings.queue_bytes:
-            raise StorageError(f"{self._sender.where}: {self._waiting_bytes} bytes wait to be written; try again later")
+            raise StorageError(f"{self._where}: {self._waiting_bytes} bytes wait to be written; try again later")
         return self._put(body)
 
     @asynccontextmanager
@@ -178,9 +164,23 @@ class SlotLog:
             await self.append(HandOver(epoch=mine.epoch, serial=self.confirming.serial, to=to))
 
     def give_up(self, reason: str) -> None:
-        """Stop at once: what waits fails with NotLed. Safe to call twice."""
-        self.confirming.give_up(reason)
-        self._lose()
+        """Nothing is confirmed any more: all that waits fails with NotLed. Safe to call twice."""
+        if self._ended:
+            return
+        self._ended = self._closing = True
+        reason = self.confirming.lost or reason
+        left = self._sender.end(reason)
+        answers = [*self._held, *(one for batch in left for one in batch.answers)]
+        answers += [write.written for write in self._queue]
+        self._queue.clear()
+        self._held.clear()
+        self._queued_bytes = self._waiting_bytes = 0
+        self._quiet.set()
+        for written in answers:
+            if not written.done():
+                written.set_exception(self._not_led())
+                written.exception()  # seen: whoever asked may be gone, and asyncio would report it
+        self._on_lost(reason)
 
     async def close(self, reason: str) -> None:
         """Give up, and wait until nothing runs any more. Safe to call twice."""
@@ -278,28 +278,9 @@ class SlotLog:
         if self._held:
             self._clock.call_later(LEASE_POLL_S, self._poll_lease)
 
-    def _lose(self) -> None:
-        """Nothing is confirmed any more: all that waits fails."""
-        if self._ended:
-            return
-        self._ended = self._closing = True
-        reason = self.confirming.lost or ""
-        left = self._sender.end(reason)
-        answers = [*self._held, *(one for batch in left for one in batch.answers)]
-        answers += [write.written for write in self._queue]
-        self._queue.clear()
-        self._held.clear()
-        self._queued_bytes = self._waiting_bytes = 0
-        self._quiet.set()
-        for written in answers:
-            if not written.done():
-                written.set_exception(self._not_led())
-                written.exception()  # seen: whoever asked may be gone, and asyncio would report it
-        self._on_lost(reason)
-
     def _not_led(self) -> NotLed:
         why = self.confirming.lost or "it is being given to another worker"
-        return NotLed(f"{self._sender.where} is not led here: {why}")
+        return NotLed(f"{self._where} is not led here: {why}")
 
 
 def _answer(answers: Sequence[Written]) -> None:
@@ -316,26 +297,17 @@ logger = logging.getLogger(__name__)
 class SlotMaintenance:
     """For one ownership; it ends by itself when that is lost."""
 
-    def __init__(
-        self,
-        log: SlotLog,
-        reader: SlotReader,
-        reading: SlotReading,
-        *,
-        claim: Callable[[int], Claim],
-        clock: Clock,
-        settings: SlotSettings,
-    ) -> None:
+    def __init__(self, log: SlotLog, reading: SlotReading, *, claim: Callable[[int], Claim]) -> None:
         """claim: makes the claim of an epoch."""
         self._log = log
-        self._reader = reader
+        self._reader = log.confirming.reader
         self._reading = reading
         self._claim = claim
-        self._clock = clock
-        self._settings = settings
+        self._clock = reading.clock
+        self._settings = reading.settings
         self._may_prune = True
         self._task: asyncio.Task[None] | None = None
-        clock.call_later(TEND_S, self._look)
+        self._clock.call_later(TEND_S, self._look)
 
     def begin(self) -> None:
         """Do what is to be done, before anything that is written from now on."""

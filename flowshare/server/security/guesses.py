@@ -181,11 +181,12 @@ class Guesses:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one of this machine itself."""
+    """Whether an address, or a host of that name, is the machine's way to itself: no other one reaches it there."""
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return host == "localhost"
+    return bool((getattr(found, "ipv4_mapped", None) or found).is_loopback)
 
 
 def network_of(host: str) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from flowshare.server.security import guesses
-from flowshare.server.security.guesses import ADDRESS_WAIT_S, WAITING_MAX, Guesses, network_of
+from flowshare.server.security.guesses import ADDRESS_WAIT_S, WAITING_MAX, Guesses, is_loopback, network_of
 from flowshare.testing.clock import ManualClock, settle
 
 pytestmark = pytest.mark.asyncio
@@ -141,3 +141,26 @@ async def test_what_is_remembered_is_bounded(monkeypatch) -> None:
 )
 async def test_an_ipv6_address_counts_with_its_network(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.8.7", True),
+        ("::1", True),
+        ("::1%lo", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("localhost.example.com", False),
+        ("broker-1", False),
+    ],
+)
+async def test_only_this_machine_reaches_its_loopback(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
