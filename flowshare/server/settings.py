@@ -17,7 +17,7 @@ from flowshare.groups.types import ClassicConfig
 from flowshare.server.net.limits import LISTENER_CONFIGS, ListenerLimits
 from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
 from flowshare.share.settings import Setting, by_name, number, read_fields, unknown
-from flowshare.transactions.config import TransactionConfig
+from flowshare.transactions.coordinator import TransactionConfig
 
 _group = partial(number, ClassicConfig())
 _transaction = partial(number, TransactionConfig())
