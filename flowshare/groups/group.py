@@ -175,7 +175,7 @@ class ClassicGroup:
             raise MemberIdRequired(member_id)
         phases.pending.pop(member_id, None)
         if self.state is ClassicState.PREPARING:
-            phases.joined_in_delay()
+            phases.came_in_delay = True
         member = ClassicMember(member_id=member_id, instance_id=request.instance_id, new=True)
         self._take_over(member, request)
         phases.protocol_type = request.protocol_type

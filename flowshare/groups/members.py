@@ -85,9 +85,6 @@ class Members:
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._members
 
-    def __getitem__(self, member_id: str) -> ClassicMember:
-        return self._members[member_id]
-
     @property
     def size(self) -> int:
         """About how many bytes all members take in memory."""

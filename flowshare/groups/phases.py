@@ -46,7 +46,8 @@ class Phases:
         self.sync_due_ms: int | None = None
         self._initial_left_ms: int | None = None
         """Time that the first rebalance of an empty group may still be extended by; None: no such rebalance."""
-        self._came_in_delay = False
+        self.came_in_delay = False
+        """Whether a new member came while the first rebalance waits for such."""
         self._assigning: Mapping[str, bytes] | None = None
         """Assignments that are being written."""
         self._answers: list[TicketAnswer] = []
@@ -190,10 +191,6 @@ class Phases:
         self.answer_sync(member, error=error)
         self.members.remove(member)
 
-    def joined_in_delay(self) -> None:
-        """Note that a new member came while the first rebalance waits for such."""
-        self._came_in_delay = True
-
     def _prepare(self, now_ms: int) -> None:
         self._withdraw(RebalanceInProgress("the group rebalances again"), now_ms)
         self.sync_due_ms = None
@@ -204,7 +201,7 @@ class Phases:
         if first:
             delay_ms = min(self.config.initial_rebalance_delay_ms, limit_ms)
             self._initial_left_ms = limit_ms - delay_ms
-            self._came_in_delay = False
+            self.came_in_delay = False
             self.join_due_ms = now_ms + delay_ms
         else:
             self.join_due_ms = now_ms + limit_ms
@@ -219,10 +216,10 @@ class Phases:
 
     def join_phase_due(self, now_ms: int) -> None:
         """End the join phase at its deadline, or go on if it is a first one that members still come to."""
-        if self._initial_left_ms and self._came_in_delay:
+        if self._initial_left_ms and self.came_in_delay:
             delay_ms = min(self.config.initial_rebalance_delay_ms, self._initial_left_ms)
             self._initial_left_ms -= delay_ms
-            self._came_in_delay = False
+            self.came_in_delay = False
             self.join_due_ms = now_ms + delay_ms
         else:
             self._complete(now_ms)

@@ -1,4 +1,4 @@
-"""Record batches for everybody else: check and place produced ones, build new ones, and the way to read them.
+"""Record batches for everybody else: check produced ones, set their offsets, build new ones, and the way to read them.
 
 Reading is in `headers.py` (headers only) and `decoding.py` (records); both are re-exported here. Building is done
 by aiokafka's compiled builder, which is loaded at its first use.
@@ -43,7 +43,6 @@ __all__ = [
     "decode",
     "decode_all",
     "marker",
-    "place",
     "rebase",
     "renumber",
 ]
@@ -85,18 +84,12 @@ def check(records: bytes, *, checksums: bool = True) -> tuple[BatchHeader, ...]:
     return headers
 
 
-def place(records: bytes, base_offset: int, *, now_ms: int | None = None) -> bytes:
-    """Check produced batches and give them consecutive offsets from `base_offset` on.
-
-    `now_ms`: stamp all records with this time (message.timestamp.type=LogAppendTime).
-
-    Raises: DecodeError
-    """
-    return rebase(records, check(records), base_offset, now_ms=now_ms)
-
-
 def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, now_ms: int | None = None) -> bytes:
-    """`place` for bytes that were checked already; `headers` are theirs, or say another newest timestamp to be set."""
+    """Checked batches with consecutive offsets from `base_offset` on.
+
+    `headers` are theirs, or say another newest timestamp to be set. `now_ms`: stamp all records with this time
+    (message.timestamp.type=LogAppendTime).
+    """
     placed = bytearray(records)
     for header in headers:
         at = header.position

@@ -21,7 +21,7 @@ from flowshare.server.runtime.connection import IN_PROCESS, Table
 from flowshare.server.share.groups import GroupApis
 from flowshare.server.share.service import ShareService
 from flowshare.server.transactions.coordinator import TransactionCoordinator
-from flowshare.transactions.config import TransactionConfig
+from flowshare.transactions.coordinator import TransactionConfig
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock

@@ -16,70 +16,62 @@ from flowshare.core_errors import InvalidConfig
 from flowshare.groups.types import ClassicConfig
 from flowshare.server.net.limits import LISTENER_CONFIGS, ListenerLimits
 from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
-from flowshare.share.settings import Setting, number, read_fields, unknown
-from flowshare.transactions.config import TransactionConfig
+from flowshare.share.settings import Setting, by_name, number, read_fields, unknown
+from flowshare.transactions.coordinator import TransactionConfig
 
 _group = partial(number, ClassicConfig())
 _transaction = partial(number, TransactionConfig())
 
-CLASSIC_CONFIGS: Final[Mapping[str, Setting]] = {
-    setting.name: setting
-    for setting in (
-        _group("group.min.session.timeout.ms", "session_timeout_min_ms", 1, "Shortest session timeout of a member."),
-        _group("group.max.session.timeout.ms", "session_timeout_max_ms", 1, "Longest session timeout of a member."),
-        _group(
-            "group.initial.rebalance.delay.ms",
-            "initial_rebalance_delay_ms",
-            0,
-            "How long the first rebalance of an empty consumer group waits for more members.",
-        ),
-        _group("group.max.size", "size_max", 1, "Members a consumer group may have."),
-        _group(
-            "group.max.groups",
-            "groups_max",
-            1,
-            "Consumer groups that may exist; one principal (without logins: address) makes no more than are left.",
-        ),
-        _group("offset.metadata.max.bytes", "offset_metadata_max", 0, "Longest metadata with a committed offset."),
-        _group(
-            "offsets.retention.minutes",
-            "offsets_retention_minutes",
-            1,
-            "How long committed offsets are kept when the group has no members any more.",
-        ),
-        _group(
-            "offsets.retention.check.interval.ms",
-            "retention_check_interval_ms",
-            1,
-            "How often it is looked for offsets that are to go.",
-        ),
-    )
-}
+CLASSIC_CONFIGS: Final[Mapping[str, Setting]] = by_name(
+    _group("group.min.session.timeout.ms", "session_timeout_min_ms", 1, "Shortest session timeout of a member."),
+    _group("group.max.session.timeout.ms", "session_timeout_max_ms", 1, "Longest session timeout of a member."),
+    _group(
+        "group.initial.rebalance.delay.ms",
+        "initial_rebalance_delay_ms",
+        0,
+        "How long the first rebalance of an empty consumer group waits for more members.",
+    ),
+    _group("group.max.size", "size_max", 1, "Members a consumer group may have."),
+    _group(
+        "group.max.groups",
+        "groups_max",
+        1,
+        "Consumer groups that may exist; one principal (without logins: address) makes no more than are left.",
+    ),
+    _group("offset.metadata.max.bytes", "offset_metadata_max", 0, "Longest metadata with a committed offset."),
+    _group(
+        "offsets.retention.minutes",
+        "offsets_retention_minutes",
+        1,
+        "How long committed offsets are kept when the group has no members any more.",
+    ),
+    _group(
+        "offsets.retention.check.interval.ms",
+        "retention_check_interval_ms",
+        1,
+        "How often it is looked for offsets that are to go.",
+    ),
+)
 """Of consumer groups and committed offsets, under the names of Kafka's brokers."""
 
-TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = {
-    setting.name: setting
-    for setting in (
-        _transaction(
-            "transactional.id.max",
-            "ids_max",
-            1,
-            "Transactional ids that may exist; one principal (without logins: address) makes no more than are left.",
-        ),
-        _transaction(
-            "transaction.max.timeout.ms", "timeout_max_ms", 1, "Longest timeout of a producer's transactions."
-        ),
-        _transaction(
-            "transactional.id.expiration.ms", "id_expiration_ms", 1, "How long a transactional id is kept without use."
-        ),
-        _transaction(
-            "producer.id.expiration.ms",
-            "producer_expiration_ms",
-            1,
-            "How long a partition remembers an idempotent producer that writes nothing.",
-        ),
-    )
-}
+TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = by_name(
+    _transaction(
+        "transactional.id.max",
+        "ids_max",
+        1,
+        "Transactional ids that may exist; one principal (without logins: address) makes no more than are left.",
+    ),
+    _transaction("transaction.max.timeout.ms", "timeout_max_ms", 1, "Longest timeout of a producer's transactions."),
+    _transaction(
+        "transactional.id.expiration.ms", "id_expiration_ms", 1, "How long a transactional id is kept without use."
+    ),
+    _transaction(
+        "producer.id.expiration.ms",
+        "producer_expiration_ms",
+        1,
+        "How long a partition remembers an idempotent producer that writes nothing.",
+    ),
+)
 """Of producers and transactions, under the names of Kafka's brokers."""
 
 PROPERTIES_BYTES_MAX: Final = 1024 * 1024

@@ -173,6 +173,8 @@ class Standalone:
                 await storage.close()
 
     async def _start(self) -> None:
+        from flowshare.log.embedded import EmbeddedStorage
+        from flowshare.log.memory import MemoryStorage
         from flowshare.server.net.listener import Listener
         from flowshare.server.security.acl_file import read_acls
         from flowshare.server.security.users_file import read_users
@@ -183,7 +185,12 @@ class Standalone:
         tls = options.tls.context() if options.tls is not None else None
         users = read_users(options.users_file) if options.users_file is not None else None
         acls = read_acls(options.acl_file) if options.acl_file is not None else None
-        self._storage = storage = await self._open()
+        storage: BrokerStorage
+        if options.data is None:
+            storage = MemoryStorage(self._clock)
+        else:
+            storage = await EmbeddedStorage.open(options.data, clock=self._clock)
+        self._storage = storage
         server = Server(
             storage=storage,
             config=self._settings.server,
@@ -205,22 +212,8 @@ class Standalone:
         )
         await listener.start(options.listen.host, options.listen.port)
         self._listener = listener
-        await self._tell(str(self.address))
-
-    async def _open(self) -> BrokerStorage:
-        if self._options.data is None:
-            from flowshare.log.memory import MemoryStorage
-
-            return MemoryStorage(self._clock)
-        from flowshare.log.embedded import EmbeddedStorage
-
-        return await EmbeddedStorage.open(self._options.data, clock=self._clock)
-
-    async def _tell(self, address: str) -> None:
-        from flowshare.log.embedded import EmbeddedStorage
-
-        if isinstance(self._storage, EmbeddedStorage):
-            await self._storage.set_listener(address)
+        if isinstance(storage, EmbeddedStorage):
+            await storage.set_listener(str(self.address))
 
     async def _authorizer(self, acls: tuple[Acl, ...] | None, storage: BrokerStorage) -> AclStore | None:
         if acls is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from flowshare.share.settings import Setting, read_flag, read_number, read_offset_reset, read_text, read_word
+from flowshare.share.settings import Setting, by_name, read_flag, read_number, read_offset_reset, read_text, read_word
 from flowshare.share.types import Priority
 
 FLAG: Final[Mapping[str, bool]] = {"true": True, "false": False}
@@ -61,11 +61,7 @@ def _triple(
     ]
 
 
-def _table(*settings: Setting) -> dict[str, Setting]:
-    return {setting.name: setting for setting in settings}
-
-
-SERVER_CONFIGS: Final[Mapping[str, Setting]] = _table(
+SERVER_CONFIGS: Final[Mapping[str, Setting]] = by_name(
     *_triple(
         "session.timeout.ms",
         "session_timeout_ms",
@@ -275,7 +271,7 @@ def _wide(name: str, default: int, low: int, high: int) -> Setting:
 
 EMBEDDED_CONFIGS: Final[Mapping[str, Setting]] = {
     **SERVER_CONFIGS,
-    **_table(
+    **by_name(
         _wide("group.share.min.session.timeout.ms", 100, 1, 3_600_000),
         _wide("group.share.max.session.timeout.ms", 3_600_000, 1, 3_600_000),
         _wide("group.share.min.heartbeat.interval.ms", 10, 1, 3_600_000),
@@ -312,7 +308,7 @@ def _group_number(name: str, doc: str) -> Setting:
     return replace(server, name=name, doc=doc, low=0, high=None)
 
 
-GROUP_CONFIGS: Final[Mapping[str, Setting]] = _table(
+GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
     *(_group_number(name, doc) for name, doc in BOUNDED),
     Setting(
         name="share.auto.offset.reset",

@@ -132,11 +132,6 @@ class SharePartition:
         """Released offsets whose delay is not over."""
         return self._window.tally[DELAYED]
 
-    @property
-    def pending_count(self) -> int:
-        """Offsets of decisions that are neither committed nor aborted; `state()` shows them as ACQUIRED."""
-        return self._window.tally[PENDING]
-
     def next_fetch_offset(self, log_end: int = 0) -> int:
         """Return where to read the log next: what was released comes before what is new (SG-4.1).
 

@@ -130,6 +130,11 @@ def number(
     )
 
 
+def by_name(*settings: Setting) -> dict[str, Setting]:
+    """Name -> setting."""
+    return {setting.name: setting for setting in settings}
+
+
 def read_fields(values: Mapping[str, str], table: Mapping[str, Setting]) -> dict[str, Any]:
     """Field -> value of all settings of a table; what is not given has its default.
 

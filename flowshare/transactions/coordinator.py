@@ -30,7 +30,7 @@ Each function returns the transaction as it would be; the shell stores it before
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from flowshare.core_errors import (
@@ -56,6 +56,24 @@ from flowshare.transactions.transaction import (
 ID_BYTES_MAX: Final = 1_000
 PARTITIONS_MAX: Final = 10_000
 """Partitions and groups of one transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionConfig:
+    """What a server grants producers and transactional ids: how long they are kept, and how many.
+
+    Times are in milliseconds; names and defaults are Kafka's.
+
+    timeout_max_ms: longest timeout that a producer may ask for (transaction.max.timeout.ms).
+    id_expiration_ms: idle transactional ids are forgotten after this (transactional.id.expiration.ms).
+    producer_expiration_ms: idle producers are forgotten after this (producer.id.expiration.ms).
+    ids_max: transactional ids that may exist.
+    """
+
+    timeout_max_ms: int = 900_000
+    id_expiration_ms: int = 604_800_000
+    producer_expiration_ms: int = 86_400_000
+    ids_max: int = 10_000
 
 
 class AskingProducer(NamedTuple):

@@ -19,12 +19,13 @@ from flowshare.agents.handler.texts import TRACE_MAX
 from flowshare.agents.run.stats import AgentStats
 from flowshare.client.errors import BufferFull, RecordTooLarge
 from flowshare.client.session.member import ShareMember
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import DecodedRecord, LastBatch, decode_raw
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcquiredRange
 from flowshare.testing import Bus, ManualClock
 from tests.agents.agents_kit import one_agent, run_agent, run_app
+from tests.batches import place
 
 TP = TopicPartition(uuid.UUID(int=1), 0)
 

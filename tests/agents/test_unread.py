@@ -15,11 +15,12 @@ from flowshare.agents.handler.chunk import Chunk, Unread
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.client.session.member import Fetched, ShareMember
 from flowshare.protocol import decoding
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.lazy_records import lazy_records
 from flowshare.protocol.messages import TopicPartition
 from flowshare.share.types import AcquiredRange
+from tests.batches import place
 from tests.waiting import until
 
 TP = TopicPartition(uuid.UUID(int=1), 0)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from flowshare.protocol import messages as m
-from flowshare.protocol.batches import batch_headers, place
+from flowshare.protocol.batches import batch_headers
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcquiredRange
+from tests.batches import place
 
 ORDERS = uuid.UUID(int=7)
 

@@ -12,9 +12,10 @@ from flowshare.client.consumer.inflight import Held, ShareRecord, ack_batches
 from flowshare.client.errors import CorruptRecords, IllegalState, RecordError
 from flowshare.client.session.ranges import Fetched, TopicIdPartition
 from flowshare.protocol import messages as m
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.share.types import AcknowledgeType, AcquiredRange
 from flowshare.testing.clock import settle
+from tests.batches import place
 from tests.client.fakes import ORDERS, FakeServer
 
 SOURCE = TopicIdPartition("orders", 0, ORDERS)

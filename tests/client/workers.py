@@ -9,9 +9,10 @@ from itertools import count, groupby
 from flowshare.client.errors import NotConnected
 from flowshare.client.net.cluster import Cluster
 from flowshare.protocol import messages as m
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcquiredRange
+from tests.batches import place
 from tests.client.brokers import ALL_APIS
 from tests.client.fakes import ORDERS, FakeConnection
 

@@ -19,7 +19,7 @@ from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Response
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
-from flowshare.transactions.config import TransactionConfig
+from flowshare.transactions.coordinator import TransactionConfig
 
 NODE = 1
 HOST, PORT = "kafka", 9092

@@ -13,7 +13,7 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.slots.pruning import PruneLimits
 from flowshare.slots.records import CHUNK_BYTES, WRITE_BYTES_MAX
-from flowshare.transactions.config import TransactionConfig
+from flowshare.transactions.coordinator import TransactionConfig
 from tests.fleet.slots import TOPIC, content, on_virtual_time, quick
 
 

@@ -20,7 +20,7 @@ from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.slots.pruning import PruneLimits
 from flowshare.slots.records import CHUNK_BYTES
-from flowshare.transactions.config import TransactionConfig
+from flowshare.transactions.coordinator import TransactionConfig
 from tests.fleet.slots import content, on_virtual_time, quick
 
 SEEDS = int(os.environ.get("SLOT_SEEDS", "60"))

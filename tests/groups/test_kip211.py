@@ -76,7 +76,7 @@ def test_scenario_05_nothing_expires_while_the_group_rebalances(world):
     (one,) = world.dynamic(rebalance_timeout_ms=10 * R)
     world.commit("other")
     world.ask(rebalance_timeout_ms=10 * R)
-    world.group._phases.members[one].session_timeout_ms = 10 * R
+    world.group._phases.members.get(one).session_timeout_ms = 10 * R
     with pytest.raises(Exception, match="join again"):
         world.beat(one)
     world.wait(2 * R)

@@ -18,10 +18,10 @@ from flowshare.protocol.batches import (
     check,
     decode,
     decode_all,
-    place,
     rebase,
 )
 from flowshare.share.types import AcquiredRange
+from tests.batches import place
 
 NOW_MS = 1_700_000_000_000
 

@@ -6,11 +6,12 @@ import pytest
 
 from flowshare import core_errors
 from flowshare.protocol import decoding
-from flowshare.protocol.batches import batch_headers, place
+from flowshare.protocol.batches import batch_headers
 from flowshare.protocol.decoding import PADDING, LastBatch, RawReader, decode, decode_raw, load_reader, plain
 from flowshare.protocol.errors import ErrorCode, error_code
 from flowshare.protocol.headers import DecodeError
 from flowshare.share.types import AcquiredRange
+from tests.batches import place
 from tests.protocol.test_batches import build, patch, values
 
 ALL = [AcquiredRange(0, 99, 1)]

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.lazy_records import lazy_records
 from flowshare.share.types import AcquiredRange
+from tests.batches import place
 
 
 def batch(first: int, count: int) -> bytes:

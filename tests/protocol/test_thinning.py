@@ -7,10 +7,11 @@ import random
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from flowshare.protocol.batches import BatchBuilder, batch_headers, marker, place
+from flowshare.protocol.batches import BatchBuilder, batch_headers, marker
 from flowshare.protocol.decoding import WHOLE_RECORDS_MAX
 from flowshare.protocol.headers import DecodeError, check_crc
 from flowshare.protocol.thinning import OpenedBatch, _encoded, _varint
+from tests.batches import place
 
 NOW_MS = 1_700_000_000_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -14,7 +14,6 @@ from flowshare.server.runtime.answers import (
     Answers,
     AnswerSpace,
     AnswerTooLarge,
-    fitting,
     granted,
 )
 
@@ -101,8 +100,8 @@ def test_a_long_answer_is_refused_while_too_many_bytes_wait_and_a_short_one_is_n
 def test_a_name_that_does_not_fit_is_refused_and_the_others_are_told():
     account = Answers(8 * MIB, 4 * MIB, 1_000)
 
-    def told(size: int) -> str:
-        def make() -> str:
+    async def told(size: int) -> str:
+        async def make() -> str:
             answers.space().add(size)
             return "told"
 
@@ -110,11 +109,11 @@ def test_a_name_that_does_not_fit_is_refused_and_the_others_are_told():
             answers.space().add(100)
             return error.code.name
 
-        return fitting(make, refuse)
+        return await answers.space().fitting(make, refuse)
 
     async def request() -> list[str]:
         answers.enter(AnswerSpace(account, Connection()))
-        found = [told(size) for size in (400, 5_000, 400, 400, 100)]
+        found = [await told(size) for size in (400, 5_000, 400, 400, 100)]
         answers.space().finish()
         return found
 

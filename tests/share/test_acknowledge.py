@@ -4,6 +4,7 @@ import pytest
 
 from flowshare.core_errors import InvalidRecordState, InvalidRequest
 from flowshare.share.types import DELAY_MS_MAX, AcknowledgeBatch, Limits, PartitionUpdate
+from flowshare.share.window import PENDING
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -54,7 +55,7 @@ def test_a_request_that_contradicts_itself_is_invalid_and_changes_nothing(batche
         target.acknowledge("m1", batches, now_ms=0)
 
     assert states(target) == [(0, 9, ACQUIRED, 1)]
-    assert target.pending_count == 0
+    assert target._window.tally[PENDING] == 0
 
 
 def test_the_second_of_two_batches_that_share_an_offset_finds_it_pending():
@@ -268,7 +269,7 @@ def test_one_bad_batch_undoes_the_whole_request():
     with pytest.raises(InvalidRequest):
         target.acknowledge("m1", [batch(5, 9, ACCEPT), batch(10, 14, RELEASE), batch(30, 34, ACCEPT)], now_ms=0)
 
-    assert target.pending_count == 0
+    assert target._window.tally[PENDING] == 0
     settle(target, 5, 14, ACCEPT)
 
 
@@ -296,7 +297,7 @@ def test_pending_records_are_neither_given_out_nor_acknowledged_again():
         decide(target, 0, 9, RELEASE)
     with pytest.raises(InvalidRecordState):
         decide(target, 3, 3, RELEASE)
-    assert (target.acquired_count, target.pending_count, target.start_offset) == (10, 10, 0)
+    assert (target.acquired_count, target._window.tally[PENDING], target.start_offset) == (10, 10, 0)
 
 
 def test_after_a_failed_write_the_records_are_the_members_again():

@@ -4,6 +4,7 @@ import pytest
 
 from flowshare.core_errors import StateCorrupt
 from flowshare.share.types import StateRun
+from flowshare.share.window import PENDING
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -136,7 +137,7 @@ def test_a_snapshot_shows_an_acknowledgement_that_is_being_written_as_acquired()
     decide(target, 2, 4, ACCEPT)
 
     assert target.state() == (StateRun(0, 9, ACQUIRED, 1, "m1"),)
-    assert target.pending_count == 3
+    assert target._window.tally[PENDING] == 3
 
 
 def test_the_start_offset_stays_before_a_hole_of_a_reload():

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 from flowshare.agents.handler.errors import OptionError
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_raw
 from flowshare.share.types import AcquiredRange
 from flowshare.spark.source.avro import decoder, spark_type
 from flowshare.spark.source.columns import to_arrow
+from tests.batches import place
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0, 0, 123_000, tzinfo=datetime.UTC)
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")

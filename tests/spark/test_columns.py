@@ -14,11 +14,12 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from flowshare.agents.handler.errors import OptionError
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_raw
 from flowshare.share.types import AcquiredRange
 from flowshare.spark.source.columns import source_schema, to_arrow, value_decoder
 from flowshare.spark.source.options import SourceOptions
+from tests.batches import place
 
 NOW_MS = 1_700_000_000_123
 LEAST = {"broker": "kafka://localhost:9092", "topics": "orders", "group": "etl"}

@@ -14,8 +14,7 @@ from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
 from flowshare.protocol.translation import NO_TIME, kafka_error
 from flowshare.server.edge.base import Endpoint, SocketCall
-from flowshare.server.edge.forms import ENTITY_BYTES
-from flowshare.server.runtime import answers
+from flowshare.server.edge.forms import form
 from flowshare.server.runtime.failures import Refused, failure
 from flowshare.server.security.acl_store import AclStore, TooManyAcls
 from flowshare.server.security.acls import Acl, AclFilter, Pattern
@@ -56,23 +55,20 @@ class AclApis:
         return tuple(Endpoint(Api(key, server=VERSIONS), answer) for key, answer in served.items())
 
     async def _describe(self, call: SocketCall) -> Any:
-        made: Any = module("describe_acls", call.version, "response")
+        make = form("describe_acls", call.version)
+        told = partial(make, "DescribeAclsResponse")
         resources: list[Any] = []
         try:
             acls = self._checked(call, Operation.DESCRIBE).matching(_filter(call.request))
             for (resource, name, pattern), together in groupby(
                 acls, key=lambda acl: (acl.resource, acl.name, acl.pattern)
             ):
-                bindings = await call.peer.turns.each(partial(_description, made), together)
-                answers.space().add(ENTITY_BYTES + len(name))
-                resources.append(
-                    made.DescribeAclsResource(
-                        resource_type=int(resource), resource_name=name, pattern_type=int(pattern), acls=bindings
-                    )
-                )
+                bindings = await call.peer.turns.each(lambda acl: make("AclDescription", **_rights(acl)), together)
+                of = {"resource_type": int(resource), "resource_name": name, "pattern_type": int(pattern)}
+                resources.append(make("DescribeAclsResource", **of, acls=bindings))
         except Refused as error:  # AnswerTooLarge among them
-            return _described(made, failure(error), ())
-        return _described(made, (ErrorCode.NONE, None), tuple(resources))
+            return told(error_code=error.code, error_message=str(error), resources=())
+        return told(error_code=ErrorCode.NONE, error_message=None, resources=tuple(resources))
 
     async def _create(self, call: SocketCall) -> Any:
         made: Any = module("create_acls", call.version, "response")
@@ -117,12 +113,6 @@ class AclApis:
             raise Refused(ErrorCode.SECURITY_DISABLED, "this listener has no ACLs; start it with a file of ACLs")
         call.peer.need(operation, ResourceType.CLUSTER)
         return self._store
-
-
-def _description(made: Any, acl: Acl) -> Any:
-    """Raises: AnswerTooLarge."""
-    answers.space().add(ENTITY_BYTES + len(acl.principal) + len(acl.host))
-    return made.AclDescription(**_rights(acl))
 
 
 async def _deleted(made: Any, store: AclStore, filters: Sequence[Any], turns: Turns) -> list[Any]:
@@ -175,13 +165,6 @@ def _matched(made: Any, store: AclStore, acl: Acl) -> Any:
 def _filter_result(made: Any, outcome: tuple[ErrorCode, str | None], matching: Iterable[Any]) -> Any:
     code, text = outcome
     return made.DeleteAclsFilterResult(error_code=kafka_error(code), error_message=text, matching_acls=tuple(matching))
-
-
-def _described(made: Any, outcome: tuple[ErrorCode, str | None], resources: tuple[Any, ...]) -> Any:
-    code, text = outcome
-    return made.DescribeAclsResponse(
-        throttle_time=NO_TIME, error_code=kafka_error(code), error_message=text, resources=resources
-    )
 
 
 def _rights(acl: Acl) -> dict[str, Any]:

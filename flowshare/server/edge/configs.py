@@ -27,7 +27,7 @@ from flowshare.protocol.messages.groups import DESCRIBE_CONFIGS, INCREMENTAL_ALT
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge.base import Endpoint, Peer, SocketCall
 from flowshare.server.edge.forms import Form, duplicates, form, may_cluster, may_topic
-from flowshare.server.runtime.answers import fitting
+from flowshare.server.runtime import answers
 from flowshare.server.runtime.failures import Refused
 from flowshare.share.config import DEAD_LETTER_CONFIGS, DEAD_LETTER_TOPIC
 
@@ -112,17 +112,14 @@ async def _describe(
     except Refused as refusal:
         error, message = refusal.code, str(refusal)
     told = partial(make, "DescribeConfigsResult", resource_type=resource_type, resource_name=name)
-    return fitting(
-        lambda: told(
-            error_code=error,
-            error_message=message,
-            configs=tuple(
-                _entry(make, entry, resource_type, with_synonyms, with_docs)
-                for entry in entries
-                if wanted is None or entry.name in wanted
-            ),
-        ),
-        lambda refusal: told(error_code=refusal.code, error_message=str(refusal), configs=()),
+
+    async def whole() -> Any:
+        asked = (entry for entry in entries if wanted is None or entry.name in wanted)
+        configs = tuple(_entry(make, entry, resource_type, with_synonyms, with_docs) for entry in asked)
+        return told(error_code=error, error_message=message, configs=configs)
+
+    return await answers.space().fitting(
+        whole, lambda refusal: told(error_code=refusal.code, error_message=str(refusal), configs=())
     )
 
 

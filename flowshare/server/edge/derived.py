@@ -18,13 +18,13 @@ from flowshare.protocol.translation import EntityReader, EntityWriter
 from flowshare.server.edge.base import Endpoint
 from flowshare.server.edge.forms import counted
 from flowshare.server.runtime import answers
-from flowshare.server.runtime.answers import AnswerTooLarge
 from flowshare.server.runtime.failures import refusal, refusing
 
 if TYPE_CHECKING:
     from flowshare.protocol.declaration import Api
     from flowshare.protocol.rights import NeededRight
     from flowshare.server.edge.base import SocketCall
+    from flowshare.server.runtime.failures import Refused
     from flowshare.server.runtime.turns import Turns
 
 Answer = Callable[["SocketCall", Any], Awaitable[Any]]
@@ -133,20 +133,13 @@ class _Each:
                 answer = self._api.response(error=ErrorCode.INVALID_REQUEST, message=self._twice)  # type: ignore[misc]
             else:
                 answer = await self._answer(self._call, self._api.request(**fields))  # type: ignore[misc]
-            elements.append(await self._element(writer, answer, fields))
+            told = partial(entity_of, turns, writer, answer, fields)
+            elements.append(await answers.space().fitting(told, partial(self._refused, writer, fields)))
         return tuple(elements)
 
-    async def _element(self, writer: EntityWriter, answer: Any, fields: Fields) -> Any:
-        """The entity of one answer, or of the error that it is too large; that has about the size of the question."""
-        space = answers.space()
-        before = space.built
-        try:
-            return await entity_of(self._call.peer.turns, writer, answer, fields)
-        except AnswerTooLarge as error:
-            space.without(before)
-            assert self._api.response is not None
-            told = refusal(self._api.response, error)
-            return space.freely(lambda _: writer.all(counted, told, fields), error)
+    def _refused(self, writer: EntityWriter, fields: Fields, error: Refused) -> Any:
+        assert self._api.response is not None
+        return writer.all(counted, refusal(self._api.response, error), fields)
 
 
 def _one_of(write: EntityWriter) -> str:

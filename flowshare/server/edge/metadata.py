@@ -30,7 +30,6 @@ from flowshare.server.edge.forms import (
     may_topic,
 )
 from flowshare.server.runtime import answers
-from flowshare.server.runtime.answers import AnswerTooLarge
 
 if TYPE_CHECKING:
     from flowshare.server.runtime.failures import Refused
@@ -69,23 +68,18 @@ async def metadata(call: SocketCall) -> Any:
 
 
 async def _topics(make: Form, call: SocketCall, topics: Iterable[TopicMetadata]) -> tuple[Any, ...]:
-    peer, version = call.peer, call.version
-    with_operations = version >= 8 and call.request.include_topic_authorized_operations
-    space = answers.space()
-    told: list[Any] = []
-    for topic in topics:
-        operations = NOT_ASKED
-        if with_operations and topic.error is ErrorCode.NONE:
-            operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
-        before = space.built
-        try:
-            one = partial(_partition, make, peer, topic)
-            partitions = await peer.turns.each(one, range(topic.partitions))
-            told.append(_topic(make, topic, version, partitions, operations))
-        except AnswerTooLarge as refusal:
-            space.without(before)
-            told.append(space.freely(partial(_no_topic, make, topic, version), refusal))
-    return tuple(told)
+    fitting, version = answers.space().fitting, call.version
+    return tuple(
+        [await fitting(partial(_told, make, call, topic), partial(_no_topic, make, topic, version)) for topic in topics]
+    )
+
+
+async def _told(make: Form, call: SocketCall, topic: TopicMetadata) -> Any:
+    peer, operations = call.peer, NOT_ASKED
+    if call.version >= 8 and call.request.include_topic_authorized_operations and topic.error is ErrorCode.NONE:
+        operations = authorized_operations(peer, ResourceType.TOPIC, topic.name)
+    partitions = await peer.turns.each(partial(_partition, make, peer, topic), range(topic.partitions))
+    return _topic(make, topic, call.version, partitions, operations)
 
 
 async def _asked(call: SocketCall, topics: Iterable[Any]) -> list[TopicMetadata]:

@@ -43,7 +43,7 @@ from flowshare.protocol.translation import milliseconds
 from flowshare.server.edge.base import Endpoint, Peer, SocketCall
 from flowshare.server.edge.derived import derived
 from flowshare.server.edge.forms import LEADER_EPOCH, Form, check_epoch, form, may_cluster, may_topic, once, topics_of
-from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.failures import Refused, refusal
 
 if TYPE_CHECKING:
     import uuid
@@ -128,7 +128,7 @@ async def _append(call: SocketCall, place: NamedPartition, records: bytes | None
         topic = _allowed(call.peer, place, Operation.WRITE)
         request = _to_append(call, topic, place.partition, records or b"")
     except Refused as error:
-        return ProduceResponse(error=error.code, message=str(error))
+        return refusal(ProduceResponse, error)
     return await call.peer.connection.send(request)
 
 
@@ -184,9 +184,7 @@ async def fetch(call: SocketCall) -> Any:
                 allowed = _readable(peer, place, replica)
                 check_epoch(part.current_leader_epoch if call.version >= 9 else -1)
             except Refused as error:
-                found[index] = FetchedLog(
-                    topic=name or "", partition=place.partition, error=error.code, message=str(error)
-                )
+                found[index] = refusal(FetchedLog, error, topic=name or "", partition=place.partition)
             else:
                 wanted[index] = FetchPartition(allowed, place.partition, part.fetch_offset, part.partition_max_bytes)
     if wanted:
@@ -261,7 +259,7 @@ def _still_readable(peer: Peer, place: NamedPartition, log: FetchedLog, replica:
     try:
         _readable(peer, place, replica)
     except Refused as error:
-        return FetchedLog(topic=log.topic, partition=log.partition, error=error.code, message=str(error))
+        return refusal(FetchedLog, error, topic=log.topic, partition=log.partition)
     return log
 
 

@@ -33,7 +33,7 @@ from flowshare.protocol.translation import NO_TIME, kafka_error
 from flowshare.server.edge.base import Endpoint, Peer, SocketCall
 from flowshare.server.edge.derived import derived
 from flowshare.server.runtime.failures import Refused, failure
-from flowshare.server.security.credentials import Credential, from_salted
+from flowshare.server.security.credentials import KEY_BYTES, Credential, from_salted
 from flowshare.server.security.guesses import Guesses
 from flowshare.server.security.sasl import LoginFailed, Sasl, ServerLogin, UnknownMechanism
 from flowshare.server.security.users import STORED_MAX, Users
@@ -59,7 +59,6 @@ MECHANISMS: Final[Mapping[int, str]] = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 CODES: Final[Mapping[str, int]] = {name: code for code, name in MECHANISMS.items()}
 CHANGES_MAX: Final = 1_000
 """Most changes in one request."""
-SALTED_BYTES: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
 
 Outcome = tuple[ErrorCode, str | None]
 
@@ -260,10 +259,10 @@ def _described(made: Any, name: str, credentials: Sequence[Credential], times: i
 def _credential(put: Any) -> Credential:
     """The credential that a client hashed. Raises: Refused."""
     mechanism = _mechanism(put.mechanism)
-    if len(put.salted_password) != SALTED_BYTES[mechanism]:
+    if len(put.salted_password) != KEY_BYTES[mechanism]:
         raise Refused(
             ErrorCode.UNACCEPTABLE_CREDENTIAL,
-            f"the salted password of {mechanism} has {SALTED_BYTES[mechanism]} bytes",
+            f"the salted password of {mechanism} has {KEY_BYTES[mechanism]} bytes",
         )
     try:
         return from_salted(mechanism, put.salted_password, salt=put.salt, iterations=put.iterations)

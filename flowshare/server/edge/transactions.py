@@ -57,9 +57,8 @@ async def add_partitions(call: SocketCall, request: AddPartitionsToTxnRequest) -
     turns, places = call.peer.turns, tuple(dict.fromkeys(request.partitions))
     there = cache(partial(_partitions, call.peer))
     errors = await turns.each(lambda place: _error(place[1], there(place[0])), places)
-    refused = _may(call.peer, Operation.WRITE, request.transactional_id)
-    if refused is not ErrorCode.NONE:
-        errors = (refused,) * len(places)
+    if not call.peer.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
+        errors = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,) * len(places)
     elif any(errors):
         errors = tuple([error or ErrorCode.OPERATION_NOT_ATTEMPTED for error in errors])
     else:
@@ -121,14 +120,10 @@ async def listed(call: SocketCall, request: ListTransactionsRequest) -> ListTran
     """Those that the peer may describe."""
     found = await call.peer.connection.send(request)
     may = await call.peer.turns.each(
-        lambda one: _may(call.peer, Operation.DESCRIBE, one.transactional_id) is ErrorCode.NONE, found.transactions
+        lambda one: call.peer.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, one.transactional_id),
+        found.transactions,
     )
     return replace(found, transactions=tuple(compress(found.transactions, may)))
-
-
-def _may(peer: Peer, operation: Operation, transactional_id: str) -> ErrorCode:
-    allowed = peer.may(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
-    return ErrorCode.NONE if allowed else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def _told(call: SocketCall, answer: R, fenced_from: int = FENCED_FROM) -> R:

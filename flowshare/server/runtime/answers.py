@@ -17,7 +17,7 @@ from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from flowshare.clock import Clock
     from flowshare.server.runtime.waiting import Waiter
@@ -158,18 +158,22 @@ class AnswerSpace:
                     "ask for less at a time, or later",
                 )
 
-    def without(self, built: int) -> None:
-        """What was made since there were `built` bytes was given up."""
-        self._change(built - self.built)
-        self.built = built
+    async def fitting(self, make: Callable[[], Awaitable[T]], refuse: Callable[[Refused], T]) -> T:
+        """What `make` makes of one name of a request; where the answer becomes too large by it, what `refuse` does.
 
-    def freely(self, make: Callable[[Refused], T], error: Refused) -> T:
-        """What `make` makes of an error; it counts, and is never too much."""
-        self._free = True
+        That counts, and is never too much: it has about the size of the name.
+        """
+        before = self.built
         try:
-            return make(error)
-        finally:
-            self._free = False
+            return await make()
+        except AnswerTooLarge as error:
+            self._change(before - self.built)
+            self.built = before
+            self._free = True
+            try:
+                return refuse(error)
+            finally:
+                self._free = False
 
     def take_place(self, give: Callable[[], object]) -> None:
         """The request has a place among those of many parts; `give` gives it back."""
@@ -203,20 +207,6 @@ def turns(clock: Clock) -> Turns:
     """The turns of the connection whose request is answered; new ones within the process."""
     found = space().turns
     return Turns(clock) if found is None else found
-
-
-def fitting(make: Callable[[], T], refuse: Callable[[Refused], T]) -> T:
-    """What `make` makes of one name of a request; where the answer becomes too large by it, what `refuse` does.
-
-    That is never too much: it has about the size of the name.
-    """
-    here = space()
-    before = here.built
-    try:
-        return make()
-    except AnswerTooLarge as error:
-        here.without(before)
-        return here.freely(refuse, error)
 
 
 def text_bytes(texts: Iterable[str]) -> int:

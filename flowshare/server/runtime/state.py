@@ -30,8 +30,6 @@ SNAPSHOT: Final = b"\x00"
 UPDATE: Final = b"\x01"
 GROUP_ID_BYTES_MAX: Final = 1_024
 """Longest group id; it is part of the keys."""
-UPDATES_MAX: Final = 500
-"""Updates between two snapshots, unless the server's config says otherwise."""
 _LENGTH: Final = struct.Struct(">H")
 _PARTITION: Final = struct.Struct(">i")
 _NUMBER: Final = struct.Struct(">Q")
@@ -110,10 +108,10 @@ class Journal:
 
     `plan` gives the writes, `done` says that they are durable; a plan that failed is forgotten by planning again.
     `snapshot_due` may be set from outside: the next plan then carries the whole state, which repairs what an earlier
-    failed write left out, and takes away what a cut log has lost.
+    failed write left out, and takes away what a cut log has lost. updates_max: updates between two snapshots.
     """
 
-    def __init__(self, key: ShareKey, stored: StoredState, *, updates_max: int = UPDATES_MAX) -> None:
+    def __init__(self, key: ShareKey, stored: StoredState, *, updates_max: int) -> None:
         self._prefix = key.prefix
         self._state_epoch = stored.state.state_epoch
         self.leader_epoch = stored.state.leader_epoch

@@ -94,10 +94,6 @@ class WaitQueue:
         """Stand in line no more; harmless for one who does not."""
         self._waiters.pop(waiter, None)
 
-    def wake_first(self) -> None:
-        """Wake the one that has waited longest; it leaves the line."""
-        self.wake_some(1)
-
     def wake_by(self, place: Callable[[str], Any]) -> None:
         """Wake the one whose member has the lowest place, among equals the one that has waited longest."""
         if self._waiters:

@@ -27,6 +27,7 @@ ITERATIONS_MAX: Final = 16_384
 SALT_BYTES_MAX: Final = 128
 SALT_BYTES: Final = 16
 """Of salts that are made here."""
+KEY_BYTES: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
 LETTERS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -68,7 +69,7 @@ class Credential:
         return cls(mechanism=mechanism, salt=salt, iterations=int(parts[1]), stored_key=stored, server_key=server)
 
     def __post_init__(self) -> None:
-        size = 32 if self.mechanism == "SCRAM-SHA-256" else 64
+        size = KEY_BYTES[self.mechanism]
         if not ITERATIONS_MIN <= self.iterations <= ITERATIONS_MAX:
             raise ScramError(f"the iterations are not from {ITERATIONS_MIN} to {ITERATIONS_MAX}")
         if not 1 <= len(self.salt) <= SALT_BYTES_MAX:
@@ -142,7 +143,7 @@ def plain_shape(mechanism: str) -> Shape:
 def decoy(secret: bytes, name: str, shape: Shape) -> Credential:
     """What a name that no user has is checked against: looks like a real one to the other end, and fits no password."""
     mechanism = shape.mechanism
-    size = 32 if mechanism == "SCRAM-SHA-256" else 64
+    size = KEY_BYTES[mechanism]
     salt = salt_for(secret, mechanism, name)
     if shape != plain_shape(mechanism):
         salt = b"".join(keyed("sha512", salt, b"%d" % part) for part in range(2))[: shape.salt_bytes]

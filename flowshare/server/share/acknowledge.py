@@ -19,6 +19,7 @@ from flowshare.protocol.messages import (
     SharePartitionRequest,
     TopicPartition,
 )
+from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, failure, refusal
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.duties import NOT_KNOWN
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.log.base import Topic
-    from flowshare.server.runtime.connection import Handlers, InProcess
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.partitions import Partitions
@@ -164,7 +164,7 @@ def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, 
     return found
 
 
-class ShareAcknowledging:
+class ShareAcknowledging(Family):
     """Answers ShareAcknowledge."""
 
     def __init__(
@@ -180,10 +180,7 @@ class ShareAcknowledging:
         self._stats = stats
         self._duties = duties
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {ShareAcknowledgeRequest: self.acknowledge}
-
+    @handles(ShareAcknowledgeRequest)
     async def acknowledge(self, request: ShareAcknowledgeRequest, connection: InProcess) -> ShareAcknowledgeResponse:
         """Decide, wait until durable, answer. Epoch −1 closes the session: what is left acquired is released."""
         self._stats.acknowledges += 1

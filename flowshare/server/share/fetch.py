@@ -19,6 +19,7 @@ from flowshare.core_errors import CoreError, InvalidRequest, ShareSessionLimitRe
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import FetchedPartition, ShareFetchRequest, ShareFetchResponse, TopicPartition
 from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, failure, refusal
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey
 from flowshare.server.runtime.waiting import Ended
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.server.runtime.connection import Handlers, InProcess
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.runtime.waiting import Waiter
     from flowshare.server.share.acknowledge import Acknowledger, Pending, Result
@@ -61,7 +61,7 @@ class _Found:
         return sum(len(taken.records) for taken in self.taken.values())
 
 
-class ShareFetching:
+class ShareFetching(Family):
     """Answers ShareFetch."""
 
     def __init__(
@@ -83,10 +83,7 @@ class ShareFetching:
         self._stats = stats
         self._duties = duties
 
-    def handlers(self) -> Handlers:
-        """What this family answers."""
-        return {ShareFetchRequest: self.fetch}
-
+    @handles(ShareFetchRequest)
     async def fetch(self, request: ShareFetchRequest, connection: InProcess) -> ShareFetchResponse:
         """Answer a fetch."""
         self._stats.fetches += 1
@@ -282,7 +279,8 @@ class _Visit:
             await self._take(ready, found, given)
             await self._make_durable(found)
         except BaseException:
-            self._hand_back(found)
+            for key, taken in found.taken.items():  # the asker is gone: it costs no attempt
+                self._owners[key].hand_back(self._member_id, taken.ranges)
             found.taken.clear()
             raise
         else:
@@ -391,11 +389,6 @@ class _Visit:
                 found.errors[key] = failure(error)
                 del found.taken[key]
                 self._owners[key].hand_back(self._member_id, taken.ranges)
-
-    def _hand_back(self, found: _Found) -> None:
-        """The asker is gone: what was acquired for it goes back without costing an attempt."""
-        for key, taken in found.taken.items():
-            self._owners[key].hand_back(self._member_id, taken.ranges)
 
 
 def check_request(request: ShareFetchRequest) -> None:

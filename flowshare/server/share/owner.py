@@ -315,7 +315,7 @@ class PartitionOwner:
         elif place is not None:
             self._queue.wake_by(place)
         else:
-            self._queue.wake_first()
+            self._queue.wake_some(1)
 
     def appended(self) -> None:
         """The log grew, or its start moved."""

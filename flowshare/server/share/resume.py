@@ -21,7 +21,7 @@ from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.acknowledge import check_readable
-from flowshare.share.ranges import Range, merged, minus
+from flowshare.share.ranges import merged, minus
 from flowshare.share.session import check_ids
 from flowshare.share.types import AcquiredRange
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flowshare.server.runtime.topic_index import TopicIndex
-    from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.partitions import Partitions
 
 PARTITIONS_MAX: Final = 10_000
@@ -90,14 +89,10 @@ class ShareResuming(Family):
         if not self._partitions.knows(key):
             return HeldRanges(told.topic_id, told.partition)
         owner = await self._partitions.open(key)
-        held = merged(_of_member(owner, member_id))
+        held = merged((run.first, run.last) for run in owner.partition.in_flight() if run.member_id == member_id)
         stray = minus(held, told.ranges)
         unseen = minus(stray, told.lapsed)
         for ranges, unrun in ((unseen, True), (minus(stray, unseen), False)):
             if ranges:
                 owner.hand_back(member_id, [AcquiredRange(first, last, 0) for first, last in ranges], unrun=unrun)
         return HeldRanges(told.topic_id, told.partition, tuple(minus(held, stray)))
-
-
-def _of_member(owner: PartitionOwner, member_id: str) -> Iterable[Range]:
-    return ((run.first, run.last) for run in owner.partition.in_flight() if run.member_id == member_id)

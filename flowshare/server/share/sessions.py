@@ -30,7 +30,8 @@ class Sessions:
         self._cut_off: dict[tuple[str, str], ClosedSession] = {}
         """Sessions of members that may come back with what they hold."""
         self._waiters: dict[tuple[str, str], set[Waiter]] = {}
-        self._parked = 0
+        self.parked = 0
+        """Fetches that are under way: waiting, or looking."""
         self._parked_max = PARKED_PER_SESSION * sessions_max
 
     def configure(self, *, sessions_max: int, connection_sessions_max: int) -> None:
@@ -41,11 +42,6 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._cores)
-
-    @property
-    def parked(self) -> int:
-        """Fetches that are under way: waiting, or looking."""
-        return self._parked
 
     def fetch(
         self,
@@ -131,14 +127,14 @@ class Sessions:
         """A fetch begins; it may wait unless too many do."""
         waiter = Waiter()
         self._waiters.setdefault((group_id, member_id), set()).add(waiter)
-        self._parked += 1
-        if self._parked > self._parked_max:
+        self.parked += 1
+        if self.parked > self._parked_max:
             waiter.end(Ended.TIMEOUT)
         return waiter
 
     def leave(self, group_id: str, member_id: str, waiter: Waiter) -> None:
         """A fetch is over."""
-        self._parked -= 1
+        self.parked -= 1
         waiters = self._waiters[group_id, member_id]
         waiters.discard(waiter)
         if not waiters:

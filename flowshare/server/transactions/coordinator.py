@@ -29,7 +29,7 @@ from flowshare.protocol.headers import frames
 from flowshare.server.runtime.coordinator import CoordinatorRuntime
 from flowshare.server.runtime.failures import EXPECTED
 from flowshare.transactions import coordinator
-from flowshare.transactions.coordinator import AskingProducer
+from flowshare.transactions.coordinator import AskingProducer, TransactionConfig
 from flowshare.transactions.stored import decode_transaction, encode_transaction
 from flowshare.transactions.transaction import Transaction, TransactionState
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from flowshare.log.storage import BrokerStorage
     from flowshare.protocol.messages import ProduceRequest
     from flowshare.server.runtime.budget import StateBudget
-    from flowshare.transactions.config import TransactionConfig
 
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,10 @@ from flowshare.client.errors import Closed, IllegalState, NotConnected, ServerEr
 from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import settle
+from tests.batches import place
 from tests.client.fakes import ORDERS, FakeServer
 
 pytestmark = pytest.mark.asyncio

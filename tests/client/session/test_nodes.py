@@ -9,9 +9,10 @@ import pytest
 from flowshare.client.net.topology import NOBODY
 from flowshare.client.session.member import ShareMember
 from flowshare.protocol import messages as m
-from flowshare.protocol.batches import BatchBuilder, place
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import settle
+from tests.batches import place
 from tests.client.brokers import FakeCluster
 from tests.client.fakes import ORDERS
 from tests.client.worlds import within

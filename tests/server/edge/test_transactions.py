@@ -13,7 +13,7 @@ from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge import transactions
 from flowshare.server.edge.derived import handed_on
 from flowshare.share.config import ServerConfig
-from flowshare.transactions.config import TransactionConfig
+from flowshare.transactions.coordinator import TransactionConfig
 from tests.server.edge.kit import edge, errors, ms, part
 
 pytestmark = pytest.mark.asyncio
