@@ -408,7 +408,7 @@ async def test_a_server_that_is_never_there_is_an_error_in_time(clock):
 @pytest.mark.parametrize(
     "code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND]
 )
-async def test_a_member_that_is_given_up_or_whose_group_is_gone_joins_again_with_epoch_zero_and_the_same_id(clock, code):
+async def test_a_member_that_is_given_up_or_has_lost_its_group_joins_again_with_epoch_zero_and_the_same_id(clock, code):
     server = FakeServer()
     member = await started(server, clock)
     server.then(m.ShareGroupHeartbeatRequest, m.ShareGroupHeartbeatResponse(error=code))
