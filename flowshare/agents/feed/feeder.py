@@ -17,7 +17,7 @@ from flowshare.agents.feed.completion import Completion
 from flowshare.agents.feed.delays import RetryTopicReader
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import new_member
-from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, Prefetch, Prefetcher, number_of
+from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import prepare
 from flowshare.agents.feed.stalls import StallWatch
@@ -26,6 +26,7 @@ from flowshare.agents.handler.chunk import Chunk, runs
 from flowshare.agents.handler.rate_limit import TokenBucket
 from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.client.errors import ClientError
+from flowshare.client.session.ranges import number_of
 from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord
 from flowshare.share.types import AcquiredRange
 from flowshare.tasks import cancelled

@@ -13,12 +13,13 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, Closed
+from flowshare.client.session.ranges import number_of
 from flowshare.client.session.share_session import Plan
 from flowshare.share.types import AcquireMode
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from flowshare.agents.feed.acknowledgements import AckSender
     from flowshare.agents.feed.delays import Delays
@@ -225,11 +226,6 @@ class FetchSize:
         return min(self._prefetch.target, self.group.locks), self._held.outstanding - self._delays.waiting
 
 
-def number_of(fetched: Iterable[Fetched]) -> int:
-    """How many offsets were acquired."""
-    return sum(last - first + 1 for part in fetched for first, last, _ in part.acquired)
-
-
 class Prefetcher:
     """Fetches of one agent, one after the other, each as soon as it is worth asking; on the service loop.
 
@@ -314,7 +310,7 @@ class Prefetcher:
         bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * count * self._record_bytes))
         self._under_way = True
         try:
-            member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode))
+            member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode, beside=self._bucket is None))
         except Exception as error:  # noqa: BLE001 - each kind is told in its way
             self._failed(error)
 

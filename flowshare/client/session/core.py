@@ -171,7 +171,7 @@ class SessionCore:
     @property
     def busy(self) -> bool:
         """Whether a fetch is under way at some node."""
-        return any(node.plan is not None for node in self.nodes.values())
+        return any(node.busy for node in self.nodes.values())
 
     @property
     def settled(self) -> bool:
@@ -261,12 +261,13 @@ class SessionCore:
             return
         node.connected = False
         under_way, node.under_way = node.under_way, {}
+        node.trickles = False
         node.resumed.clear()
         node.session.reset()
         self.custody.cut_off(node_id, now_s)
         for sent in under_way.values():
             self._unanswered(node, sent, now_s)
-        if node.plan is not None and node.rest_until_s is None:
+        if node.plan is not None:
             node.fetch_ended()  # it had not left yet
         pile, node.pile, node.ride_due_s = node.pile, [], None
         for ack in pile:
@@ -337,11 +338,14 @@ class SessionCore:
     def ask(self, plan: Plan, now_s: float) -> None:
         """Fetch from each node that has something to fetch and is not fetched from; each is asked for its part."""
         needed = [node for node in self.nodes.values() if node.needed]
-        if len(needed) > 1 and plan.records_max > 0:
-            plan = plan._replace(records_max=max(1, plan.records_max // len(needed)))
+        part = plan.records_max // max(1, len(needed))
         for node in needed:
-            if node.plan is None:
-                node.plan, node.asked_s = plan, now_s
+            most = node.fetches_max(plan, part)
+            each = plan._replace(records_max=max(1, part // most)) if plan.records_max > 0 else plan
+            for _ in range(most - node.sends("fetch")):
+                if node.plan is not None or node.rest_until_s is not None:
+                    break
+                node.plan, node.asked_s = each, now_s
                 if not node.connected:
                     node.give_up_s = now_s + plan.max_wait_s
                     self.say(Connect(node.node_id))
@@ -353,11 +357,9 @@ class SessionCore:
         """Have the fetches that are parked answered, where servers can, and end those that have not left."""
         self._plan = None
         for node in self.nodes.values():
-            if node.plan is None:
-                continue
-            if not node.fetching:
+            if node.plan is not None or node.rest_until_s is not None:
                 node.fetch_ended()
-            else:
+            if node.sends("fetch"):
                 node.nudge(now_s)
 
     # --- acknowledging ------------------------------------------------------------------------------------------
@@ -439,8 +441,6 @@ class SessionCore:
             return
         for ack in sent.acks:
             self.calls.told(ack, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
-        if sent.kind == "fetch":
-            node.plan, node.fetching = None, False
         if sent.kind in ("fetch", "resume"):
             self.say(Broke(error))
         if sent.kind == "close":
@@ -479,7 +479,7 @@ class SessionCore:
             ack.doubted = True
             self._undone(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED, now_s)
         if sent.kind == "fetch":
-            node.fetch_ended()
+            self.say(Arrived([]))
 
     def _undone(self, ack: Ack, code: ErrorCode, message: str | None, now_s: float) -> None:
         """Not done, or in doubt: it goes on at the partition's next leader where that knows what the member holds."""
@@ -553,7 +553,7 @@ class SessionCore:
             return
         node.resume_strikes = 0
         kept = {TopicPartition(part.topic_id, part.partition): part.ranges for part in answer.partitions}
-        fetching = node.fetching
+        fetching = node.sends("fetch")
         came = self.custody.resumed(node.node_id, sent.told, kept, frozenset(answer.elsewhere))
         node.resumed.update(dict.fromkeys(came, sent.number))
         if came and not self.alone:
@@ -562,7 +562,7 @@ class SessionCore:
         self._arrange(now_s)
         if fetching:
             node.nudge(now_s)  # so that the next fetch asks for what came
-        elif came and not node.fetching:
+        elif came and not node.sends("fetch"):
             self.say(Stir())
 
     # --- leaders ------------------------------------------------------------------------------------------------
@@ -647,7 +647,7 @@ class SessionCore:
             if node_id in needed:
                 continue
             self.say(Rest(node_id))
-            if not node.connected and node.plan is None and not node.pile:
+            if not node.connected and not node.busy and not node.pile:
                 del self.nodes[node_id]
                 self.say(Forget(node_id))
 

@@ -8,6 +8,7 @@ from flowshare.protocol.messages import TopicPartition
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Iterable
 
     from flowshare.protocol.errors import ErrorCode
     from flowshare.protocol.messages import AckBatch
@@ -68,3 +69,8 @@ class AckResult(NamedTuple):
     def tp(self) -> TopicPartition:
         """Topic id and partition."""
         return TopicPartition(self.topic_id, self.partition)
+
+
+def number_of(fetched: Iterable[Fetched]) -> int:
+    """How many offsets were acquired."""
+    return sum(last - first + 1 for part in fetched for first, last, _ in part.acquired)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from flowshare.client.errors import SESSION_GONE, ServerError
 from flowshare.client.session.calls import Ack
 from flowshare.client.session.commands import DEBUG, WARNING, Arrived, Note, Refresh, SendRequest
-from flowshare.client.session.ranges import Fetched
+from flowshare.client.session.ranges import Fetched, number_of
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
@@ -84,6 +84,8 @@ class Plan(NamedTuple):
     max_wait_s: float
     bytes_max: int
     mode: AcquireMode
+    beside: bool = False
+    """Whether a server may be asked for a part beside a fetch that it has parked (`Node.fetches_max`)."""
 
 
 NOTHING: Final = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
@@ -212,9 +214,10 @@ class Node:
     asked_s: float = 0.0
     """When it was last asked something while nothing was under way, or told to fetch."""
     lock_timeout_ms: int = 0
-    # a fetch: wanted (`plan`), waiting for the connection until `give_up_s`, under way, or resting after trouble
+    # a fetch: asked for (`plan`), waiting for the connection until `give_up_s`, under way, or resting after trouble
     plan: Plan | None = None
-    fetching: bool = False
+    trickles: bool = False
+    """Whether the last fetch got some records and all that there were."""
     give_up_s: float | None = None
     rest_until_s: float | None = None
     strikes: int = 0
@@ -245,16 +248,28 @@ class Node:
         """What fetches may still bring records of."""
         return self.session.partitions.union(*(sent.partitions for sent in self.under_way.values()))
 
-    def sends(self, kind: Kind) -> bool:
-        """Whether a request of this kind is under way."""
-        return any(sent.kind == kind for sent in self.under_way.values())
+    @property
+    def busy(self) -> bool:
+        """Whether a fetch is asked for, under way, or rests."""
+        return self.plan is not None or self.rest_until_s is not None or self.sends("fetch") > 0
+
+    def sends(self, kind: Kind) -> int:
+        """How many requests of this kind are under way."""
+        return sum(sent.kind == kind for sent in self.under_way.values())
+
+    def fetches_max(self, plan: Plan, records_max: int) -> int:
+        """How many fetches may be under way there, which ask for `records_max` together.
+
+        Two where records trickle in: what comes while the first one's acquire is written need not wait for that and
+        for the way back. A broker takes one at a time.
+        """
+        return 2 if plan.beside and self.trickles and records_max > 1 and not self.serial and self.connected else 1
 
     def silent(self, now_s: float, limit_s: float) -> bool:
         """Whether answers are overdue by this long, and nothing at all was heard meanwhile."""
         if not self.connected or all(sent.kind == "resume" for sent in self.under_way.values()):
             return False  # a leader that takes over may need its time (RESUME_S)
-        if self.plan is not None:
-            limit_s += 2 * self.plan.max_wait_s
+        limit_s += 2 * max((sent.plan.max_wait_s for sent in self.under_way.values()), default=0.0)
         return now_s - max(self.asked_s, self.heard_s) > limit_s
 
     def take(self, *, renewal: bool) -> list[Ack]:
@@ -290,7 +305,7 @@ class Node:
         if self.closing is not None:
             self._close(now_s)
             return
-        fetches = self.plan is not None and not self.fetching and self.rest_until_s is None
+        fetches = self.plan is not None
         if fetches and not self.needed:  # what was to be fetched there went elsewhere meanwhile
             self.fetch_ended()
             fetches = False
@@ -360,9 +375,9 @@ class Node:
         self.owner.say(SendRequest(self.node_id, number, request, wait_s))
 
     def _fetch(self, riding: Sequence[Ack], now_s: float) -> None:
-        assert self.plan is not None
-        self.fetching, self.asked_s = True, now_s
-        self._send_fetch("fetch", self.plan, riding, now_s)
+        plan, self.plan, self.asked_s = self.plan, None, now_s
+        assert plan is not None
+        self._send_fetch("fetch", plan, riding, now_s)
 
     def _open(self, now_s: float) -> None:
         """Open the session without fetching, so that what is held can be acknowledged."""
@@ -445,10 +460,9 @@ class Node:
                 if not self.session.open:
                     self.closing = None
             return
-        self.fetching = False
+        self.trickles = 0 < number_of(fetched) < sent.plan.records_max
         if fetched or self.trouble is None:
             self.strikes = 0
-            self.plan = None
             self.owner.say(Arrived(fetched))
         else:
             self.strikes += 1
@@ -457,8 +471,7 @@ class Node:
 
     def fetch_ended(self) -> None:
         """Without anything."""
-        self.plan, self.fetching = None, False
-        self.give_up_s = self.rest_until_s = None
+        self.plan = self.give_up_s = self.rest_until_s = None
         self.owner.say(Arrived([]))
 
     def _taken(self, sent: Sent, answer: ShareFetchResponse, now_s: float) -> list[Fetched]:

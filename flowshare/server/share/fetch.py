@@ -118,6 +118,7 @@ class ShareFetching(Family):
             added=requested,
             forgotten=request.forgotten,
             has_acks=bool(with_acks),
+            beside=request.max_records > 0,
         )
         session = turn.session
         pending = self._acknowledger.decide(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from flowshare.share.session import ClosedSession, FetchTurn, Key
 
 PARKED_PER_SESSION = 2
-"""Fetches that may wait, as a multiple of the sessions that may be open; one more is answered at once."""
+"""Fetches that may wait in one session, and in all as a multiple of those that may be open; one more is answered at
+once."""
 
 
 class Sessions:
@@ -29,7 +30,8 @@ class Sessions:
         self._partitions = partitions
         self._cut_off: dict[tuple[str, str], ClosedSession] = {}
         """Sessions of members that may come back with what they hold."""
-        self._waiters: dict[tuple[str, str], set[Waiter]] = {}
+        self._waiters: dict[tuple[str, str], dict[Waiter, None]] = {}
+        """Those of a session, in the order in which they came."""
         self.parked = 0
         """Fetches that are under way: waiting, or looking."""
         self._parked_max = PARKED_PER_SESSION * sessions_max
@@ -53,11 +55,13 @@ class Sessions:
         added: Collection[Key],
         forgotten: Iterable[Key],
         has_acks: bool,
+        beside: bool = False,
     ) -> FetchTurn:
         """Accept a ShareFetch; one that opens a session anew ends the fetches of the old one.
 
         In the same session it ends the wait of those that are parked, which answer with what they have: members of
-        ours that stop ask so for what is on its way to them. Others have one fetch at a time.
+        ours that stop ask so for what is on its way to them. beside: not that of the last one, as it asks for records
+        and may wait, too (SG-11.10).
 
         Raises: what `ShareSessions.fetch` raises.
         """
@@ -72,7 +76,8 @@ class Sessions:
             party=connection.counts_as(),
         )
         reason = Ended.SESSION if epoch == 0 else Ended.TIMEOUT
-        self._end_fetches(turn.session.group_id, turn.session.member_id, reason)
+        kept = PARKED_PER_SESSION - 1 if beside and epoch != 0 else 0
+        self._end_fetches(turn.session.group_id, turn.session.member_id, reason, kept)
         return turn
 
     def acknowledge(self, group_id: str | None, member_id: str | None, epoch: int) -> ClosedSession | None:
@@ -126,7 +131,7 @@ class Sessions:
     def enter(self, group_id: str, member_id: str) -> Waiter:
         """A fetch begins; it may wait unless too many do."""
         waiter = Waiter()
-        self._waiters.setdefault((group_id, member_id), set()).add(waiter)
+        self._waiters.setdefault((group_id, member_id), {})[waiter] = None
         self.parked += 1
         if self.parked > self._parked_max:
             waiter.end(Ended.TIMEOUT)
@@ -136,10 +141,12 @@ class Sessions:
         """A fetch is over."""
         self.parked -= 1
         waiters = self._waiters[group_id, member_id]
-        waiters.discard(waiter)
+        del waiters[waiter]
         if not waiters:
             del self._waiters[group_id, member_id]
 
-    def _end_fetches(self, group_id: str, member_id: str, reason: Ended) -> None:
-        for waiter in self._waiters.get((group_id, member_id), ()):
+    def _end_fetches(self, group_id: str, member_id: str, reason: Ended, kept: int = 0) -> None:
+        """kept: so many of those that came last go on."""
+        waiters = tuple(self._waiters.get((group_id, member_id), ()))
+        for waiter in waiters[: len(waiters) - kept]:
             waiter.end(reason)

@@ -531,3 +531,57 @@ def test_brokers_hear_nothing_of_what_an_earlier_process_held(broker):
 
     assert broker.said() == []
     assert broker.core.custody.homes == {P0: 1}
+
+
+# --- a fetch beside another -----------------------------------------------------------------------------------------
+
+
+def few(count=1):
+    part = m.FetchedPartition(topic_id=P0.topic_id, partition=P0.partition, acquired=(AcquiredRange(0, count - 1, 1),))
+    return m.ShareFetchResponse(partitions=(part,), lock_timeout_ms=30_000)
+
+
+def beside(steps):
+    """What is asked for by one who may be asked beside a fetch that is parked."""
+    steps.core.ask(PLAN._replace(beside=True), steps.now_s)
+    return [one.request.max_records for one in steps.said(c.SendRequest)]
+
+
+def test_where_records_trickle_in_two_fetches_share_what_is_asked_for(server):
+    assert beside(server) == [PLAN.records_max], "nothing is known yet"
+    server.core.answered(LOCAL, 1, few(), server.now_s)
+    server.said()
+
+    assert beside(server) == [PLAN.records_max // 2] * 2
+    assert beside(server) == []
+    server.core.answered(LOCAL, 2, few(), server.now_s)
+    assert beside(server) == [PLAN.records_max // 2], "one is still parked"
+
+
+@pytest.mark.parametrize("count", [0, PLAN.records_max])
+def test_where_nothing_or_all_came_that_was_asked_for_one_fetch_is_enough(server, count):
+    beside(server)
+    server.core.answered(LOCAL, 1, few(count) if count else m.ShareFetchResponse(), server.now_s)
+    server.said()
+
+    assert beside(server) == [PLAN.records_max]
+
+
+def test_a_broker_is_asked_for_one_fetch_at_a_time(broker):
+    beside(broker)
+    broker.core.answered(1, 1, few(), broker.now_s)
+    broker.said()
+
+    assert beside(broker) == [PLAN.records_max]
+
+
+def test_both_fetches_of_a_connection_that_is_lost_end_with_nothing(server):
+    beside(server)
+    server.core.answered(LOCAL, 1, few(), server.now_s)
+    assert len(beside(server)) == 2
+    server.said()
+
+    server.core.lost(LOCAL, server.now_s)
+
+    assert server.said(c.Arrived) == [c.Arrived([])] * 2
+    assert not server.core.busy

@@ -124,8 +124,10 @@ class Node:
             )
         except CoreError as error:
             return self.refuse(line, error, m.ShareFetchResponse)
-        again = [one for one in self.parked if one[0].member is line.member]
-        self.parked = [one for one in self.parked if one[0].member is not line.member]
+        beside = 1 if request.max_records and request.session_epoch else 0
+        mine = [one for one in self.parked if one[0].member is line.member]
+        again = mine[: len(mine) - beside]
+        self.parked = [one for one in self.parked if one not in again]
         for parked in again:
             self.world.answer(parked[0], parked[1], self.found(parked[2], (), {}))
         told = {part.partition: self.decide(line.member, part, renew=request.is_renew_ack) for part in acks}
@@ -446,7 +448,9 @@ class Member:
         if not self.asked:
             self.asked = True
             random_ = self.world.random
-            plan = Plan(random_.randint(1, 20), 5, random_.choice((0.05, 0.5)), 1 << 20, AcquireMode.RECORD_LIMIT)
+            size, wait_s = random_.randint(1, 20), random_.choice((0.05, 0.5))
+            beside = self.world.seed % 2 == 0
+            plan = Plan(size, 5, wait_s, 1 << 20, AcquireMode.RECORD_LIMIT, beside=beside)
             self.core.ask(plan, self.world.now_s)
             self.act()
 
@@ -542,7 +546,7 @@ class World:
     """Everything, and what goes wrong with it. `trouble`: how often, from 0 to 1."""
 
     def __init__(self, seed, kind):
-        self.random = random.Random(f"{kind} {seed}")
+        self.seed, self.random = seed, random.Random(f"{kind} {seed}")
         self.fates = random.Random(f"fates {kind} {seed}")
         """Which processes die, and what becomes of the next ones."""
         self.mortal = seed % 2 == 0
