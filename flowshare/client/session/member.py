@@ -111,11 +111,6 @@ class ShareMember:
         )
 
     @property
-    def member_epoch(self) -> int:
-        """The member's epoch in its group; 0: not joined."""
-        return self._membership.epoch
-
-    @property
     def lock_timeout_ms(self) -> int:
         """How long acquired records are locked, as of the last answer; 0 before the first."""
         return self._shell.core.lock_timeout_ms
@@ -144,10 +139,6 @@ class ShareMember:
         if not self._membership.assignment:
             return f"no partition is assigned; do the topics exist: {', '.join(self._membership.topics)}?"
         return None
-
-    def topic_name(self, topic_id: uuid.UUID) -> str:
-        """Name of a topic that is or was assigned."""
-        return self._membership.topic_name(topic_id)
 
     # --- joining ------------------------------------------------------------------------------------------------
 
