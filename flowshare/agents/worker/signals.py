@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Final
 
@@ -39,7 +39,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextlib.contextmanager
-def on_loop(stop: Callable[[signal.Signals], object], show: Callable[[], object]) -> Iterator[None]:
+def on_loop(stop: Callable[[signal.Signals], object], show: Callable[[], object]) -> Generator[None]:
     """Have the running loop call these at the stop signals and at SIGUSR1: for processes that run no handlers."""
     loop, stops = asyncio.get_running_loop(), stop_signals()
     for number in stops:
