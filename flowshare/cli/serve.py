@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.serve")
 
 MEMORY: Final = frozenset({":memory:", "memory://"})
-EXIT_INTERRUPTED: Final = 130
 
 existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -137,6 +136,8 @@ async def _serve(options: StandaloneOptions) -> None:
 
 def _stop_signals() -> asyncio.Event:
     """Set at the first SIGTERM, SIGHUP or SIGINT; a second SIGINT ends the process."""
+    from flowshare.agents.worker.signals import EXIT_INTERRUPTED, stop_signals
+
     stop = asyncio.Event()
 
     def interrupted() -> None:
@@ -144,8 +145,6 @@ def _stop_signals() -> asyncio.Event:
             logs.flush()
             os._exit(EXIT_INTERRUPTED)
         stop.set()
-
-    from flowshare.agents.worker.signals import stop_signals
 
     loop = asyncio.get_running_loop()
     for number in stop_signals():

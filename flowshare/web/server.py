@@ -40,6 +40,8 @@ Handler = Callable[["web.Request"], Awaitable["web.Response"]]
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 NEEDS: Final[Mapping[str, Need]] = {"/live": Need.NOTHING, "/ready": Need.NOTHING, "/drain": Need.OPERATOR}
 KEPT_S: Final = 1.0
+STATE: Final = frozenset({"state"})
+"""Texts of a page's rows that are no names."""
 
 
 class PageCache:
@@ -181,11 +183,11 @@ class WebServer(Pages):
 
     async def _in_flight(self, request: web.Request) -> web.Response:
         if "stacks" in request.query and admission_of(request).operator:
-            return json_answer(self._host.in_flight(stacks=True))
+            return json_answer(await self._records(stacks=True))
         return await kept_answer(request, self._kept, "inflight", self._records)
 
-    async def _records(self) -> list[dict[str, Any]]:
-        return self._host.in_flight(stacks=False)
+    async def _records(self, *, stacks: bool = False) -> list[dict[str, Any]]:
+        return self._host.in_flight(stacks=stacks)
 
     async def _lag(self, request: web.Request) -> web.Response:
         if "topics" in request.query:

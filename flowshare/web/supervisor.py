@@ -27,7 +27,7 @@ import orjson
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings
 from flowshare.clock import LoopClock
-from flowshare.web.server import Handler, Pages, admission_of, json_answer, kept_answer, rows_answer
+from flowshare.web.server import STATE, Handler, Pages, admission_of, json_answer, kept_answer, rows_answer
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -40,7 +40,6 @@ ASKERS: Final = 256
 """Threads at most: as many as there may be workers, each of which may stand still."""
 LATER_S: Final = 10.0
 """How much longer than its drain time a worker's answer to /drain is waited for."""
-STATE: Final = frozenset({"state"})
 
 
 class SupervisorPages(Pages):

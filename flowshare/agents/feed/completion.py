@@ -98,10 +98,6 @@ class Completion:
                     logger.info("%s: rejected: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX))
                 self._dead_letter(chunk, record, outcome)
 
-    def allow(self, record_bytes: int) -> None:
-        """Records of up to so many bytes are produced: dead letters are as large as what the agent reads."""
-        self._producer.allow(record_bytes)
-
     async def stop(self) -> None:
         """Stop producing; what waits is left unacknowledged."""
         if self.delays is not None:

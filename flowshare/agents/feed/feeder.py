@@ -69,6 +69,7 @@ class Feeder:
         self._handler_loop = environment.handler_loop
         self._connect = environment.connect
         self._admin = environment.admin
+        self._allow = environment.producer.allow
         self._stats = stats
         self._reporter = None if observer is None else OutcomeReporter(agent.name, observer)
         self._acks = AckSender(
@@ -140,11 +141,6 @@ class Feeder:
     # --- what is seen from outside ------------------------------------------------------------------------------
 
     @property
-    def member_id(self) -> str | None:
-        """Id of the member; None before it joined."""
-        return None if self._member is None else self._member.member_id
-
-    @property
     def target(self) -> int:
         """How many records to hold in all, as the handlers' speed asks for."""
         return self._prefetch.target
@@ -185,7 +181,7 @@ class Feeder:
 
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
-        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._completion.allow)
+        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._allow)
         side = None if self._delays is None else retry_topic(self.agent.group)
         member = self._member = new_member(
             self._connect, self.agent, side, clock=self._clock, member_id=self._member_id

@@ -109,8 +109,6 @@ class HostedApp(Protocol):
 class ServicePart(Protocol):
     """Something that lives beside the agents, on the service loop, or beside a supervisor: health pages."""
 
-    address: str
-
     async def start(self) -> str:
         """Begin; returns the `host:port` it answers on, or an empty text."""
 

@@ -50,11 +50,6 @@ class AgentRuntime:
         self._feeder = Feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
 
     @property
-    def member_id(self) -> str | None:
-        """Id of this process's member in the agent's group; None before it joined."""
-        return self._feeder.member_id
-
-    @property
     def handler_times(self) -> HandlerTimes:
         """How long handler calls took."""
         return self._pool.times

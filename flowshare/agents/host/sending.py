@@ -15,7 +15,7 @@ import threading
 from typing import Final
 
 from flowshare.agents.handler.errors import UsageError
-from flowshare.agents.host.host import Host, HostedApp
+from flowshare.agents.host.host import Host, HostedApp, HostSettings
 from flowshare.agents.host.service import ServiceLoop
 
 END_S: Final = 10.0
@@ -65,8 +65,6 @@ class SendingThread:
         atexit.register(self._end, self._thread)
 
     async def _start(self) -> Host:
-        from flowshare.agents.host.host import Host, HostSettings
-
         host = Host(self._app, settings=HostSettings(threads=False, sends_only=True, lead=False))
         await host.start()
         return host

@@ -11,12 +11,13 @@ the process; further SIGTERMs change nothing (supervisors repeat them). SIGUSR1:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Final
 
@@ -35,6 +36,20 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals by which this process is told to stop in order: without SIGHUP where whoever started it had that
     ignored (nohup)."""
     return tuple(one for one in STOP_SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def on_loop(stop: Callable[[signal.Signals], object], show: Callable[[], object]) -> Generator[None]:
+    """Have the running loop call these at the stop signals and at SIGUSR1: for processes that run no handlers."""
+    loop, stops = asyncio.get_running_loop(), stop_signals()
+    for number in stops:
+        loop.add_signal_handler(number, stop, number)
+    loop.add_signal_handler(signal.SIGUSR1, show)
+    try:
+        yield
+    finally:
+        for number in (*stops, signal.SIGUSR1):
+            loop.remove_signal_handler(number)
 
 
 class Signals:

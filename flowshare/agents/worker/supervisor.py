@@ -35,7 +35,7 @@ from flowshare.agents.worker.keeper import (
     either,
     pause,
 )
-from flowshare.agents.worker.signals import stop_signals
+from flowshare.agents.worker.signals import on_loop
 from flowshare.backend.base import Backend
 from flowshare.clock import Clock, LoopClock, new_loop
 
@@ -131,20 +131,13 @@ class Supervisor(Keeper[Place]):
 
     async def run(self, beside: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
         """Run to the end; returns the exit code (see `run_supervisor`)."""
-        loop, stops = asyncio.get_running_loop(), stop_signals()
-        for stopping in stops:
-            loop.add_signal_handler(stopping, self.stop, stopping)
-        loop.add_signal_handler(signal.SIGUSR1, self._pass_on, signal.SIGUSR1)
-        try:
+        with on_loop(self.stop, self._on_show):
             logger.info("supervising %d workers (process %d)", self._options.procs, os.getpid())
             return await self._run(self._options.procs, beside)
-        finally:
-            for taken in (*stops, signal.SIGUSR1):
-                loop.remove_signal_handler(taken)
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _on_show(self) -> None:
         for worker in self.ready:  # before that it would end by the signal
-            _signal(self._running[worker], number)
+            _signal(self._running[worker], signal.SIGUSR1)
 
     async def _run_again(self, place: Place) -> None:
         number, leaving = place.number, place.leaving

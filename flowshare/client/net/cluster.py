@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flowshare.client.net.security import Security
     from flowshare.clock import Clock
     from flowshare.protocol.declaration import CoordinatorKind
-    from flowshare.protocol.messages import Request, TopicPartition
+    from flowshare.protocol.messages import Request
 
 R = TypeVar("R")
 
@@ -349,20 +349,12 @@ class Cluster:
             await self.look((topic,))
         return self.topology.leader(topic, partition)
 
-    def leader_of(self, tp: TopicPartition) -> int:
-        """Node that leads a partition as far as it is known; NOBODY: `look_for` finds it."""
-        return self.topology.leader_of(tp)
-
     async def look_for(self, topics: Sequence[str]) -> None:
         """Find out again who leads the partitions of these topics; what cannot be found out stays as it was."""
         try:
             await self.look(tuple(sorted(topics)))
         except (OSError, ClientError) as error:
             logger.info("the leaders of %s cannot be looked up now: %s", ", ".join(topics), error)
-
-    def moved(self, tp: TopicPartition, leader: tuple[int, int], endpoints: Mapping[int, Address]) -> bool:
-        """A broker says that it does not lead a partition, and who does; False: `look_for` has to find out."""
-        return self.topology.hint(tp, leader, endpoints)
 
     # --- who coordinates ----------------------------------------------------------------------------------------
 

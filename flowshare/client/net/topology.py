@@ -63,10 +63,6 @@ class Topology:
         """Whether the topic's leaders are known."""
         return topic in self._leaders
 
-    def name(self, topic_id: uuid.UUID) -> str | None:
-        """Name of a topic."""
-        return self._ids.get(topic_id)
-
     def leader(self, topic: str, partition: int) -> int:
         """Node that leads a partition, NOBODY when that is not known."""
         leaders = self._leaders.get(topic, ())

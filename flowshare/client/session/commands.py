@@ -10,13 +10,11 @@ if TYPE_CHECKING:
 
 
 class SendRequest(NamedTuple):
-    """Send it over the node's connection, and tell `answered`, `failed`, or that the connection is `lost`. An answer
-    is due within request.timeout.ms and `wait_s`."""
+    """Send it over the node's connection, and tell `answered`, `failed`, or that the connection is `lost`."""
 
     node_id: int
     number: int
     request: Any
-    wait_s: float
 
 
 class Connect(NamedTuple):

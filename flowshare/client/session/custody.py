@@ -165,10 +165,6 @@ class Holding:
         held = self._partitions.get(tp)
         return () if held is None else held.all()
 
-    def all(self) -> Mapping[TopicPartition, tuple[tuple[int, int], ...]]:
-        """What is in hand."""
-        return {tp: held.all() for tp, held in self._partitions.items()}
-
 
 class Generations:
     """Numbers under which records are acquired: each is given out once, so that it says what was lost meanwhile."""

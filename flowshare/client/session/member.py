@@ -25,18 +25,18 @@ from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.session.share_session import Plan
 from flowshare.client.session.shell import SessionShell
 from flowshare.client.settings import MIB, MemberSettings
-from flowshare.protocol.messages import AckBatch, TopicPartition
-from flowshare.share.types import AcknowledgeType, AcquireMode
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowshare.client.session.shell import Late
     from flowshare.clock import Clock
+    from flowshare.protocol.messages import AckBatch
 
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 
-RENEW: Final = bytes((AcknowledgeType.RENEW,))
 LAST_FETCH_S: Final = 1.0
 """How long a member that stops waits for what its last fetches bring."""
 
@@ -55,12 +55,11 @@ class ShareMember:
         clock: Clock,
         member_id: str | None = None,
         settings: MemberSettings | None = None,
-        on_assignment: Callable[[frozenset[TopicIdPartition]], None] | None = None,
         generations: Generations | None = None,
         arrivals: Arrivals | None = None,
         adopts: bool = False,
     ) -> None:
-        """A member that is not started; `on_assignment` is called on the loop with each new assignment.
+        """A member that is not started.
 
         generations, arrivals: where its connections get their numbers, and where what it fetches goes, for members
         that work together. adopts: it takes an earlier process's place, and `adopt` will be called.
@@ -69,7 +68,6 @@ class ShareMember:
         self.member_id = member_id or str(uuid.uuid4())
         self._clock = clock
         self._settings = settings or MemberSettings()
-        self._on_assignment = on_assignment
         name = f"member {self.member_id} of {group_id}"
         self._link = Link(
             connect,
@@ -86,7 +84,7 @@ class ShareMember:
             topics=topics,
             clock=clock,
             settings=self._settings,
-            on_assignment=self._assigned,
+            on_assignment=lambda: self._shell.assign(),
             on_given_up=lambda: self._shell.given_up(),
         )
         self._arrivals = arrivals or Arrivals()
@@ -111,11 +109,6 @@ class ShareMember:
         return frozenset(
             TopicIdPartition(names[tp.topic_id], tp.partition, tp.topic_id) for tp in self._membership.assignment
         )
-
-    @property
-    def member_epoch(self) -> int:
-        """The member's epoch in its group; 0: not joined."""
-        return self._membership.epoch
 
     @property
     def lock_timeout_ms(self) -> int:
@@ -146,10 +139,6 @@ class ShareMember:
         if not self._membership.assignment:
             return f"no partition is assigned; do the topics exist: {', '.join(self._membership.topics)}?"
         return None
-
-    def topic_name(self, topic_id: uuid.UUID) -> str:
-        """Name of a topic that is or was assigned."""
-        return self._membership.topic_name(topic_id)
 
     # --- joining ------------------------------------------------------------------------------------------------
 
@@ -289,13 +278,6 @@ class ShareMember:
         """
         return await self._shell.acknowledge(acks, generation, on_late)
 
-    async def renew(
-        self, ranges: Mapping[TopicPartition, Iterable[tuple[int, int]]], *, generation: int | None = None
-    ) -> list[AckResult]:
-        """Start the locks of these ranges (first, last: inclusive) anew; costs no delivery. Results as above."""
-        acks = {tp: tuple(AckBatch(first, last, RENEW) for first, last in runs) for tp, runs in ranges.items()}
-        return await self.acknowledge(acks, generation=generation)
-
     # --- closing ------------------------------------------------------------------------------------------------
 
     async def close(
@@ -347,11 +329,6 @@ class ShareMember:
         await self._link.close()
 
     # --- helpers ------------------------------------------------------------------------------------------------
-
-    def _assigned(self) -> None:
-        self._shell.assign()
-        if self._on_assignment is not None:
-            self._on_assignment(self.assignment)
 
     def _check_open(self) -> None:
         if self._closing:

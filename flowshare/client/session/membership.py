@@ -86,11 +86,6 @@ class Membership:
         """Name of a topic that is or was assigned."""
         return self.names.get(topic_id, str(topic_id))
 
-    @property
-    def joined(self) -> bool:
-        """Whether heartbeats are being sent."""
-        return self._task is not None
-
     async def join(self) -> None:
         """Join and return after the first answer; heartbeats go on by themselves.
 

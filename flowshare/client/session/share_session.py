@@ -9,7 +9,7 @@ wants records (KIP-1222) and go first. Flowshare's own servers take acknowledgem
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from flowshare.client.errors import SESSION_GONE, ServerError
 from flowshare.client.session.calls import Ack
@@ -30,15 +30,10 @@ from flowshare.share.session import EPOCH_CLOSE, EPOCH_OPEN, next_epoch
 from flowshare.share.types import AcknowledgeType, AcquireMode
 
 if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from flowshare.client.errors import ClientError
-    from flowshare.client.session.calls import Calls
-    from flowshare.client.session.commands import Command
-    from flowshare.client.session.custody import Custody
-    from flowshare.client.settings import LinkSettings
+    from flowshare.client.session.core import SessionCore
     from flowshare.protocol.messages import HeldRanges
 
 REFUSED: Final = frozenset(
@@ -154,52 +149,12 @@ class Sent(NamedTuple):
     number: int = 0
 
 
-class MemberCore(Protocol):
-    """What a node asks of the member's core, and tells it."""
-
-    group_id: str
-    member_id: str
-    settings: LinkSettings
-    custody: Custody
-    calls: Calls
-    refusal: ClientError | None
-    name_of: Callable[[uuid.UUID], str]
-    pause_s: Callable[[int], float]
-
-    def say(self, command: Command) -> None:
-        """Have this done."""
-
-    def next_number(self) -> int:
-        """For a request."""
-        ...
-
-    def outcome(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float, now_s: float) -> None:
-        """What a node said of an acknowledgement."""
-
-    def moved(
-        self,
-        node: Node,
-        tp: TopicPartition,
-        code: ErrorCode,
-        leader: tuple[int, int],
-        endpoints: Mapping[int, tuple[str, int]],
-        now_s: float,
-    ) -> None:
-        """A node says that it does not lead a partition, or cannot serve it now."""
-
-    def resume(self, node: Node, now_s: float) -> None:
-        """Tell a node what is held of all that is bound for it."""
-
-    def drop(self, node: Node, reason: str, now_s: float) -> None:
-        """End its connection."""
-
-
 @dataclass(slots=True, eq=False)
 class Node:
     """One broker. `wanted`: the member's partitions that are fetched there."""
 
     node_id: int
-    owner: MemberCore
+    owner: SessionCore
     acknowledge_linger: float
     connected: bool = False
     keeps_time: bool = False
@@ -372,7 +327,7 @@ class Node:
             self.asked_s = now_s
         number = self.owner.next_number()
         self.under_way[number] = Sent(kind, self.session.number, now_s, due_s, number=number, **fields)
-        self.owner.say(SendRequest(self.node_id, number, request, wait_s))
+        self.owner.say(SendRequest(self.node_id, number, request))
 
     def _fetch(self, riding: Sequence[Ack], now_s: float) -> None:
         plan, self.plan, self.asked_s = self.plan, None, now_s

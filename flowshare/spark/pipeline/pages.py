@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from flowshare.clock import LoopClock
 from flowshare.spark.source.microbatches import TROUBLES
 from flowshare.web.metrics import Page, families
-from flowshare.web.server import Handler, Pages, rows_answer
+from flowshare.web.server import STATE, Handler, Pages, rows_answer
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -41,7 +41,6 @@ GAUGES: Final[Mapping[str, tuple[str, str]]] = {
     "backlog": ("backlog_records", "Records that the group has not finished."),
     "running": ("running", "1 while its query runs."),
 }
-STATE: Final = frozenset({"state"})
 WELL: Final = frozenset({"running", "ended"})
 
 

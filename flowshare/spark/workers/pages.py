@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from flowshare.agents.pages.gate import PageSettings
 from flowshare.agents.scale import lag
 from flowshare.web.metrics import Page, families
-from flowshare.web.server import Handler, WebServer, admission_of, json_answer, kept_answer, rows_answer
+from flowshare.web.server import STATE, Handler, WebServer, rows_answer
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from flowshare.spark.workers.supervisor import SparkSupervisor
 
 
-STATE: Final = frozenset({"state"})
-"""Texts of `/workers` that are no names."""
 STATES: Final = ("waiting", "starting", "ready", "silent", "draining", "pausing")
 _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "received": ("records_received", "Deliveries taken from the group."),
@@ -123,13 +121,8 @@ class WorkersPages(WebServer):
     async def _rows(self, request: web.Request) -> web.Response:
         return rows_answer(request, self._view.supervisor.rows(), keep=STATE)
 
-    async def _in_flight(self, request: web.Request) -> web.Response:
-        if "stacks" in request.query and admission_of(request).operator:
-            return json_answer(await self._view.supervisor.in_flight(stacks=True))
-        return await kept_answer(request, self._kept, "inflight", self._records)
-
-    async def _records(self) -> list[dict[str, Any]]:
-        return await self._view.supervisor.in_flight(stacks=False)
+    async def _records(self, *, stacks: bool = False) -> list[dict[str, Any]]:
+        return await self._view.supervisor.in_flight(stacks=stacks)
 
     async def _text(self) -> bytes:
         return await super()._text() + self._workers.text()

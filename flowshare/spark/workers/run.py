@@ -8,7 +8,6 @@ Stop: the workers drain → pages → control channel → Spark → backend.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
@@ -25,7 +24,7 @@ from flowshare.agents.feed.limits import asked_of
 from flowshare.agents.feed.members import member_ids, retry_member_id
 from flowshare.agents.pages.gate import SECRETS, PageSettings
 from flowshare.agents.scale.scaling import TARGET_AGE_S, Autoscaler, ScalePolicy
-from flowshare.agents.worker.signals import EXIT_INTERRUPTED, stop_signals
+from flowshare.agents.worker.signals import EXIT_INTERRUPTED, on_loop
 from flowshare.agents.worker.worker import EXIT_CLEAN, flush_output
 from flowshare.backend import open_backend
 from flowshare.client.admin.admin import ShareAdmin
@@ -114,7 +113,7 @@ class _SparkRun:
         self._stopped = False
 
     async def run(self) -> int:
-        with self._signals():
+        with on_loop(self._on_stop, self._on_show):
             async with AsyncExitStack() as stack:
                 supervisor, pages = await self._start(stack)
                 if self._stopped:
@@ -220,19 +219,6 @@ class _SparkRun:
         return Autoscaler(policy, target_age_s=TARGET_AGE_S, ask=ask, clock=self._clock).run
 
     # --- signals ----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Any:
-        loop = asyncio.get_running_loop()
-        stops = stop_signals()
-        for number in stops:
-            loop.add_signal_handler(number, self._on_stop, number)
-        loop.add_signal_handler(signal.SIGUSR1, self._on_show)
-        try:
-            yield
-        finally:
-            for number in (*stops, signal.SIGUSR1):
-                loop.remove_signal_handler(number)
 
     def _on_stop(self, number: signal.Signals) -> None:
         if self._stopped and number == signal.SIGINT:

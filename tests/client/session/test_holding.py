@@ -48,7 +48,7 @@ def test_a_partition_of_which_all_has_ended_is_not_told() -> None:
     held = Holding()
     held.acquired(AT, 0, 9)
     held.ended(AT, 0, 3)
-    assert held.all() == {AT: ((4, 9),)}
+    assert held.of(AT) == ((4, 9),)
 
     held.ended(AT, 4, 9)
-    assert held.all() == {}
+    assert not held.has(AT)

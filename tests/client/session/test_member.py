@@ -601,7 +601,7 @@ async def test_a_renewal_marks_its_request_and_tells_the_new_deadline(clock):
     member, _ = await holding(server, clock)
     await clock.advance(3)
 
-    (result,) = await member.renew({TP: [(0, 2)]})
+    (result,) = await member.acknowledge({TP: [m.AckBatch(0, 2, b"\x04")]})
 
     request = server.seen(m.ShareAcknowledgeRequest)[0]
     assert request.is_renew_ack

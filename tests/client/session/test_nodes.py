@@ -229,7 +229,7 @@ async def test_renewals_go_alone_and_before_the_next_fetch(clock):
     (found,) = await member.fetch(records_max=10)
     parked = asyncio.ensure_future(member.fetch(records_max=10))
     await settle()
-    renewing = asyncio.ensure_future(member.renew({found.tp: [(0, 2)]}))
+    renewing = asyncio.ensure_future(member.acknowledge({found.tp: [m.AckBatch(0, 2, RENEW)]}))
     accepting = asyncio.ensure_future(member.acknowledge(acks(found)))
 
     await within(clock, 1, parked)
