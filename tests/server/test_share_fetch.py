@@ -135,6 +135,38 @@ async def test_a_parked_fetch_ends_empty_at_its_wait_limit() -> None:
         assert w.server.stats()["parked_timeouts"] == 1
 
 
+async def test_of_two_parked_fetches_of_one_session_the_first_takes_what_comes_and_the_second_what_comes_next() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+        await m.fetch(at, max_wait_ms=0)
+        first = await parked(m.fetch(max_wait_ms=1000))
+        second = await parked(m.fetch(max_wait_ms=1000))
+
+        await w.produce(1)
+        (got,) = (await first).partitions
+        assert [tuple(part) for part in got.acquired] == [(0, 0, 1)]
+        assert not second.done()
+
+        await w.produce(1)
+        (got,) = (await second).partitions
+        assert [tuple(part) for part in got.acquired] == [(1, 1, 1)]
+
+
+async def test_a_third_fetch_of_a_session_ends_the_first_and_one_without_records_ends_all() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m = w.member("m1")
+        await m.fetch(at, max_wait_ms=0)
+        first, second, third = [await parked(m.fetch(max_wait_ms=1000)) for _ in range(3)]
+        await settle()
+        assert [one.done() for one in (first, second, third)] == [True, False, False]
+
+        await m.fetch(max_records=0)
+
+        assert [(await one).partitions for one in (first, second, third)] == [()] * 3
+
+
 async def test_a_release_wakes_a_parked_fetch_of_another_member() -> None:
     async with world() as w:
         at, m1 = await w.held(3)

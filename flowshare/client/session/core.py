@@ -17,7 +17,7 @@ Invariants, whatever is lost, late or refused:
 5. A serial node (Kafka's) has one request of a session under way. A parked fetch of another kind of node holds up
    nothing.
 6. Where a partition is not at home, nothing is sent about it but ShareResume.
-7. Bounded: one fetch a node, one resume a node, TRIES_MAX tries of an acknowledgement, and whatever waits has a time at
+7. Bounded: two fetches a node, one at a broker, one resume a node, TRIES_MAX tries of an acknowledgement, and whatever waits has a time at
    which it ends.
 
 One node, as its connection sees it, and as its fetch does:
@@ -28,8 +28,9 @@ One node, as its connection sees it, and as its fetch does:
     apart         not reached                 apart        Look; what is home there is adrift (a cluster)
     connected     lost, overdue               apart        what was under way has no answer; Look or Refresh
     idle          ask                         fetching     ShareFetch with what rides on it; no connection: Connect
+    fetching      ask, records trickle in     fetching     a second ShareFetch (`Node.fetches_max`)
     idle          ask, no connection in time  idle         Arrived with nothing
-    fetching      answered                    idle         Arrived
+    fetching      answered                    idle         Arrived; fetching as long as the other one is under way
     fetching      answered with trouble       resting      after a pause Arrived with nothing
     fetching      lost                        idle         Arrived with nothing
     session open  SESSION_GONE                session shut the next fetch opens one anew
