@@ -17,8 +17,8 @@ Invariants, whatever is lost, late or refused:
 5. A serial node (Kafka's) has one request of a session under way. A parked fetch of another kind of node holds up
    nothing.
 6. Where a partition is not at home, nothing is sent about it but ShareResume.
-7. Bounded: two fetches a node, one at a broker, one resume a node, TRIES_MAX tries of an acknowledgement, and whatever waits has a time at
-   which it ends.
+7. Bounded: two fetches a node, one at a broker, one resume a node, TRIES_MAX tries of an acknowledgement, and whatever
+   waits has a time at which it ends.
 
 One node, as its connection sees it, and as its fetch does:
 
