@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.feed.prefetch import FAILED_WAIT_S, FEW, Prefetcher, number_of
+from flowshare.agents.feed.prefetch import FAILED_WAIT_S, FEW, Prefetcher
 from flowshare.agents.handler.rate_limit import RateLimit, TokenBucket
 from flowshare.client.errors import Closed, NotConnected
-from flowshare.client.session.ranges import Fetched
+from flowshare.client.session.ranges import Fetched, number_of
 from flowshare.share.types import AcquiredRange, AcquireMode
 from tests.agents.test_feeder_parts import TP
 

@@ -109,6 +109,6 @@ def test_a_member_that_lives_keeps_what_it_has_when_its_worker_leaves_the_fleet_
 
             assert len(first.assignment) == 1
             assert first.holds(fetched[0].tp, fetched[0].generation)
-        await first.confirm()
+            await first.confirm()
 
     virtually(scenario)
