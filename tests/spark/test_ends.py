@@ -143,5 +143,5 @@ def test_a_run_over_what_is_there_ends_while_somebody_goes_on_producing(broker, 
     seen.beside = lambda: broker.produce(topic, numbers(1500)[1000:])
     seen.run(records_per_trigger="500")
 
-    assert set(seen) == set(range(1500))
-    assert sum(number < 1000 for number in seen) == 1000
+    assert sorted(number for number in seen if number < 1000) == list(range(1000))
+    assert set(seen) <= set(range(1500)), "what came meanwhile may be run with it"
