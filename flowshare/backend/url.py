@@ -253,10 +253,11 @@ def _check_settings(url: str, broker: BrokerUrl) -> None:
 def _path(url: str, place: str) -> str:
     path = unquote(place)
     if not path.startswith("/"):
-        shown = path or "path"
+        shown = path.removeprefix("./") or "path"
+        rooted = "" if path.startswith(".") else f"embedded:///{shown} with three slashes, or "
         raise BadBrokerUrl(
-            f"broker {url!r} has no absolute path; write embedded:///{shown} with three slashes, "
-            f"for a directory below the working directory embedded://$PWD/{shown}"
+            f"broker {url!r} has no absolute path; write {rooted}"
+            f"embedded://$PWD/{shown} for a directory below the working directory"
         )
     if not path.strip("/"):
         raise BadBrokerUrl(f"broker {url!r} names the root directory; name a directory below it")

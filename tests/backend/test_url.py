@@ -35,6 +35,7 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("embeded:///x", "did you mean embedded://"),
         ("redis://x", "unknown scheme"),
         ("embedded://shop", "embedded:///shop"),
+        ("embedded://./shop", r"write embedded://\$PWD/shop for a directory below the working"),
         ("embedded://", "no absolute path"),
         ("embedded:///", "root directory"),
         ("embedded:///x?fsnc=true", "did you mean fsync"),
