@@ -4,11 +4,11 @@
 
 The handler itself writes the start and the end of each record to a log, which a kill does not undo, so the judgement
 does not depend on anything flowshare says. Lost: records that never ended and are no dead letters either; one is buried
-rightly only if each attempt that was noted ended with a kill of its process. Ended twice: allowed only if the record
-was running at a kill of its worker or its accept was not yet confirmed then, so each must have ended shortly before
-that kill; how many there were at a kill is printed beside the bound. On an embedded path (the default: a new one) every
-second kill hits the process that leads the path. Then, with one worker, a record whose handler kills its own process
-each time: it must end in the dead letters and hold up nothing else. Prints the seed; exits non-zero on a violation.
+rightly only if it began, and each process that began it was killed. Ended twice: allowed only if the record was running
+at a kill of its worker or its accept was not yet confirmed then, so each must have ended shortly before that kill; how
+many there were at a kill is printed beside the bound. On an embedded path (the default: a new one) every second kill
+hits the process that leads the path. Then, with one worker, a record whose handler kills its own process each time: it
+must end in the dead letters and hold up nothing else. Prints the seed; exits non-zero on a violation.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ async def work(value: bytes, delivery: fs.Delivery) -> None:
 class Journal:
     """What the handlers wrote."""
 
-    starts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    started_by: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    starts: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Processes that began a record."""
     ends: dict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     pause_s: float = 0.0
@@ -104,8 +103,7 @@ class Journal:
             return  # a kill cut it off
         offset, pid, at = int(parts[1]), int(parts[3]), float(parts[4])
         if parts[0] == "start":
-            self.starts[offset].append(at)
-            self.started_by[offset].add(pid)
+            self.starts[offset].append(pid)
             return
         self.ends[offset].append((pid, at))
         self.pids.add(pid)
@@ -218,7 +216,7 @@ def judge(world: World, records: int) -> int:
     missing = [offset for offset in range(records) if offset not in journal.ends]
     buried = set(asyncio.run(dead_letters(world))) if missing else set[int]()
     lost = [offset for offset in missing if offset not in buried]
-    wronged = [offset for offset in missing if not journal.started_by[offset] <= world.kills.keys()]
+    wronged = [offset for offset in buried.intersection(missing) if not _killed_always(world, journal, offset)]
     twice = {offset: ends for offset, ends in journal.ends.items() if len(ends) > 1}
     by_kill: dict[int, int] = defaultdict(int)
     wrong: set[int] = set()
@@ -245,6 +243,12 @@ def judge(world: World, records: int) -> int:
         f"outside the bound {len(wrong)}"
     )
     return len(lost) + len(wronged) + len(wrong)
+
+
+def _killed_always(world: World, journal: Journal, offset: int) -> bool:
+    """Whether a record began, and each process that began it was killed."""
+    begun_by = journal.starts.get(offset, [])
+    return bool(begun_by) and world.kills.keys() >= set(begun_by)
 
 
 def run_kills(kills: int, records: int, seed: int, workers: int, broker: str | None) -> int:
