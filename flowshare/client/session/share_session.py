@@ -71,6 +71,10 @@ BUSY_WAIT_MOST_S: Final = 0.08
 """How long a fetch may be parked while records are in hand and their acknowledgements would wait for it."""
 
 
+TRICKLE_MAX: Final = 8
+"""With more records a fetch they do not trickle: a second fetch would only cost, and bring the half."""
+
+
 class Plan(NamedTuple):
     """What one fetch asks for."""
 
@@ -172,7 +176,7 @@ class Node:
     # a fetch: asked for (`plan`), waiting for the connection until `give_up_s`, under way, or resting after trouble
     plan: Plan | None = None
     trickles: bool = False
-    """Whether the last fetch got some records and all that there were."""
+    """Whether the last fetch got a few records, and all that there were."""
     give_up_s: float | None = None
     rest_until_s: float | None = None
     strikes: int = 0
@@ -415,7 +419,7 @@ class Node:
                 if not self.session.open:
                     self.closing = None
             return
-        self.trickles = 0 < number_of(fetched) < sent.plan.records_max
+        self.trickles = 0 < number_of(fetched) < min(sent.plan.records_max, TRICKLE_MAX + 1)
         if fetched or self.trouble is None:
             self.strikes = 0
             self.owner.say(Arrived(fetched))

@@ -8,7 +8,7 @@ from flowshare.client.net.topology import Topology
 from flowshare.client.session import commands as c
 from flowshare.client.session.core import GONE, LOCAL, LOCK_S, UNANSWERED, SessionCore
 from flowshare.client.session.custody import Generations
-from flowshare.client.session.share_session import LEFT_OUT, NO_SESSION, RESUME_S, Plan
+from flowshare.client.session.share_session import LEFT_OUT, NO_SESSION, RESUME_S, TRICKLE_MAX, Plan
 from flowshare.client.settings import LinkSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -558,8 +558,8 @@ def test_where_records_trickle_in_two_fetches_share_what_is_asked_for(server):
     assert beside(server) == [PLAN.records_max // 2], "one is still parked"
 
 
-@pytest.mark.parametrize("count", [0, PLAN.records_max])
-def test_where_nothing_or_all_came_that_was_asked_for_one_fetch_is_enough(server, count):
+@pytest.mark.parametrize("count", [0, TRICKLE_MAX + 1, PLAN.records_max])
+def test_where_nothing_or_many_or_all_came_that_was_asked_for_one_fetch_is_enough(server, count):
     beside(server)
     server.core.answered(LOCAL, 1, few(count) if count else m.ShareFetchResponse(), server.now_s)
     server.said()
