@@ -17,8 +17,8 @@ Invariants, whatever is lost, late or refused:
 5. A serial node (Kafka's) has one request of a session under way. A parked fetch of another kind of node holds up
    nothing.
 6. Where a partition is not at home, nothing is sent about it but ShareResume.
-7. Bounded: two fetches a node, one at a broker, one resume a node, TRIES_MAX tries of an acknowledgement, and whatever
-   waits has a time at which it ends.
+7. Bounded: two fetches a node in a fleet, else one; one resume a node, TRIES_MAX tries of an acknowledgement, and
+   whatever waits has a time at which it ends.
 
 One node, as its connection sees it, and as its fetch does:
 
@@ -28,7 +28,7 @@ One node, as its connection sees it, and as its fetch does:
     apart         not reached                 apart        Look; what is home there is adrift (a cluster)
     connected     lost, overdue               apart        what was under way has no answer; Look or Refresh
     idle          ask                         fetching     ShareFetch with what rides on it; no connection: Connect
-    fetching      ask, records trickle in     fetching     a second ShareFetch (`Node.fetches_max`)
+    fetching      ask, a fleet, a trickle       fetching     a second ShareFetch (`Node.fetches_max`)
     idle          ask, no connection in time  idle         Arrived with nothing
     fetching      answered                    idle         Arrived; fetching as long as the other one is under way
     fetching      answered with trouble       resting      after a pause Arrived with nothing

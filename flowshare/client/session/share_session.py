@@ -219,10 +219,11 @@ class Node:
     def fetches_max(self, plan: Plan, records_max: int) -> int:
         """How many fetches may be under way there, which ask for `records_max` together.
 
-        Two where records trickle in: what comes while the first one's acquire is written need not wait for that and
-        for the way back. A broker takes one at a time.
+        Two where records trickle in and a fleet leads: what comes while the first one's acquire is written to Kafka
+        need not wait for that and for the way back. A server by itself writes so quickly that a second fetch only
+        costs; a broker takes one at a time.
         """
-        return 2 if plan.beside and self.trickles and records_max > 1 and not self.serial and self.connected else 1
+        return 2 if plan.beside and self.trickles and records_max > 1 and self.owner.fleet and self.connected else 1
 
     def silent(self, now_s: float, limit_s: float) -> bool:
         """Whether answers are overdue by this long, and nothing at all was heard meanwhile."""

@@ -117,6 +117,14 @@ def broker():
     return steps
 
 
+@pytest.fixture
+def worker():
+    """At a fleet's worker, which leads all there is."""
+    steps = Steps(1, keeps=True)
+    steps.opened(1)
+    return steps
+
+
 # --- requests that fail ---------------------------------------------------------------------------------------------
 
 
@@ -542,46 +550,53 @@ def few(count=1):
 
 
 def beside(steps):
-    """What is asked for by one who may be asked beside a fetch that is parked."""
+    """What is sent for one who may be asked beside a fetch that is parked."""
     steps.core.ask(PLAN._replace(beside=True), steps.now_s)
-    return [one.request.max_records for one in steps.said(c.SendRequest)]
+    return steps.said(c.SendRequest)
 
 
-def test_where_records_trickle_in_two_fetches_share_what_is_asked_for(server):
-    assert beside(server) == [PLAN.records_max], "nothing is known yet"
-    server.core.answered(LOCAL, 1, few(), server.now_s)
-    server.said()
+def sizes(sends):
+    return [one.request.max_records for one in sends]
 
-    assert beside(server) == [PLAN.records_max // 2] * 2
-    assert beside(server) == []
-    server.core.answered(LOCAL, 2, few(), server.now_s)
-    assert beside(server) == [PLAN.records_max // 2], "one is still parked"
+
+def trickled(steps, count=1):
+    """A fetch has brought so many records."""
+    (send,) = beside(steps)
+    steps.answer(send, few(count) if count else m.ShareFetchResponse())
+    steps.said()
+
+
+def test_where_records_trickle_in_two_fetches_share_what_is_asked_for(worker):
+    trickled(worker)
+
+    both = beside(worker)
+    assert sizes(both) == [PLAN.records_max // 2] * 2
+    assert beside(worker) == []
+    worker.answer(both[0], few())
+    assert sizes(beside(worker)) == [PLAN.records_max // 2], "one is still parked"
 
 
 @pytest.mark.parametrize("count", [0, TRICKLE_MAX + 1, PLAN.records_max])
-def test_where_nothing_or_many_or_all_came_that_was_asked_for_one_fetch_is_enough(server, count):
-    beside(server)
-    server.core.answered(LOCAL, 1, few(count) if count else m.ShareFetchResponse(), server.now_s)
-    server.said()
+def test_where_nothing_or_many_or_all_came_that_was_asked_for_one_fetch_is_enough(worker, count):
+    trickled(worker, count)
 
-    assert beside(server) == [PLAN.records_max]
+    assert sizes(beside(worker)) == [PLAN.records_max]
 
 
-def test_a_broker_is_asked_for_one_fetch_at_a_time(broker):
-    beside(broker)
-    broker.core.answered(1, 1, few(), broker.now_s)
-    broker.said()
+@pytest.mark.parametrize("kind", ["broker", "server"])
+def test_who_writes_acquires_at_once_is_asked_for_one_fetch_at_a_time(kind, request):
+    steps = request.getfixturevalue(kind)
+    trickled(steps)
 
-    assert beside(broker) == [PLAN.records_max]
+    assert sizes(beside(steps)) == [PLAN.records_max]
 
 
-def test_both_fetches_of_a_connection_that_is_lost_end_with_nothing(server):
-    beside(server)
-    server.core.answered(LOCAL, 1, few(), server.now_s)
-    assert len(beside(server)) == 2
-    server.said()
+def test_both_fetches_of_a_connection_that_is_lost_end_with_nothing(worker):
+    trickled(worker)
+    assert len(beside(worker)) == 2
+    worker.said()
 
-    server.core.lost(LOCAL, server.now_s)
+    worker.core.lost(1, worker.now_s)
 
-    assert server.said(c.Arrived) == [c.Arrived([])] * 2
-    assert not server.core.busy
+    assert worker.said(c.Arrived) == [c.Arrived([])] * 2
+    assert not worker.core.busy
