@@ -132,7 +132,13 @@ class Feeder:
         self._draining = False
         self._stall = StallWatch(agent, clock=clock, admin=environment.admin)
         self._prefetcher = Prefetcher(
-            agent, self._fetch_size, self._bucket, self._stall, self._take_fetched, clock=clock
+            agent,
+            self._fetch_size,
+            self._bucket,
+            self._stall,
+            self._take_fetched,
+            clock=clock,
+            call_soon=environment.service_loop.call_soon,
         )
         self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
