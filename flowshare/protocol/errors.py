@@ -17,10 +17,7 @@ class ErrorCode(enum.IntEnum):
     @classmethod
     def known(cls, number: int) -> ErrorCode:
         """The error of this number; a number that is not known yet becomes UNKNOWN_SERVER_ERROR."""
-        try:
-            return cls(number)
-        except ValueError:
-            return cls.UNKNOWN_SERVER_ERROR
+        return _KNOWN.get(number, cls.UNKNOWN_SERVER_ERROR)
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -158,6 +155,8 @@ class ErrorCode(enum.IntEnum):
     STREAMS_TOPOLOGY_FENCED = 132
     SHARE_SESSION_LIMIT_REACHED = 133
 
+
+_KNOWN: Final = {int(code): code for code in ErrorCode}
 
 CORE_ERRORS: Final[dict[type[core_errors.CoreError], ErrorCode]] = {
     core_errors.InvalidRequest: ErrorCode.INVALID_REQUEST,

@@ -139,7 +139,8 @@ class SessionCore:
         self._adopts = adopts
         self._topology: Topology | None = None
         self._routed = False
-        self._said: list[Command] = []
+        self.said: list[Command] = []
+        """What `take` gives."""
         self._numbers = 0
         self._waiting: list[Ack] = []
         """Acknowledgements that wait for a leader."""
@@ -209,12 +210,12 @@ class SessionCore:
 
     def take(self) -> list[Command]:
         """What is to be done, in order; each thing is said once."""
-        said, self._said = self._said, []
+        said, self.said = self.said, []
         return said
 
     def say(self, command: Command) -> None:
         """Have this done."""
-        self._said.append(command)
+        self.said.append(command)
 
     def next_number(self) -> int:
         """For a request."""
@@ -341,8 +342,11 @@ class SessionCore:
         needed = [node for node in self.nodes.values() if node.needed]
         part = plan.records_max // max(1, len(needed))
         for node in needed:
+            if node.plan is not None or node.rest_until_s is not None:
+                continue
             most = node.fetches_max(plan, part)
-            each = plan._replace(records_max=max(1, part // most)) if plan.records_max > 0 else plan
+            size = max(1, part // most) if plan.records_max > 0 else plan.records_max
+            each = plan if size == plan.records_max else plan._replace(records_max=size)
             for _ in range(most - node.sends("fetch")):
                 if node.plan is not None or node.rest_until_s is not None:
                     break
@@ -351,7 +355,7 @@ class SessionCore:
                     node.give_up_s = now_s + plan.max_wait_s
                     self.say(Connect(node.node_id))
                 node.pump(now_s)
-        if self._plan is None and not self.busy:
+        if not needed and self._plan is None and not self.busy:
             self._plan = plan, now_s + plan.max_wait_s
 
     def end_fetches(self, now_s: float) -> None:

@@ -84,7 +84,7 @@ class Membership:
 
     def topic_name(self, topic_id: uuid.UUID) -> str:
         """Name of a topic that is or was assigned."""
-        return self.names.get(topic_id, str(topic_id))
+        return self.names.get(topic_id) or str(topic_id)
 
     async def join(self) -> None:
         """Join and return after the first answer; heartbeats go on by themselves.

@@ -73,4 +73,8 @@ class AckResult(NamedTuple):
 
 def number_of(fetched: Iterable[Fetched]) -> int:
     """How many offsets were acquired."""
-    return sum(last - first + 1 for part in fetched for first, last, _ in part.acquired)
+    number = 0
+    for part in fetched:
+        for first, last, _ in part.acquired:
+            number += last - first + 1
+    return number

@@ -214,7 +214,11 @@ class Node:
 
     def sends(self, kind: Kind) -> int:
         """How many requests of this kind are under way."""
-        return sum(sent.kind == kind for sent in self.under_way.values())
+        number = 0
+        for sent in self.under_way.values():
+            if sent.kind == kind:
+                number += 1
+        return number
 
     def fetches_max(self, plan: Plan, records_max: int) -> int:
         """How many fetches may be under way there, which ask for `records_max` together.
@@ -280,7 +284,7 @@ class Node:
             self._send_acks(self.take(renewal=True) or self.take(renewal=False), now_s)
 
     def _pump_serial(self, now_s: float, *, fetches: bool) -> None:
-        renews = any(ack.call.renewal for ack in self.pile)
+        renews = bool(self.pile) and any(ack.call.renewal for ack in self.pile)
         waits = bool(self.pile) and not renews and not fetches
         if waits and self.ride_due_s is None and self.acknowledge_linger:
             self.ride_due_s = now_s + self.acknowledge_linger

@@ -223,8 +223,8 @@ class SessionShell:
             return
         self._acting = True
         try:
-            while said := self.core.take():
-                for one in said:
+            while self.core.said:
+                for one in self.core.take():
                     if not self._closed or isinstance(one, c.Answered | c.Late):
                         self._doing[type(one)](one)
         finally:
