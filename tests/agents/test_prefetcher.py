@@ -160,6 +160,19 @@ def test_less_is_held_and_the_acknowledgements_of_it_ride_on_the_fetch_that_is_a
     assert world.member.asked == [20, 20]
 
 
+def test_what_ends_while_another_end_waits_for_its_turn_waits_with_it(world):
+    world.size.acknowledgements_first = True
+    world.member.answer([])
+    world.size.acknowledgements_first = False
+    world.member.answers.clear()
+    world.member.answer(fetched(0, 4))
+    assert (world.member.asked, world.taken) == ([20], [])
+
+    world.next_turn()
+
+    assert (world.member.asked, world.taken) == ([20, 20], [5])
+
+
 def test_what_came_before_a_stop_and_was_not_taken_is_left_to_the_last_fetch(world):
     world.size.acknowledgements_first = True
     world.member.answer(fetched(0, 4))

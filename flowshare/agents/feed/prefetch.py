@@ -338,7 +338,7 @@ class Prefetcher:
 
     def _after_acknowledgements(self, step: Callable[[], None]) -> None:
         """Do it, a turn of the loop later where many acknowledgements are to ride on what it asks for; once a turn."""
-        if not self._size.acknowledgements_first:
+        if not (self._size.acknowledgements_first or self._next_turn):
             step()
         elif step not in self._next_turn:
             self._next_turn.append(step)
