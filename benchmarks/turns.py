@@ -46,8 +46,11 @@ def run(tree: Path, script: str, arguments: list[str]) -> dict[str, float]:
     command = [str(tree / ".venv/bin/python"), str(tree / "benchmarks" / script), *arguments]
     done = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, text=True, check=False, timeout=LIMIT_S)
     found = figures(done.stdout)
-    if not found:
-        raise SystemExit(f"{script} printed no figures in {tree} (exit code {done.returncode}); run `make setup` there")
+    if done.returncode or not found:
+        raise SystemExit(
+            f"{script} failed in {tree}, or printed no figures (exit code {done.returncode}): run `make setup` there. "
+            "core.py, server.py and log.py print theirs in another form: run those by hand"
+        )
     return found
 
 

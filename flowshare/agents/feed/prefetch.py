@@ -55,7 +55,8 @@ WINDOW_PARTS: Final = 3
 UNCONFIRMED_MAX: Final = 50_000
 """Acknowledgements without an answer; with so many nothing is asked for."""
 FEW: Final = 32
-"""Records of a fetch that are handed to the handlers before the next fetch leaves."""
+"""Records of a fetch that are handed to the handlers before the next fetch leaves; and so many acknowledgements are not
+worth waiting a turn of the loop for."""
 FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_BYTES_USUAL: Final = 1 << 20
 """What a fetch allows as long as its records need no more: a broker looks at every batch of what it may send."""

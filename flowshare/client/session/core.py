@@ -28,7 +28,7 @@ One node, as its connection sees it, and as its fetch does:
     apart         not reached                 apart        Look; what is home there is adrift (a cluster)
     connected     lost, overdue               apart        what was under way has no answer; Look or Refresh
     idle          ask                         fetching     ShareFetch with what rides on it; no connection: Connect
-    fetching      ask, a fleet, a trickle       fetching     a second ShareFetch (`Node.fetches_max`)
+    fetching      ask, a fleet, a trickle     fetching     a second ShareFetch (`Node.fetches_max`)
     idle          ask, no connection in time  idle         Arrived with nothing
     fetching      answered                    idle         Arrived; fetching as long as the other one is under way
     fetching      answered with trouble       resting      after a pause Arrived with nothing

@@ -69,8 +69,6 @@ lead where there is one server."""
 BUSY_WAIT_LEAST_S: Final = 0.01
 BUSY_WAIT_MOST_S: Final = 0.08
 """How long a fetch may be parked while records are in hand and their acknowledgements would wait for it."""
-
-
 TRICKLE_MAX: Final = 8
 """With more records a fetch they do not trickle: a second fetch would only cost, and bring the half."""
 
