@@ -159,6 +159,30 @@ async def test_groups_are_listed_from_every_broker(clock):
     await admin.close()
 
 
+async def test_groups_are_listed_when_a_broker_has_loaded_those_that_it_takes_over(clock):
+    fake = FakeCluster(clock, [1, 2])
+    fake.brokers[2].then(
+        m.ListGroupsRequest, *[m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) for _ in range(3)]
+    )
+    admin = ShareAdmin(fake.connect, clock=clock)
+
+    assert [group.group_id for group in await within(clock, 5, admin.list_groups())] == ["g1", "g2"]
+    await admin.close()
+
+
+async def test_groups_are_listed_while_a_broker_goes_that_the_others_still_name(clock):
+    fake = FakeCluster(clock, [1, 2, 3])
+    fake.brokers[3].down = True
+    admin = ShareAdmin(fake.connect, clock=clock)
+    listing = asyncio.ensure_future(admin.list_groups())
+    await clock.advance(1)
+    assert not listing.done()
+    del fake.brokers[3]
+
+    assert [group.group_id for group in await within(clock, 15, listing)] == ["g1", "g2"]
+    await admin.close()
+
+
 async def test_groups_are_listed_without_a_broker_that_was_taken_away(clock):
     fake = FakeCluster(clock, [1, 2, 3])
     admin = ShareAdmin(fake.connect, clock=clock)

@@ -324,10 +324,21 @@ class ClusterConnection:
         return answers, problem
 
     async def _to_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
-        await self.cluster.look(())  # a broker that was taken away for good would be asked for ever
+        """What all brokers say together: one that takes another one's groups over says nothing until it has them."""
+        look = partial(self.cluster.look, ())
+        await look()  # a broker that was taken away for good would be asked for ever
         groups: dict[str, Any] = {}
         for node in sorted(self.cluster.topology.nodes):
-            answer = await self._to_node(request, node)
+
+            async def find(node: int = node) -> int:
+                return node
+
+            try:
+                answer = await self._until_right(request, find, look, NO_COORDINATOR, f"broker {node}")
+            except NotConnected:
+                if node in self.cluster.topology.nodes:
+                    raise
+                continue  # it was taken away meanwhile
             if answer.error is not ErrorCode.NONE:
                 return cast("messages.ListGroupsResponse", answer)
             groups.update({group.group_id: group for group in answer.groups})
@@ -387,7 +398,7 @@ def _errors(answer: Any) -> set[ErrorCode]:
     """Errors of an answer, its own and those of its first parts (a request for one group or partition has one)."""
     found = {getattr(answer, "error", ErrorCode.NONE)}
     for parts in (getattr(answer, "groups", ()), getattr(answer, "partitions", ())):
-        found.update(part.error for part in parts[:1])
+        found.update(getattr(part, "error", ErrorCode.NONE) for part in parts[:1])
     return found
 
 
