@@ -60,13 +60,13 @@ CONF = (
 BATCHES_A_KILL = 8
 PARTITIONS = 3
 PRODUCED = 600
-GOING_S = 90.0
+GOING_S = 240.0
 QUIET_S = 20.0
 """How long no batch may be committed before one looks whether there is anything left."""
-END_S = 300.0
+END_S = 600.0
 ENDS = 3
 """How often a pipeline may run to its end: what a dead one had locked is given again when the lock is over."""
-STOP_S = 60.0
+STOP_S = 120.0
 SLOW_S = (0.05, 0.4)
 """How late each piece of bytes is."""
 STALL_S = (1.0, 6.0)

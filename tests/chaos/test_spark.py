@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.spark import Plan, chaos
 
-pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize(("place", "sink"), [("embedded", "files"), ("native", "batches"), ("workers", "files")])

@@ -9,7 +9,7 @@ import pytest
 from tests.spark.serving import serving
 from tests.waiting import blocking_until
 
-LIMIT_S = 60
+LIMIT_S = 150
 
 
 @pytest.fixture

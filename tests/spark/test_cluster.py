@@ -11,8 +11,8 @@ import pytest
 
 from tests.spark.serving import serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(240)]
-LIMIT_S = 150
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(480)]
+LIMIT_S = 240
 CONF = (
     "spark.ui.enabled=false",
     "spark.driver.host=127.0.0.1",

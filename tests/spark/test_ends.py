@@ -7,7 +7,7 @@ import pytest
 
 from tests.waiting import blocking_until
 
-LIMIT_S = 60
+LIMIT_S = 150
 RESTARTS = 3
 
 

@@ -22,11 +22,11 @@ from flowshare.dev.jars import libraries
 from tests.chaos.spark import jvm_of
 from tests.spark.serving import serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(480)]
 APP = "tests.spark.pipes:app"
 ROOT = Path(__file__).parents[2]
 SQLITE = Path(__file__).with_name("sqlite.xml")
-LIMIT_S = 120
+LIMIT_S = 240
 CONF = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.memory=700m")
 
 

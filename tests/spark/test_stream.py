@@ -14,7 +14,7 @@ from flowshare.spark import settle
 from flowshare.spark.source.member import GroupMember
 from flowshare.spark.source.options import SourceOptions
 
-LIMIT_S = 60
+LIMIT_S = 150
 LOCK_S = 1.0
 on_one_machine = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 """For what does not depend on where the group lives."""

@@ -28,10 +28,10 @@ from flowshare.spark.workers.supervisor import SparkSupervisor
 from flowshare.spark.workers.task import WorkerTask
 from tests.waiting import blocking_until, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 SECRET = "a-password-that-stands-in-no-file"
 NOT_COMPRESSED = "--conf spark.eventLog.compress=false"
 
@@ -326,13 +326,17 @@ async def test_a_fleet_grows_and_shrinks_while_records_flow_and_none_runs_twice(
     here = place(f"embedded://{tmp_path}/path", "resized")
     async with InProcess(spark, here) as kit:
         await kit.run(1)
-        sending = asyncio.ensure_future(produce(kit.backend, here.name, 2000))
         kit.fleet.resize(2)
-        await kit.until(lambda: len(here.journal.pids) == 2)
+        sent = 0
+        while len(here.journal.pids) < 2:  # records flow for as long as the second worker takes to come
+            await produce(kit.backend, here.name, 400)
+            sent += 400
+            await kit.until(lambda sent=sent: len(here.journal.pids) == 2 or len(here.journal.done) > sent - 100)
+        sending = asyncio.ensure_future(produce(kit.backend, here.name, 2000))
         kit.fleet.resize(1)
         await kit.until(lambda: len(kit.fleet.rows()) == 1)
-        await kit.until(lambda: len(here.journal.done) == 2000)
         await sending
+        await kit.until(lambda: len(here.journal.done) == sent + 2000)
 
         assert await kit.stop() == 0
         assert Counter(record for record, _ in here.journal.notes("start")).most_common(1)[0][1] == 1
