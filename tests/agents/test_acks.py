@@ -54,6 +54,18 @@ class WritingMember:
             for tp, batches in acks.items()
         ]
 
+    def begin_acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        told: Callable[[list[AckResult]], object],
+        *,
+        generation: int | None = None,
+        on_late: Callable[[AckResult], object] | None = None,
+        rides: bool = False,
+    ) -> None:
+        task = asyncio.ensure_future(self.acknowledge(acks, generation=generation, on_late=on_late))
+        task.add_done_callback(lambda done: told(done.result()))
+
     @property
     def sent(self) -> list[tuple[int, int, bytes]]:
         return [
@@ -189,16 +201,22 @@ async def test_a_partition_without_a_leader_holds_up_no_other():
 
 
 @pytest.mark.flowshare
-async def test_what_waits_for_a_leader_when_the_agent_stops_is_left():
-    member, stats = MovingMember(), AgentStats()
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_waits_for_a_leader_when_the_agent_stops_is_not_sent_again(begun: bool):
+    member, stats = MovingMember(lambda tp, batches: ErrorCode.KAFKA_STORAGE_ERROR), AgentStats()
     sender = AckSender("agent", ManualClock(), stats)
     sender.start(member)  # type: ignore[arg-type]
     sender.accept((OTHER, 0), [5])
     await settle()
-    member.late[0]()
+    if begun:
+        member.late[0]()
     await sender.stop()
+    if not begun:
+        member.late[0]()
+    sender.accept((OTHER, 0), [6])
+    await settle()
 
-    assert stats.accepted == 0
+    assert (stats.accepted, len(member.requests)) == (0, 1)
 
 
 def test_a_failure_of_one_partition_leaves_the_other_alone():
@@ -289,15 +307,39 @@ def test_renewing_finds_the_ranges_whose_locks_are_lost():
 
 
 def test_a_fault_while_acknowledging_is_logged_and_the_next_ones_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+    stats, confirmed = AgentStats(), list[tuple[int, str]]()
+
+    class Faulty(WritingMember):
+        def begin_acknowledge(self, acks: Any, told: Any, **more: Any) -> None:
+            if acks[TP][0].first == 1:
+                raise RuntimeError("a fault of ours")
+            super().begin_acknowledge(acks, told, **more)
+
+    async def main() -> None:
+        sender = AckSender("agent", ManualClock(), stats, lambda ack, _, how: confirmed.append((ack.first, how)))
+        sender.start(Faulty())  # type: ignore[arg-type]
+        sender.accept((TP, 0), [1, 2])
+        await settle()
+        sender.accept((TP, 0), [7])
+        await sender.flush()
+        await sender.stop()
+
+    fs.testing.run(main())
+
+    assert (stats.ack_unknown, stats.accepted) == (2, 1)
+    assert confirmed == [(7, "accepted")]
+    assert "what was not confirmed may run again" in caplog.text
+
+
+def test_a_fault_while_halving_is_logged_and_the_next_ones_are_sent(caplog: pytest.LogCaptureFixture) -> None:
     def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
-        if batches[0].first == 1:
+        if batches[0].first == batches[-1].last == 1:
             raise RuntimeError("a fault of ours")
-        return ErrorCode.NONE
+        return ErrorCode.INVALID_RECORD_STATE if batches[0].first == 1 else ErrorCode.NONE
 
     async def act(sender: AckSender, member: WritingMember) -> None:
         sender.accept((TP, 0), [1, 2])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await settle()
         sender.accept((TP, 0), [7])
 
     _, stats, confirmed = acking(answer, act)
@@ -305,6 +347,52 @@ def test_a_fault_while_acknowledging_is_logged_and_the_next_ones_are_sent(caplog
     assert (stats.ack_unknown, stats.accepted) == (2, 1)
     assert [(ack.first, how) for ack, how in confirmed] == [(7, "accepted")]
     assert "what was not confirmed may run again" in caplog.text
+
+
+def test_who_is_told_of_outcomes_and_fails_keeps_none_from_being_confirmed(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of the observer")
+
+    async def main() -> None:
+        sender = AckSender("agent", ManualClock(), stats, fail)
+        sender.start(WritingMember())  # type: ignore[arg-type]
+        sender.accept((TP, 0), [1, 3])
+        await sender.flush()
+        await sender.stop()
+
+    stats = AgentStats()
+    fs.testing.run(main())
+
+    assert stats.accepted == 2
+    assert "a fault of the observer" in caplog.text
+
+
+class Prompt(WritingMember):
+    """Knows each outcome before the call returns, as of what no connection is left for."""
+
+    def begin_acknowledge(self, acks: Any, told: Any, **_: Any) -> None:
+        self.requests.append(dict(acks))
+        told([AckResult("in", *tp, tuple(made), ErrorCode.NONE, None, 9.0) for tp, made in acks.items()])
+
+
+def test_outcomes_that_are_known_at_once_leave_nothing_under_way() -> None:
+    stats = AgentStats()
+
+    async def main() -> None:
+        member, sender = Prompt(), AckSender("agent", ManualClock(), stats)
+        sender.accept((TP, 0), [1])
+        sender.accept((TP, 1), [2])
+        sender.start(member)  # type: ignore[arg-type]
+        assert (sender.unconfirmed, len(member.requests)) == (0, 2)
+        await sender.flush()
+        sender.accept((TP, 1), [3])
+        sender.ride()
+        assert (sender.unconfirmed, len(member.requests)) == (0, 3)
+        await sender.stop()
+
+    fs.testing.run(main())
+
+    assert stats.accepted == 3
 
 
 @asynccontextmanager
@@ -324,13 +412,28 @@ async def test_where_requests_are_dear_the_first_goes_at_once_and_what_follows_i
             sender.accept((TP, 0), [offset])
             await clock.advance(0.001)
         assert member.sent == [(0, 0, ACCEPT)]
-        await clock.advance(0.003)
+        await clock.advance(0.0071)
         assert member.sent == [(0, 0, ACCEPT), (1, 2, ACCEPT)]
 
         await clock.advance(1)
         sender.accept((TP, 0), [3])
         await settle()
         assert member.sent[2:] == [(3, 3, ACCEPT)]
+
+
+@pytest.mark.flowshare
+async def test_what_was_gathered_goes_with_the_next_fetch_and_at_no_time_of_its_own():
+    async with gathering() as (sender, member, clock):
+        sender.accept((TP, 0), [0])
+        await clock.advance(0.004)
+        sender.accept((TP, 0), [1])
+        sender.ride()
+        await settle()
+        assert member.sent == [(0, 0, ACCEPT)]
+        await clock.advance(0.001)
+        sender.ride()
+        await settle()
+        assert member.sent == [(0, 0, ACCEPT), (1, 1, ACCEPT)]
 
 
 @pytest.mark.flowshare

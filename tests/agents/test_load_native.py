@@ -7,10 +7,13 @@ import asyncio
 import pytest
 
 import flowshare as fs
+from flowshare.agents.feed.stalls import StallWatch
+from flowshare.agents.host.host import Host
 from flowshare.agents.scale import lag
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.retention import Facts
 from flowshare.clock import LoopClock
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -54,3 +57,38 @@ def test_age_and_retention_of_the_first_unfinished_record_are_read_from_its_log(
     assert "rate of new records is not known" in first["retention"]
     assert second["retention"] == "by retention.ms"
     assert second["retention_left_s"] == pytest.approx(3600 - second["oldest_age_s"])
+
+
+def test_fetches_of_a_busy_agent_bring_something(kafka, unique, monkeypatch):
+    """A broker gives nothing while the locks of what was handled and not acknowledged yet take all that there are: a
+    fetch that leaves before the acknowledgements that are to ride on it comes back empty."""
+    topic, name, count, empty, usual = unique("full"), unique("app"), 200_000, [], StallWatch.nothing_fetched
+
+    def nothing_fetched(watch: StallWatch, feeder: object) -> None:
+        empty.append(feeder)
+        usual(watch, feeder)
+
+    monkeypatch.setattr(StallWatch, "nothing_fetched", nothing_fetched)
+
+    async def handle() -> tuple[int, int]:
+        async with fs.Broker(kafka.url) as broker:
+            await fs.ShareAdmin(broker).create_topic(topic)
+            await fs.Producer(broker).send_many(topic, [b"x" * 100] * count)
+        app, handled = fs.App(name, broker=kafka.url), 0
+
+        @app.share_agent(app.topic(topic, value_type=bytes), name="work", start="earliest")
+        async def work(value: bytes) -> None:
+            nonlocal handled
+            handled += 1
+
+        host = Host(app)
+        await host.start()
+        await until(lambda: handled == count)
+        found = len(empty), int(host.runtimes["work"].stats()["fetches"])
+        await host.drain(10)
+        await host.stop()
+        return found
+
+    nothing, fetches = asyncio.run(handle())
+
+    assert nothing < fetches / 6, f"{nothing} of {fetches} fetches brought nothing"

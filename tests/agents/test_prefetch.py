@@ -69,17 +69,6 @@ def test_nothing_is_asked_for_while_too_many_acknowledgements_have_no_answer(age
     assert agent.size.wanted() == TARGET
 
 
-def test_only_a_brokers_locks_are_waited_for_and_only_with_many_acknowledgements(agent):
-    agent.acks.unconfirmed = FEW + 1
-    assert not agent.size.acknowledgements_first
-
-    agent.shares(locks=300, members=1)
-    assert agent.size.acknowledgements_first
-
-    agent.acks.unconfirmed = FEW
-    assert not agent.size.acknowledgements_first
-
-
 def test_one_fetch_takes_a_part_of_the_record_locks_at_most(agent):
     agent.shares(locks=300, members=2)
 

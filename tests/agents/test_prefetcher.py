@@ -44,6 +44,8 @@ class Member:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.order: list[str] = []
+        """What was asked for and acknowledged."""
         self.answers: deque[list[Fetched] | Exception] = deque()
         self.refuses: Exception | None = None
         self.listener = None
@@ -55,6 +57,7 @@ class Member:
         if self.refuses is not None:
             raise self.refuses
         self.asked.append(plan.records_max)
+        self.order.append("fetch")
         self.bytes_max = plan.bytes_max
         self.mode = plan.mode
 
@@ -84,21 +87,22 @@ class World:
             whole=lambda count: self.whole,
             group=None,
             paused=False,
-            acknowledgements_first=False,
         )
-        self.soon: deque = deque()
         self.whole = False
+        self.order = self.member.order
         stall = SimpleNamespace(
             paused=lambda: self.told.append("paused"), rate_limited=lambda wait_s: self.told.append("limited")
         )
         agent = SimpleNamespace(name="a", group="g")
         self.prefetcher = Prefetcher(
-            agent, self.size, bucket, stall, self.take, clock=self.clock, call_soon=self.soon.append
+            agent,
+            self.size,
+            bucket,
+            stall,
+            self.take,
+            clock=self.clock,
+            ride=lambda: self.order.append("acknowledge"),
         )
-
-    def next_turn(self) -> None:
-        while self.soon:
-            self.soon.popleft()()
 
     def take(self, fetched) -> bool:
         self.taken.append(number_of(fetched))
@@ -135,52 +139,14 @@ def test_what_nobody_asked_for_any_more_is_taken_all_the_same(world):
     assert (world.member.asked, world.taken) == ([20], [5, 2])
 
 
-def test_many_acknowledgements_have_their_turn_before_the_next_fetch_leaves(world):
-    world.size.acknowledgements_first = True
+def test_acknowledgements_that_wait_ride_on_each_fetch_that_is_asked_for(world):
     world.member.answer(fetched(0, 4))
-    assert (world.member.asked, world.taken) == ([20], [])
-
-    world.prefetcher.look()  # one of the acknowledged records is held no longer
-    assert world.member.asked == [20], "the fetch has not ended for who looks"
-    world.next_turn()
-
-    assert (world.member.asked, world.taken) == ([20, 20], [5])
-
-
-def test_less_is_held_and_the_acknowledgements_of_it_ride_on_the_fetch_that_is_asked_for(world):
     world.wanted = 0
-    world.member.answer([])
-    world.size.acknowledgements_first, world.wanted = True, 20
+    world.member.answer(fetched(5, 9))
+    world.wanted = 20
     world.prefetcher.look()
-    world.prefetcher.look()
-    assert (world.member.asked, len(world.soon)) == ([20], 1)
 
-    world.next_turn()
-
-    assert world.member.asked == [20, 20]
-
-
-def test_what_ends_while_another_end_waits_for_its_turn_waits_with_it(world):
-    world.size.acknowledgements_first = True
-    world.member.answer([])
-    world.size.acknowledgements_first = False
-    world.member.answers.clear()
-    world.member.answer(fetched(0, 4))
-    assert (world.member.asked, world.taken) == ([20], [])
-
-    world.next_turn()
-
-    assert (world.member.asked, world.taken) == ([20, 20], [5])
-
-
-def test_what_came_before_a_stop_and_was_not_taken_is_left_to_the_last_fetch(world):
-    world.size.acknowledgements_first = True
-    world.member.answer(fetched(0, 4))
-
-    world.prefetcher.stop()
-    world.next_turn()
-
-    assert (list(world.member.answers), world.taken) == ([fetched(0, 4)], [])
+    assert world.order == ["acknowledge", "fetch"] * 3
 
 
 def test_nothing_is_asked_until_it_is_worth_asking(world):

@@ -4,15 +4,28 @@ What finishes while a request is under way waits for the next one, so an idle ag
 one in bulk. Ranges are runs of contiguous finished offsets with one type; they never bridge an unfinished offset.
 A request holds or fails per partition as a whole, so a partition that fails for one lost lock is halved until the
 lost offsets stand alone.
+
+What happens calls, and no task waits for it: only what is sent again, by halves or later, is a task's. Invariants:
+1. One request of each connection is under way at a time, what comes of it included.
+2. What waits has a request under way whose outcome sends it, a turn of the loop, or a time at which it is sent.
+3. `unconfirmed` is what waits, what is under way, and what waits for another leader.
+
+| | nothing under way | under way |
+|---|---|---|
+| an acknowledgement comes | it goes a turn of the loop later, so that what finishes together goes together | waits |
+| that turn, or a fetch is about to leave | all goes; while more is gathered, with a fetch that leaves after that, or a
+moment later by itself | – |
+| so many wait that they are sent at once, or somebody waits for them | all goes | – |
+| the outcome | – | all that waits goes, as soon as it was gathered |
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.handler.chunk import runs
@@ -26,10 +39,10 @@ if TYPE_CHECKING:
     from flowshare.agents.feed.members import Member
     from flowshare.agents.run.stats import AgentStats
     from flowshare.client.session.ranges import AckResult
-    from flowshare.client.session.shell import Late
-    from flowshare.clock import Clock
+    from flowshare.clock import Clock, TimerHandle
 
 logger = logging.getLogger("flowshare.agents")
+FAILED: Final = "agent=%s: acknowledging failed; what was not confirmed may run again"
 
 ACCEPT: Final = bytes((AcknowledgeType.ACCEPT,))
 RELEASE: Final = bytes((AcknowledgeType.RELEASE,))
@@ -54,6 +67,9 @@ NOT_DONE: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LEA
 GATHER_S: Final = 0.005
 """What acknowledgements are gathered for on a broker: each of them is a write of its own there, and while it is under
 way, the fetch that it rides on is held up."""
+RIDE_S: Final = 0.005
+"""How long what was gathered waits for a fetch to ride on; it is asked for now and then, while a time of its own wakes
+the loop."""
 GATHERED_MAX: Final = 200
 """So many offsets are sent at once."""
 HALVINGS_MAX: Final = 256
@@ -138,6 +154,9 @@ class _Pending:
 
 Key = tuple[TopicPartition, int]
 """Partition and generation (of the connection over which the records were acquired)."""
+Acks = dict[TopicPartition, list[AckRange]]
+Refused = tuple[list[AckRange], "AckResult"]
+"""What is to be sent again: of what one offset may have made fail the halves, what was not done as it is."""
 
 
 class AckSender:
@@ -155,27 +174,28 @@ class AckSender:
         """gather_s: least time between two requests, unless `GATHERED_MAX` offsets wait: where each is dear."""
         self._gather_s = gather_s
         self._sent_at = -gather_s
-        self._hurry = asyncio.Event()
+        self._hurry = False
+        """Whether somebody waits for what is gathered."""
         self._agent = agent
         self._clock = clock
         self._stats = stats
         self._on_confirmed = on_confirmed
         self._member: Member | None = None
         self._pending: dict[Key, _Pending] = {}
-        self._wanted = asyncio.Event()
+        self._under_way = 0
+        """Requests; one for each connection."""
+        self._turn_due = False
+        self._timer: TimerHandle | None = None
+        self._stopped = False
         self._flushed = asyncio.Event()
-        self._flushed.set()
-        self._task: asyncio.Task[None] | None = None
-        self._late_tasks: set[asyncio.Task[None]] = set()
-        self._late = 0
-        """Offsets of which the outcome waits for another leader, in a fleet."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self.unconfirmed = 0
         """Offsets that wait for their acknowledgement or its answer."""
 
     def start(self, member: Member) -> None:
         """Begin to send over this member."""
         self._member = member
-        self._task = asyncio.create_task(self._run(), name=f"acks {self._agent}")
+        self._send()
 
     def accept(self, key: Key, offsets: list[int]) -> None:
         """Accept these offsets (in any order)."""
@@ -190,17 +210,48 @@ class AckSender:
         self._at(key).others.append(ack)
         self._add(ack.size)
 
+    def ride(self) -> None:
+        """A fetch is asked for right after this: send what was gathered, so that it rides on that."""
+        self._send(rides=True)
+
+    def _send(self, *, rides: bool = False) -> None:
+        """Send what waits, unless more is gathered."""
+        if self._member is None or self._stopped or self._under_way or not self._pending:
+            return
+        if self._gather_s:
+            now_s = self._clock.monotonic()
+            gathered_s = now_s - self._sent_at
+            if gathered_s < self._gather_s and not self._hurry and self.unconfirmed < GATHERED_MAX:
+                if self._timer is None:
+                    self._timer = self._clock.call_later(self._gather_s + RIDE_S - gathered_s, self._gathered)
+                return
+            self._sent_at = now_s
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        pending, self._pending = self._pending, {}
+        by_generation: dict[int, Acks] = {}
+        for (tp, generation), gathered in pending.items():
+            by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
+        self._under_way = len(by_generation)
+        for generation, acks in by_generation.items():
+            self._begin(acks, generation, rides=rides)
+
     async def flush(self) -> None:
         """Wait until everything gathered so far has its answer."""
         while self.unconfirmed:
-            self._hurry.set()
+            self._hurry = True
             self._flushed.clear()
-            await self._flushed.wait()
+            self._send()
+            if self.unconfirmed:
+                await self._flushed.wait()
 
     async def stop(self) -> None:
         """End; what is not sent is left to the closing of the session."""
-        task, self._task = self._task, None
-        await cancelled(*self._late_tasks, task)
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await cancelled(*self._tasks)
 
     async def renew(self, key: Key, ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
         """Renew locks now; returns the ranges that are lost and the new deadline (0: unknown)."""
@@ -222,83 +273,104 @@ class AckSender:
 
     def _add(self, count: int) -> None:
         self.unconfirmed += count
-        self._wanted.set()
-        if self.unconfirmed >= GATHERED_MAX:
-            self._hurry.set()
+        if self._under_way or self._turn_due or self._member is None:
+            return  # an outcome, that turn or the start sends it
+        if self._timer is None or self.unconfirmed >= GATHERED_MAX:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
-    async def _gather(self) -> None:
-        """Wait until it is worth sending. Nothing is under way, so all that is unconfirmed waits here."""
-        left_s = self._sent_at + self._gather_s - self._clock.monotonic()
-        if left_s > 0 and self.unconfirmed < GATHERED_MAX:
-            self._hurry.clear()
-            with contextlib.suppress(TimeoutError):
-                await self._clock.wait_for(self._hurry.wait(), left_s)
-        self._sent_at = self._clock.monotonic()
+    def _turn(self) -> None:
+        self._turn_due = False
+        self._send()
 
-    async def _run(self) -> None:
-        while True:
-            await self._wanted.wait()
-            if self._gather_s:
-                await self._gather()
-            self._wanted.clear()
-            pending, self._pending = self._pending, {}
-            try:
-                await self._send(pending)
-            except Exception:
-                # The records stay locked until their locks lapse, then they run again: late, but never lost.
-                waiting = sum(gathered.size for gathered in self._pending.values()) + self._late
-                self._stats.ack_unknown += self.unconfirmed - waiting
-                self.unconfirmed = waiting
-                logger.exception("agent=%s: acknowledging failed; what was not confirmed may run again", self._agent)
-            if not self.unconfirmed:
-                self._flushed.set()
+    def _gathered(self) -> None:
+        self._timer = None
+        self._send()
 
-    async def _send(self, pending: dict[Key, _Pending]) -> None:
-        """One request for each generation (there is rarely more than one), then what failed, by halves."""
-        by_generation: dict[int, dict[TopicPartition, list[AckRange]]] = {}
-        for (tp, generation), gathered in pending.items():
-            by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
-        for generation, acks in by_generation.items():
-            on_late = partial(self._came_late, acks, generation)
-            results = await self._request(acks, generation, on_late)
-            told = {result.tp for result in results}
-            self._late += sum(ack.size for tp, sent in acks.items() if tp not in told for ack in sent)
-            for result in results:
-                await self._outcome(acks[result.tp], generation, result)
-
-    async def _outcome(self, sent: list[AckRange], generation: int, result: AckResult) -> None:
-        """What became of a partition's; what one range may have made fail is sent again by halves."""
-        if result.error in HALVED and (len(sent) > 1 or sent[0].size > 1):
-            for ack, part in await self._send_halving((result.tp, generation), sent, first_failed=result):
-                self._confirm(ack, part)
-        elif result.error in NOT_DONE:
-            for ack, part in await self._send_again((result.tp, generation), sent, result):
-                self._confirm(ack, part)
-        else:
-            for ack in sent:
-                self._confirm(ack, result)
-
-    def _came_late(self, acks: dict[TopicPartition, list[AckRange]], generation: int, result: AckResult) -> None:
-        """The leader of one of several partitions was another one, which has answered now."""
-        task = asyncio.create_task(self._finish_late(acks[result.tp], generation, result), name="late outcome")
-        self._late_tasks.add(task)
-        task.add_done_callback(self._late_tasks.discard)
-
-    async def _finish_late(self, sent: list[AckRange], generation: int, result: AckResult) -> None:
-        try:
-            await self._outcome(sent, generation, result)
-        finally:
-            self._late -= sum(ack.size for ack in sent)
-        if not self.unconfirmed:
-            self._flushed.set()
-
-    async def _request(
-        self, acks: dict[TopicPartition, list[AckRange]], generation: int, on_late: Late | None = None
-    ) -> list[AckResult]:
+    def _begin(self, acks: Acks, generation: int, *, rides: bool) -> None:
+        """One request. Must not raise: others wait for theirs."""
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
-        return await self._member.acknowledge(batches, generation=generation, on_late=on_late)
+        told, late = partial(self._told, acks, generation), partial(self._came_late, acks, generation)
+        try:
+            self._member.begin_acknowledge(batches, told, generation=generation, on_late=late, rides=rides)
+        except Exception:
+            logger.exception(FAILED, self._agent)
+            self._failed(chain.from_iterable(acks.values()))
+            self._ended()
+
+    def _told(self, acks: Acks, generation: int, results: list[AckResult]) -> None:
+        """The outcomes of one request, but for those that come late."""
+        self._send_rest(self._settle(acks, results), generation, self._ended)
+
+    def _came_late(self, acks: Acks, generation: int, result: AckResult) -> None:
+        """The leader of one of several partitions was another one, which has answered now."""
+        self._send_rest(self._settle(acks, [result]), generation, self._look_if_flushed)
+
+    def _ended(self) -> None:
+        """One request is done with."""
+        self._under_way -= 1
+        self._look_if_flushed()
+        self._send()
+
+    def _look_if_flushed(self) -> None:
+        if not self.unconfirmed:
+            self._hurry = False
+            self._flushed.set()
+
+    def _settle(self, acks: Acks, results: list[AckResult]) -> list[Refused]:
+        """Confirm what has its outcome, and return the rest."""
+        again: list[Refused] = []
+        for result in results:
+            sent, error = acks[result.tp], result.error
+            if error is not ErrorCode.NONE and (error in NOT_DONE or (error in HALVED and _can_halve(sent))):
+                again.append((sent, result))
+            else:
+                for ack in sent:
+                    self._confirm(ack, result)
+        return again
+
+    async def _finish(self, again: list[Refused], generation: int) -> None:
+        for sent, result in again:
+            key = (result.tp, generation)
+            try:
+                if result.error in NOT_DONE:
+                    done = await self._send_again(key, sent, result)
+                else:
+                    done = await self._send_halving(key, sent, first_failed=result)
+            except Exception:
+                logger.exception(FAILED, self._agent)
+                self._failed(sent)
+            else:
+                for ack, part in done:
+                    self._confirm(ack, part)
+
+    def _send_rest(self, again: list[Refused], generation: int, then: Callable[[], None]) -> None:
+        """Send what was refused once more, then go on; not after `stop`, whose caller closes the session."""
+        if not again or self._stopped:
+            then()
+            return
+        task = asyncio.create_task(self._finish(again, generation), name=f"acks {self._agent}")
+        self._tasks.add(task)
+
+        def ended(_: object) -> None:
+            self._tasks.discard(task)
+            then()
+
+        task.add_done_callback(ended)
+
+    def _failed(self, acks: Iterable[AckRange]) -> None:
+        """The records stay locked until their locks lapse, then they run again: late, but never lost."""
+        count = sum(ack.size for ack in acks)
+        self.unconfirmed -= count
+        self._stats.ack_unknown += count
+
+    async def _request(self, acks: Acks, generation: int) -> list[AckResult]:
+        assert self._member is not None
+        self._stats.acknowledgements += 1
+        batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
+        return await self._member.acknowledge(batches, generation=generation)
 
     async def _send_again(self, key: Key, acks: list[AckRange], result: AckResult) -> list[tuple[AckRange, AckResult]]:
         """The server could not do it but holds the records still: a few more tries."""
@@ -321,7 +393,7 @@ class AckSender:
             part = todo.pop()
             [result] = await self._request({tp: part}, generation)
             budget -= 1
-            if result.error in HALVED and budget > 0 and (len(part) > 1 or part[0].size > 1):
+            if result.error in HALVED and budget > 0 and _can_halve(part):
                 todo.extend(reversed(_halves(part)))
             else:
                 done.extend((ack, result) for ack in part)
@@ -343,7 +415,10 @@ class AckSender:
             self._stats.ack_unknown += ack.size
             self._warn("the acknowledgement is not known to hold, the record may run again", ack, result)
         if self._on_confirmed is not None:
-            self._on_confirmed(ack, result, how)
+            try:
+                self._on_confirmed(ack, result, how)
+            except Exception:  # the others are to be confirmed all the same
+                logger.exception("agent=%s: who is told of each outcome failed", self._agent)
 
     def _warn(self, what: str, ack: AckRange, result: AckResult) -> None:
         at = f"{ack.first}" if ack.size == 1 else f"{ack.first}..{ack.last}"
@@ -367,6 +442,10 @@ def _ordered(gathered: _Pending) -> list[AckRange]:
         acks += gathered.others
         acks.sort()
     return acks
+
+
+def _can_halve(acks: list[AckRange]) -> bool:
+    return len(acks) > 1 or acks[0].size > 1
 
 
 def _halves(acks: list[AckRange]) -> list[list[AckRange]]:

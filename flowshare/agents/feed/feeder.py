@@ -138,7 +138,7 @@ class Feeder:
             self._stall,
             self._take_fetched,
             clock=clock,
-            call_soon=environment.service_loop.call_soon,
+            ride=self._acks.ride,
         )
         self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
@@ -345,7 +345,8 @@ class Feeder:
             self._held.add(chunk)
         self._locks.watch()
         if first:
-            self._at_pool(self._feed_first, chunks)
+            # At the end of this turn of the loop: a thread that is woken earlier only waits for the interpreter's lock.
+            self._service_loop.call_soon(self._at_pool, self._feed_first, chunks)
             return
         if not self._stopping:
             self._feed(chunks)

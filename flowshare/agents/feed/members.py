@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flowshare.client.net.link import Connect
     from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
     from flowshare.client.session.share_session import Plan
-    from flowshare.client.session.shell import Late
+    from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
     from flowshare.protocol.messages import AckBatch, TopicPartition
 
@@ -127,8 +127,11 @@ class MemberPair:
 
     def ask(self, plan: Plan) -> None:
         """Begin to acquire with both. Raises: ServerError, Closed."""
-        self._main.ask(plan)
-        self._retry.ask(plan._replace(records_max=min(plan.records_max, RETRY_RECORDS_MAX)))
+        try:
+            self._main.ask(plan)
+        finally:
+            few = plan.records_max <= RETRY_RECORDS_MAX
+            self._retry.ask(plan if few else plan._replace(records_max=RETRY_RECORDS_MAX))
 
     def on_fetched(self, listener: Callable[[], object] | None) -> None:
         """Tell of what either brings."""
@@ -150,9 +153,24 @@ class MemberPair:
         generation: int | None = None,
         on_late: Late | None = None,
     ) -> list[AckResult]:
-        """To whichever acquired it: the connection's number says."""
-        member = self._retry if generation is not None and self._retry.acquired_over(generation) else self._main
-        return await member.acknowledge(acks, generation=generation, on_late=on_late)
+        """To whichever acquired it."""
+        return await self._holder(generation).acknowledge(acks, generation=generation, on_late=on_late)
+
+    def begin_acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        told: Told,
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+        rides: bool = False,
+    ) -> None:
+        """To whichever acquired it."""
+        self._holder(generation).begin_acknowledge(acks, told, generation=generation, on_late=on_late, rides=rides)
+
+    def _holder(self, generation: int | None) -> ShareMember:
+        """Who acquired it: the connection's number says."""
+        return self._retry if generation is not None and self._retry.acquired_over(generation) else self._main
 
     async def close(self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None) -> None:
         """Leave with both."""

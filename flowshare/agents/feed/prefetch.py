@@ -55,8 +55,7 @@ WINDOW_PARTS: Final = 3
 UNCONFIRMED_MAX: Final = 50_000
 """Acknowledgements without an answer; with so many nothing is asked for."""
 FEW: Final = 32
-"""Records of a fetch that are handed to the handlers before the next fetch leaves; and so many acknowledgements are not
-worth waiting a turn of the loop for."""
+"""Records of a fetch that are handed to the handlers before the next fetch leaves."""
 FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_BYTES_USUAL: Final = 1 << 20
 """What a fetch allows as long as its records need no more: a broker looks at every batch of what it may send."""
@@ -215,12 +214,6 @@ class FetchSize:
         """The same before what came is read; 0 too where few came, which are read sooner than a fetch has left."""
         return self.wanted(unread) if unread > FEW else 0
 
-    @property
-    def acknowledgements_first(self) -> bool:
-        """Whether many offsets wait to be acknowledged on the next fetch: a broker gives nothing while their locks take
-        all that there are."""
-        return self.group is not None and self._acks.unconfirmed > FEW
-
     def whole(self, count: int) -> bool:
         """Whether batches may come whole: where no other member waits for its part, and they are no longer than it."""
         return self.group is not None and self.group.members == 1 and 0 < self._reader.batch_records <= count
@@ -247,9 +240,8 @@ class Prefetcher:
     | it fails, or taking what it brought does | rests | rests | rests anew |
     | time has passed | – | – | idle; looks |
 
-    At a broker many acknowledgements ride on the next fetch, or the locks that they free are missing for it: what ends
-    a fetch may free their sender, and what handlers finished gives it more, so both are seen to a turn of the loop
-    later then.
+    Acknowledgements that wait ride on each fetch at a broker: without them the locks that they free are missing for it,
+    and the broker gives nothing.
 
     A broker takes 1 to 2 ms for a fetch with acknowledgements, reading 1,000 records 0.5 ms: there the next fetch
     leaves before what the last one brought is read. Few records are handed to the handlers first: these get the
@@ -265,18 +257,17 @@ class Prefetcher:
         take: Callable[[list[Fetched]], bool],
         *,
         clock: Clock,
-        call_soon: Callable[[Callable[[], None]], object],
+        ride: Callable[[], object],
     ) -> None:
-        """take: is given what a fetch brought (or nothing); returns whether somebody will call `look` soon. call_soon:
-        of the service loop."""
+        """take: is given what a fetch brought (or nothing); returns whether somebody will call `look` soon. ride: gives
+        the member the acknowledgements that are to go with the fetch that is asked for next."""
         self._agent = agent
         self._size = size
         self._bucket = bucket
         self._stall = stall
         self._take = take
         self._clock = clock
-        self._call_soon = call_soon
-        self._next_turn: list[Callable[[], None]] = []
+        self._ride = ride
         self._member: Member | None = None
         self._record_bytes = 0
         self._under_way = False
@@ -291,7 +282,7 @@ class Prefetcher:
     def start(self, member: Member) -> None:
         """Begin to fetch over this member."""
         self._member = member
-        member.on_fetched(self._ended)
+        member.on_fetched(self._go_on)
         self.look()
 
     def stop(self) -> None:
@@ -304,10 +295,6 @@ class Prefetcher:
 
     def look(self) -> None:
         """Ask if it is worth it: less is held than before, or more is allowed."""
-        if not self._under_way:
-            self._after_acknowledgements(self._look)
-
-    def _look(self) -> None:
         if self._member is None or self._under_way or self._rest is not None:
             return
         count = self._size.wanted()
@@ -328,28 +315,14 @@ class Prefetcher:
         mode = AcquireMode.BATCH_OPTIMIZED if self._size.whole(count) else AcquireMode.RECORD_LIMIT
         bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * count * self._record_bytes))
         self._under_way = True
+        self._ride()
         try:
             member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode, beside=self._bucket is None))
         except Exception as error:  # noqa: BLE001 - each kind is told in its way
             self._failed(error)
 
-    def _ended(self) -> None:
-        """A fetch has ended."""
-        self._after_acknowledgements(self._go_on)
-
-    def _after_acknowledgements(self, step: Callable[[], None]) -> None:
-        """Do it, a turn of the loop later where many acknowledgements are to ride on what it asks for; once a turn."""
-        if not (self._size.acknowledgements_first or self._next_turn):
-            step()
-        elif step not in self._next_turn:
-            self._next_turn.append(step)
-            self._call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._next_turn.pop(0)()
-
     def _go_on(self) -> None:
-        """Take what came and ask for more. Must not raise: others wait for their answers."""
+        """A fetch has ended: take what came and ask for more. Must not raise: others wait for their answers."""
         member = self._member
         if member is None:
             return
@@ -369,7 +342,7 @@ class Prefetcher:
             self._failed(error)
             return
         if not waits:
-            self._look()
+            self.look()
 
     def _failed(self, error: Exception) -> None:
         self._under_way = False

@@ -337,9 +337,10 @@ class SessionCore:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def ask(self, plan: Plan, now_s: float) -> None:
-        """Fetch from each node that has something to fetch and is not fetched from; each is asked for its part."""
-        needed = [node for node in self.nodes.values() if node.needed]
+    def ask(self, plan: Plan, now_s: float) -> bool:
+        """Fetch from each node that has something to fetch and is not fetched from; each is asked for its part.
+        Returns whether there was anything to ask for."""
+        begun, needed = False, [node for node in self.nodes.values() if node.needed]
         part = plan.records_max // max(1, len(needed))
         for node in needed:
             if node.plan is not None or node.rest_until_s is not None:
@@ -351,12 +352,15 @@ class SessionCore:
                 if node.plan is not None or node.rest_until_s is not None:
                     break
                 node.plan, node.asked_s = each, now_s
+                begun = True
                 if not node.connected:
                     node.give_up_s = now_s + plan.max_wait_s
                     self.say(Connect(node.node_id))
                 node.pump(now_s)
         if not needed and self._plan is None and not self.busy:
             self._plan = plan, now_s + plan.max_wait_s
+            begun = True
+        return begun
 
     def end_fetches(self, now_s: float) -> None:
         """Have the fetches that are parked answered, where servers can, and end those that have not left."""

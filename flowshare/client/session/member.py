@@ -12,6 +12,7 @@ are still the member's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from typing import TYPE_CHECKING, Final
@@ -31,7 +32,7 @@ from flowshare.share.types import AcquireMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowshare.client.session.shell import Late
+    from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
     from flowshare.protocol.messages import AckBatch
 
@@ -276,7 +277,28 @@ class ShareMember:
         while that may know it as this member's. `on_late` is told such outcomes, which then are not in the list;
         without it they are waited for. Renewals never wait: LEADER_NOT_AVAILABLE, and what is held stays held.
         """
-        return await self._shell.acknowledge(acks, generation, on_late)
+        answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
+
+        def told(results: list[AckResult]) -> None:
+            if not answer.done():
+                answer.set_result(results)
+
+        self._shell.acknowledge(acks, told, generation, on_late)
+        return await answer
+
+    def begin_acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        told: Told,
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+        rides: bool = False,
+    ) -> None:
+        """As `acknowledge`, for who waits in no task: `told` is called once with the results, as soon as they are
+        known, maybe before this returns, and must not raise. rides: `ask` is called right after this, and nothing need
+        be sent before."""
+        self._shell.acknowledge(acks, told, generation, on_late, rides=rides)
 
     # --- closing ------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import AckBatch, Connection, TopicPartition
     from flowshare.protocol.messages.base import FinishedRequest
 
+    Told = Callable[[list[AckResult]], object]
+    """Told the outcomes of a call."""
     Late = Callable[[AckResult], object]
     """Told of an outcome that came late."""
 
@@ -44,9 +46,9 @@ logger = logging.getLogger(__name__)
 
 
 class Asker(NamedTuple):
-    """Who waits for the outcomes of a call, and who is told of those that come late."""
+    """Who is told the outcomes of a call, and those that come late."""
 
-    answer: asyncio.Future[list[AckResult]]
+    told: Told
     on_late: Late | None
 
 
@@ -78,6 +80,8 @@ class SessionShell:
         self._client_id = ""
         self._tasks: set[asyncio.Task[object]] = set()
         self._acting = False
+        self._rides = False
+        """Whether acknowledgements wait for the `ask` that follows to be seen to."""
         self._timer: TimerHandle | None = None
         self._timer_at_s = 0.0
         self._closed = False
@@ -168,9 +172,10 @@ class SessionShell:
         """Fetch where no fetch is under way. Raises: ServerError, once for each refusal."""
         refusal, self.core.refusal = self.core.refusal, None
         if refusal is not None:
+            self._act()
             raise refusal
-        self.core.ask(plan, self._clock.monotonic())
-        self._act()
+        if self.core.ask(plan, self._clock.monotonic()) or self._rides:
+            self._act()
 
     async def end_fetches(self) -> None:
         """Have the fetches that are parked answered, where servers can, and wait for the answers."""
@@ -178,18 +183,22 @@ class SessionShell:
         self._act()
         await self._until(lambda: not self.core.busy)
 
-    async def acknowledge(
+    def acknowledge(
         self,
         acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        told: Told,
         generation: int | None,
         on_late: Late | None = None,
-    ) -> list[AckResult]:
-        """Send these; outcomes in the order of the partitions, but for those that `on_late` is told."""
-        asker = Asker(asyncio.get_running_loop().create_future(), on_late)
-        now_s = self._clock.monotonic()
+        *,
+        rides: bool = False,
+    ) -> None:
+        """Send these; `told` is called once, maybe before this returns, with the outcomes in the order of the
+        partitions, but for those that `on_late` is told. rides: `ask` follows, and sends them."""
+        asker, now_s = Asker(told, on_late), self._clock.monotonic()
         self.core.acknowledge(acks, generation, now_s, asker=asker, tells_late=on_late is not None)
-        self._act()
-        return await asker.answer
+        self._rides = rides
+        if not rides:
+            self._act()
 
     # --- closing ------------------------------------------------------------------------------------------------
 
@@ -221,7 +230,7 @@ class SessionShell:
     def _act(self) -> None:
         if self._acting:
             return
-        self._acting = True
+        self._acting, self._rides = True, False
         try:
             while self.core.said:
                 for one in self.core.take():
@@ -236,14 +245,16 @@ class SessionShell:
             self._acted.set()
 
     def _answer(self, one: c.Answered) -> None:
-        if not one.asker.answer.done():
-            one.asker.answer.set_result(one.results)
+        self._tell(one.asker.told, one.results)
 
     def _tell_late(self, one: c.Late) -> None:
+        self._tell(one.asker.on_late, one.result)
+
+    def _tell(self, who: Callable[[Any], object], what: object) -> None:
         try:
-            one.asker.on_late(one.result)
+            who(what)
         except Exception:  # what else is to be done does not wait for it
-            logger.exception("%s: who was told of a late outcome failed", self._name)
+            logger.exception("%s: who was told of an outcome failed", self._name)
 
     def _stir(self, _: c.Stir) -> None:
         if self._arrivals.awaited:
