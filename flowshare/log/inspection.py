@@ -160,7 +160,7 @@ def _opened(records: bytes, header: BatchHeader, kind: _Kind) -> memoryview:
     one = records[header.position : header.position + header.size] + PADDING
     small_max = max(SMALL_BYTES, GROWTH_USUAL * header.size)
     try:
-        return unpacked(one, header._replace(position=0), small_max if kind is _Kind.SMALL else PLAIN_BYTES_MAX)
+        return unpacked(memoryview(one)[: header.size], header, small_max if kind is _Kind.SMALL else PLAIN_BYTES_MAX)
     except DecodeError as error:
         if kind is _Kind.SMALL:
             raise _Grown from error

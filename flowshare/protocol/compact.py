@@ -58,6 +58,12 @@ class FrameReader:
         self.position = until
         return found
 
+    def peek(self, form: struct.Struct) -> tuple[int, ...] | None:
+        """The numbers of fixed size that come next, if there is room for them; they are not passed over."""
+        if self.position + form.size > self.end:
+            return None
+        return form.unpack_from(self.data, self.position)
+
     def varint(self) -> int:
         """An unsigned varint."""
         position, end, data = self.position, self.end, self.data

@@ -316,13 +316,12 @@ def plain(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memor
     Raises: DecodeError
     """
     check_crc(padded, header)
-    return unpacked(padded, header, size_max)
+    return unpacked(memoryview(padded)[header.position : header.position + header.size], header, size_max)
 
 
-def unpacked(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memoryview:
-    """As `plain`, without a look at the checksum. Raises: DecodeError"""
+def unpacked(view: memoryview, header: BatchHeader, size_max: int = SIZE_MAX) -> memoryview:
+    """As `plain`, of the batch alone (`PADDING` is behind it), without a look at the checksum. Raises: DecodeError"""
     check_header(header)
-    view = memoryview(padded)[header.position : header.position + header.size]
     if header.attributes & CODEC_MASK:
         head = bytearray(view[:HEADER_BYTES])
         fields = list(HEADER.unpack(head))

@@ -51,7 +51,7 @@ class LazyRecords:
             one = self._records[header.position : header.position + header.size] + PADDING
             try:
                 check_crc(self._records, header)
-                view = unpacked(one, header._replace(position=0), self._size_max)
+                view = unpacked(memoryview(one)[: header.size], header, self._size_max)
                 found += read_plain(view, header)
             except (DecodeError, MemoryError):
                 if found:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from flowshare.protocol.compact import I32, I64_MAX, FrameReader, count, framed, grouped, head, tagged, text, varint
@@ -66,6 +67,11 @@ _LEADER_ONLY: Final = struct.Struct(">ii")
 _ACQUIRED: Final = struct.Struct(">qqhB")
 _TIMES: Final = struct.Struct(">qqh")
 _NO_RACK_NO_TAGS: Final = b"\0\0"
+_PLAIN_ANSWER: Final = struct.Struct(">BihBi")
+"""What an answer begins with that has no message: the header's tags, throttle time, error, none, lock time."""
+_PLAIN_PARTITION: Final = struct.Struct(">ihBhBiiB")
+"""A partition without messages and tags: number, error, none, error of the acknowledgements, none, leader, none."""
+_NULL_OR_EMPTY: Final = 1
 _ANSWERED_BYTES_MIN: Final = 22
 _NODE_BYTES_MIN: Final = 11
 DELIVERIES_MAX: Final = 2**15 - 1
@@ -227,14 +233,13 @@ def encode_fetch(correlation_id: int, client_id: str, request: ShareFetchRequest
     )
     pieces = [
         head(ApiKey.SHARE_FETCH, version, correlation_id, client_id),
-        text(request.group_id),
-        text(request.member_id),
+        _member(request.group_id, request.member_id),
         _LIMITS_V2.pack(*numbers, request.acquire_mode, request.is_renew_ack)
         if version >= V2
         else _LIMITS.pack(*numbers),
     ]
     _write_topics(pieces, request.partitions)
-    topics = grouped((part.topic_id, part) for part in request.forgotten)
+    topics = grouped((part.topic_id, part) for part in request.forgotten) if request.forgotten else {}
     pieces.append(count(len(topics)))
     for topic_id, parts in topics.items():
         indexes = b"".join(I32.pack(part.partition) for part in parts)
@@ -247,8 +252,7 @@ def encode_acknowledge(correlation_id: int, client_id: str, request: ShareAcknow
     """The frame of a ShareAcknowledge request, its length included. Raises: struct.error, ValueError (out of range)."""
     pieces = [
         head(ApiKey.SHARE_ACKNOWLEDGE, version, correlation_id, client_id),
-        text(request.group_id),
-        text(request.member_id),
+        _member(request.group_id, request.member_id),
         _EPOCH_V2.pack(request.session_epoch, request.is_renew_ack)
         if version >= V2
         else I32.pack(request.session_epoch),
@@ -258,8 +262,18 @@ def encode_acknowledge(correlation_id: int, client_id: str, request: ShareAcknow
     return framed(pieces)
 
 
+@lru_cache(maxsize=1_024)
+def _member(group_id: str | None, member_id: str | None) -> bytes:
+    """What each request of a member says of it."""
+    return text(group_id) + text(member_id)
+
+
 def _write_topics(pieces: list[bytes], partitions: Sequence[SharePartitionRequest]) -> None:
-    topics = grouped((part.topic_id, part) for part in partitions)
+    topics: Mapping[uuid.UUID, Sequence[SharePartitionRequest]]
+    if len(partitions) == 1:
+        topics = {partitions[0].topic_id: partitions}
+    else:
+        topics = grouped((part.topic_id, part) for part in partitions)
     pieces.append(count(len(topics)))
     for topic_id, parts in topics.items():
         pieces += (topic_id.bytes, count(len(parts)))
@@ -329,20 +343,18 @@ def _write_nodes(pieces: list[bytes], nodes: Mapping[int, tuple[str, int]]) -> N
 def decode_fetched(frame: bytes) -> ShareFetchResponse:
     """The answer in a frame without its length; an empty message is none. Raises: DecodeError."""
     reader = FrameReader(frame, I32.size)
-    reader.tags()
-    throttle_ms, error = reader.unpack(_THROTTLE_ERROR)
-    message = reader.text()
-    (lock_timeout_ms,) = reader.unpack(I32)
+    throttle_ms, error, message, lock_timeout_ms = _read_start(reader)
     parts: list[FetchedPartition] = []
     for _ in range(reader.count(_TOPIC_BYTES_MIN)):
         topic_id = reader.uuid()
-        parts += [_read_partition(reader, topic_id) for _ in range(reader.count(_ANSWERED_BYTES_MIN))]
+        for _ in range(reader.count(_ANSWERED_BYTES_MIN)):
+            parts.append(_read_partition(reader, topic_id))  # noqa: PERF401 - a comprehension is one more call
         reader.tags()
     nodes = _read_nodes(reader)
     reader.tags()
     return ShareFetchResponse(
         error=ErrorCode.known(error),
-        message=message or None,
+        message=message,
         lock_timeout_ms=lock_timeout_ms,
         partitions=tuple(parts),
         node_endpoints=nodes,
@@ -350,13 +362,22 @@ def decode_fetched(frame: bytes) -> ShareFetchResponse:
     )
 
 
-def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartition:
-    partition, code = reader.unpack(_PARTITION)
-    message = reader.text()
-    (ack_code,) = reader.unpack(_ERROR)
-    ack_message = reader.text()
-    leader, leader_epoch = reader.unpack(_LEADER_ONLY)
+def _read_start(reader: FrameReader) -> tuple[int, int, str | None, int]:
+    """Throttle time, error, message, lock time."""
+    if (plain := reader.peek(_PLAIN_ANSWER)) is not None:
+        tags, throttle_ms, error, said, lock_timeout_ms = plain
+        if not tags and said <= _NULL_OR_EMPTY:
+            reader.position += _PLAIN_ANSWER.size
+            return throttle_ms, error, None, lock_timeout_ms
     reader.tags()
+    throttle_ms, error = reader.unpack(_THROTTLE_ERROR)
+    message = reader.text() or None
+    (lock_timeout_ms,) = reader.unpack(I32)
+    return throttle_ms, error, message, lock_timeout_ms
+
+
+def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartition:
+    partition, code, message, ack_code, ack_message, leader, leader_epoch = _read_facts(reader)
     records = reader.take(max(0, reader.varint() - 1))
     acquired = _read_acquired(reader)
     reader.tags()
@@ -365,21 +386,39 @@ def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartitio
         topic_id=topic_id,
         partition=partition,
         error=error,
-        message=message or None,
+        message=message,
         ack_error=ack_error,
-        ack_message=ack_message or None,
+        ack_message=ack_message,
         records=records,
         acquired=acquired,
         current_leader=NO_LEADER if MOVED.isdisjoint((error, ack_error)) else (leader, leader_epoch),
     )
 
 
+def _read_facts(reader: FrameReader) -> tuple[int, int, str | None, int, str | None, int, int]:
+    """Partition, error, message, both of the acknowledgements, leader, its epoch."""
+    if (plain := reader.peek(_PLAIN_PARTITION)) is not None:
+        partition, code, said, ack_code, ack_said, leader, leader_epoch, tags = plain
+        if said <= _NULL_OR_EMPTY and ack_said <= _NULL_OR_EMPTY and not tags:
+            reader.position += _PLAIN_PARTITION.size
+            return partition, code, None, ack_code, None, leader, leader_epoch
+    partition, code = reader.unpack(_PARTITION)
+    message = reader.text() or None
+    (ack_code,) = reader.unpack(_ERROR)
+    ack_message = reader.text() or None
+    leader, leader_epoch = reader.unpack(_LEADER_ONLY)
+    reader.tags()
+    return partition, code, message, ack_code, ack_message, leader, leader_epoch
+
+
 def _read_acquired(reader: FrameReader) -> tuple[AcquiredRange, ...]:
     number = reader.count(_ACQUIRED.size)
     found: list[AcquiredRange] = []
     for _ in range(number):
-        first, last, times = reader.unpack(_TIMES)
-        reader.tags()
+        first, last, times, tags = reader.unpack(_ACQUIRED)
+        if tags:
+            reader.position -= 1
+            reader.tags()
         found.append(AcquiredRange(first, last, times))
     return tuple(found)
 

@@ -160,6 +160,10 @@ class Holding:
         """Whether anything of a partition is in hand."""
         return tp in self._partitions
 
+    def any_of(self, tps: AbstractSet[TopicPartition]) -> bool:
+        """Whether anything of these partitions is in hand."""
+        return bool(self._partitions) and not tps.isdisjoint(self._partitions)
+
     def of(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
         """What is in hand of one partition."""
         held = self._partitions.get(tp)

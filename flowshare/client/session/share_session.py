@@ -236,8 +236,10 @@ class Node:
 
     def take(self, *, renewal: bool) -> list[Ack]:
         """Acknowledgements that go together: of one kind, no two for one partition, as it is refused as a whole."""
-        taken: list[Ack] = []
-        left: list[Ack] = []
+        if len(self.pile) == 1 and self.pile[0].call.renewal is renewal:
+            taken, self.pile, self.ride_due_s = self.pile, [], None
+            return taken
+        taken, left = list[Ack](), list[Ack]()
         partitions: set[TopicPartition] = set()
         for ack in self.pile:
             fits = ack.call.renewal is renewal and ack.tp not in partitions
@@ -248,11 +250,11 @@ class Node:
             self.ride_due_s = None
         return taken
 
-    def wait_s(self, asked_s: float, now_s: float, *, in_hand: bool, with_acks: bool) -> float:
+    def wait_s(self, asked_s: float, now_s: float, *, with_acks: bool) -> float:
         """How long the next fetch may be parked: briefly while an acknowledgement may come or goes with it."""
         if not self.serial or asked_s <= 0:
             return asked_s
-        if not with_acks and not (in_hand and now_s < self.locked_until_s):
+        if not with_acks and (now_s >= self.locked_until_s or not self.owner.custody.holding.any_of(self.wanted)):
             return asked_s
         wait_s = min(BUSY_WAIT_MOST_S, BUSY_WAIT_LEAST_S * 2.0 ** min(self.quiet, 10))
         self.quiet = 0 if with_acks else self.quiet + 1
@@ -349,8 +351,7 @@ class Node:
         """The request that brings the server's view of the session to what is wanted."""
         session, idle = self.session, not self.wanted
         added, forgotten = session.change_to(self.wanted)
-        in_hand = self.serial and any(self.owner.custody.holding.has(tp) for tp in self.wanted)
-        wait_s = 0.0 if idle else self.wait_s(plan.max_wait_s, now_s, in_hand=in_hand, with_acks=bool(riding))
+        wait_s = 0.0 if idle else self.wait_s(plan.max_wait_s, now_s, with_acks=bool(riding))
         request = ShareFetchRequest(
             group_id=self.owner.group_id,
             member_id=self.owner.member_id,
@@ -360,7 +361,7 @@ class Node:
             max_records=0 if idle else plan.records_max,
             batch_size=plan.batch_size,
             acquire_mode=int(plan.mode),
-            partitions=partition_requests(added, {ack.tp: ack.batches for ack in riding}),
+            partitions=partition_requests(added, riding),
             forgotten=forgotten,
         )
         self.send(kind, request, now_s, plan=plan, acks=riding, partitions=session.partitions)
@@ -378,7 +379,7 @@ class Node:
             member_id=self.owner.member_id,
             session_epoch=self.session.next_epoch(),
             is_renew_ack=acks[0].call.renewal,
-            partitions=tuple(SharePartitionRequest(*ack.tp, tuple(ack.batches)) for ack in acks),
+            partitions=acknowledging(acks),
         )
         self.send("acknowledge", request, now_s, acks=acks)
 
@@ -451,7 +452,7 @@ class Node:
         refused: list[FetchedPartition] = []
         for part in answer.partitions:
             tp = TopicPartition(part.topic_id, part.partition)
-            if part.acquired and sent.number > self.resumed.get(tp, 0):
+            if part.acquired and not (self.resumed and sent.number <= self.resumed.get(tp, 0)):
                 generation = self.owner.custody.took(self.node_id, tp, part.acquired)
                 if generation is not None:
                     name = self.owner.name_of(part.topic_id)
@@ -540,11 +541,15 @@ class Node:
                 self.owner.say(Note(WARNING, f"unrun records of {where} cost an attempt: {code.name} {message or ''}"))
 
 
-def partition_requests(
-    added: Iterable[TopicPartition], riding: Mapping[TopicPartition, Sequence[AckBatch]]
-) -> tuple[SharePartitionRequest, ...]:
+def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:
     """What a fetch names: partitions that are added to the session, and those with acknowledgements."""
-    if not riding:
-        return tuple(SharePartitionRequest(tp.topic_id, tp.partition) for tp in added)
-    named = dict.fromkeys((*added, *riding))
-    return tuple(SharePartitionRequest(*tp, tuple(riding.get(tp, ()))) for tp in named)
+    if not added:
+        return acknowledging(riding)
+    batches = {ack.tp: ack.batches for ack in riding}
+    named = dict.fromkeys((*added, *batches))
+    return tuple(SharePartitionRequest(*tp, tuple(batches.get(tp, ()))) for tp in named)
+
+
+def acknowledging(acks: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:
+    """What a request says of partitions; each is named once."""
+    return tuple([SharePartitionRequest(*ack.tp, tuple(ack.batches)) for ack in acks])
