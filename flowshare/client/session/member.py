@@ -17,7 +17,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.errors import Closed, IllegalState
+from flowshare.client.errors import ClientError, Closed, IllegalState
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.session.arrivals import Arrivals
 from flowshare.client.session.custody import Generations
@@ -219,7 +219,11 @@ class ShareMember:
 
         Raises: ServerError (refused), Closed.
         """
-        self._check_open()
+        try:
+            self._check_open()
+        except ClientError:
+            self._shell.act()  # what was to ride on it goes by itself
+            raise
         self._shell.ask(plan)
 
     async def fetched(self) -> list[Fetched]:

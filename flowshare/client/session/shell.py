@@ -140,19 +140,19 @@ class SessionShell:
     def assign(self) -> None:
         """The assignment is another one."""
         self.core.assign(self._membership.assignment, self._clock.monotonic())
-        self._act()
+        self.act()
 
     def given_up(self) -> None:
         """The group has this member no more."""
         self.core.given_up(self._clock.monotonic())
-        self._act()
+        self.act()
 
     async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], limit_s: float) -> None:
         """As `SessionCore.adopt`, until the servers have said what is still the member's. Raises: NotConnected."""
         if self._cluster is None:
             await self._own.connection()
         self.core.adopt(held, self._clock.monotonic())
-        self._act()
+        self.act()
         await self._until(lambda: not self.core.keeps or not self.core.custody.adrift, limit_s)
 
     # --- what is known ------------------------------------------------------------------------------------------
@@ -172,15 +172,15 @@ class SessionShell:
         """Fetch where no fetch is under way. Raises: ServerError, once for each refusal."""
         refusal, self.core.refusal = self.core.refusal, None
         if refusal is not None:
-            self._act()
+            self.act()
             raise refusal
         if self.core.ask(plan, self._clock.monotonic()) or self._rides:
-            self._act()
+            self.act()
 
     async def end_fetches(self) -> None:
         """Have the fetches that are parked answered, where servers can, and wait for the answers."""
         self.core.end_fetches(self._clock.monotonic())
-        self._act()
+        self.act()
         await self._until(lambda: not self.core.busy)
 
     def acknowledge(
@@ -198,7 +198,7 @@ class SessionShell:
         self.core.acknowledge(acks, generation, now_s, asker=asker, tells_late=on_late is not None)
         self._rides = rides
         if not rides:
-            self._act()
+            self.act()
 
     # --- closing ------------------------------------------------------------------------------------------------
 
@@ -210,13 +210,13 @@ class SessionShell:
         """End all sessions; each gives back what was acquired over it: (first, last, generation)."""
         await self._until(lambda: unrun.keys().isdisjoint(self.core.custody.adrift), CLOSE_S)
         self.core.close_sessions(unrun, self._clock.monotonic())
-        self._act()
+        self.act()
         await self._until(lambda: self.core.ended)
 
     async def close(self) -> None:
         """End everything; the member's own link is the member's."""
         self.core.stop()
-        self._act()
+        self.act()
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -227,7 +227,8 @@ class SessionShell:
 
     # --- doing what the core says -------------------------------------------------------------------------------
 
-    def _act(self) -> None:
+    def act(self) -> None:
+        """Do all that the core has said, and look again when it is due."""
         if self._acting:
             return
         self._acting, self._rides = True, False
@@ -299,7 +300,7 @@ class SessionShell:
             if not isinstance(error, ClientError):
                 logger.error("%s: %s failed", self._name, type(one.request).__name__, exc_info=error)
             self.core.failed(one.node_id, one.number, error, now_s)
-        self._act()
+        self.act()
 
     def _end_connection(self, node_id: int, connection: Connection, reason: str) -> None:
         link = self._links.get(node_id)
@@ -311,7 +312,7 @@ class SessionShell:
         assert self._cluster is not None
         await self._cluster.look_for(sorted({self._membership.topic_name(tp.topic_id) for tp in partitions}))
         self.core.looked(partitions, self._clock.monotonic())
-        self._act()
+        self.act()
 
     def _wait_until(self, due_s: float) -> None:
         if self._timer is not None:
@@ -322,7 +323,7 @@ class SessionShell:
     def _tick(self) -> None:
         self._timer = None
         self.core.tick(self._clock.monotonic())
-        self._act()
+        self.act()
 
     async def _until(self, true: Callable[[], bool], limit_s: float | None = None) -> None:
         """Wait until it is so, for `limit_s` at most."""
@@ -352,7 +353,7 @@ class SessionShell:
         error = None if opening.cancelled() else opening.exception()
         if isinstance(error, Exception):
             self.core.refused(node_id, error, self._clock.monotonic())
-            self._act()
+            self.act()
 
     def _link_to(self, node_id: int) -> Link:
         cluster = self._cluster
@@ -363,7 +364,7 @@ class SessionShell:
                 connection = await cluster.open_node(node_id, self._client_id)
             except OSError:
                 self.core.unreachable(node_id, self._clock.monotonic())
-                self._act()
+                self.act()
                 raise
             if self._links.get(node_id) is not link:
                 await connection.close()
@@ -388,11 +389,11 @@ class SessionShell:
             keeps_time=connection.keeps_time,
             serial=not connection.is_flowshare,
         )
-        self._act()
+        self.act()
 
     def _lost(self, node_id: int) -> None:
         self.core.lost(node_id, self._clock.monotonic())
-        self._act()
+        self.act()
 
     def _begin(self, work: Coroutine[Any, Any, object], what: str) -> None:
         task = asyncio.create_task(work, name=f"{self._name}: {what}")

@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
+from flowshare.client.errors import ServerError
 from flowshare.client.net.topology import NOBODY
 from flowshare.client.session.member import ShareMember
+from flowshare.client.session.share_session import Plan
+from flowshare.client.settings import LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AcquireMode
 from flowshare.testing.clock import settle
 from tests.batches import place
 from tests.client.brokers import FakeCluster
@@ -29,8 +33,8 @@ def batch(count=3):
     return place(builder.build(), 0)
 
 
-async def joined(fake, clock):
-    member = ShareMember(fake.connect, group_id="g", topics=["orders"], clock=clock, member_id="m1")
+async def joined(fake, clock, settings=None):
+    member = ShareMember(fake.connect, group_id="g", topics=["orders"], clock=clock, member_id="m1", settings=settings)
     await member.start()
     return member
 
@@ -68,6 +72,49 @@ async def test_each_broker_is_fetched_from_for_what_it_leads_in_a_session_of_its
     assert {node: [part.partition for part in one.partitions] for node, one in first.items()} == {1: [0], 2: [1]}
     assert {one.session_epoch for one in first.values()} == {0}
     await within(clock, 2, member.close())
+
+
+async def asked_with_acknowledgements(fake, clock, *, linger_s, spoil=lambda member: None):
+    """A member that is to acknowledge what it got with the fetch that it asks for next: what came of that, and why the
+    fetch was not asked for."""
+    member = await joined(fake, clock, MemberSettings(link=LinkSettings(acknowledge_linger=linger_s)))
+    fake.brokers[1].offer(batch())
+    (found,) = await next_fetched(clock, member)
+    fake.brokers[1].requests.clear()
+    told, refused = [], None
+    member.begin_acknowledge(acks(found), told.extend, generation=found.generation, rides=True)
+    assert not fake.brokers[1].requests
+    spoil(member)
+    try:
+        member.ask(Plan(10, 10, 0.01, 1 << 20, AcquireMode.BATCH_OPTIMIZED))
+    except ServerError as error:
+        refused = error
+    await settle()
+    outcomes = [result.error for result in told]
+    await within(clock, 2, member.close())
+    return outcomes, refused
+
+
+async def test_acknowledgements_ride_on_the_fetch_that_is_asked_for_next(clock):
+    fake = FakeCluster(clock, [1])
+
+    assert await asked_with_acknowledgements(fake, clock, linger_s=0.002) == ([ErrorCode.NONE], None)
+    assert fake.brokers[1].seen(m.ShareFetchRequest)[0].partitions[0].acks
+    assert len(fake.brokers[1].seen(m.ShareAcknowledgeRequest)) == 1, "that of the session's end"
+
+
+@pytest.mark.parametrize("where", ["group", "fetch"])
+async def test_acknowledgements_go_by_themselves_when_the_fetch_that_they_are_to_ride_on_is_refused(where, clock):
+    fake, refusal = FakeCluster(clock, [1]), ServerError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+    def spoil(member):
+        if where == "group":
+            member._membership.failed = refusal
+        else:
+            member._shell.core.refusal = refusal
+
+    assert await asked_with_acknowledgements(fake, clock, linger_s=0.0, spoil=spoil) == ([ErrorCode.NONE], refusal)
+    assert len(fake.brokers[1].seen(m.ShareAcknowledgeRequest)) == 2
 
 
 async def test_acknowledgements_go_to_the_brokers_that_the_records_came_from(clock):
