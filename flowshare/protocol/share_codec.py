@@ -65,7 +65,6 @@ _ERROR: Final = struct.Struct(">h")
 _LEADER: Final = struct.Struct(">iiB")
 _LEADER_ONLY: Final = struct.Struct(">ii")
 _ACQUIRED: Final = struct.Struct(">qqhB")
-_TIMES: Final = struct.Struct(">qqh")
 _NO_RACK_NO_TAGS: Final = b"\0\0"
 _PLAIN_ANSWER: Final = struct.Struct(">BihBi")
 """What an answer begins with that has no message: the header's tags, throttle time, error, none, lock time."""

@@ -217,6 +217,7 @@ async def test_what_waits_for_a_leader_when_the_agent_stops_is_not_sent_again(be
     await settle()
 
     assert (stats.accepted, len(member.requests)) == (0, 1)
+    assert (stats.ack_unknown, sender.unconfirmed) == (1, 1), "6 is left to the closing of the session"
 
 
 def test_a_failure_of_one_partition_leaves_the_other_alone():
@@ -365,6 +366,37 @@ def test_who_is_told_of_outcomes_and_fails_keeps_none_from_being_confirmed(caplo
 
     assert stats.accepted == 2
     assert "a fault of the observer" in caplog.text
+
+
+@pytest.mark.flowshare
+@pytest.mark.parametrize("told_first", [False, True])
+async def test_outcomes_that_are_told_twice_count_once(told_first: bool, caplog: pytest.LogCaptureFixture):
+    class Faulty(WritingMember):
+        def begin_acknowledge(self, acks: Any, told: Any, **_: Any) -> None:
+            self.requests.append(dict(acks))
+            self.tell = lambda: told(
+                [AckResult("in", *tp, tuple(made), ErrorCode.NONE, None, 9.0) for tp, made in acks.items()]
+            )
+            if told_first:
+                self.tell()
+            if len(self.requests) == 1:
+                raise RuntimeError("a fault of ours, with the request under way")
+
+    member, stats = Faulty(), AgentStats()
+    sender = AckSender("agent", ManualClock(), stats)
+    sender.start(member)  # type: ignore[arg-type]
+    sender.accept((TP, 0), [1, 2])
+    await settle()
+    member.tell()
+
+    assert (stats.accepted, stats.ack_unknown) == ((2, 0) if told_first else (0, 2))
+    assert sender.unconfirmed == 0
+    sender.accept((TP, 0), [3])
+    await settle()
+    member.tell()
+    assert (sender.unconfirmed, len(member.requests)) == (0, 2)
+    assert "a fault of ours" in caplog.text
+    await sender.stop()
 
 
 class Prompt(WritingMember):

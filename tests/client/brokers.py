@@ -43,6 +43,8 @@ class Broker(FakeServer):
         self.node_id = node_id
         self.is_flowshare = False
         self.down = False
+        self.groups = [f"g{node_id}"]
+        """Those that it coordinates."""
         self.held_back = 0
         """How many fetches a quota holds back yet."""
 
@@ -94,7 +96,7 @@ class Broker(FakeServer):
         )
 
     async def _ListGroupsRequest(self, request: Any) -> Any:  # noqa: N802
-        return m.ListGroupsResponse(groups=(m.ListedGroup(group_id=f"g{self.node_id}", state="Empty"),))
+        return m.ListGroupsResponse(groups=tuple(m.ListedGroup(group_id=one, state="Empty") for one in self.groups))
 
     async def _ShareFetchRequest(self, request: Any) -> Any:  # noqa: N802
         carried = [part for part in request.partitions if part.acks]

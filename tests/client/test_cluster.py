@@ -15,6 +15,7 @@ from flowshare.client.net.topology import NOBODY, Topology
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
+from flowshare.testing.clock import settle
 from tests.client.brokers import FakeCluster
 from tests.client.fakes import ORDERS
 from tests.client.workers import FakeFleet
@@ -170,16 +171,30 @@ async def test_groups_are_listed_when_a_broker_has_loaded_those_that_it_takes_ov
     await admin.close()
 
 
-async def test_groups_are_listed_while_a_broker_goes_that_the_others_still_name(clock):
+async def test_groups_that_move_while_they_are_listed_are_told_by_who_has_them_in_the_end(clock):
     fake = FakeCluster(clock, [1, 2, 3])
-    fake.brokers[3].down = True
+    fake.brokers[2].then(m.ListGroupsRequest, m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
     admin = ShareAdmin(fake.connect, clock=clock)
     listing = asyncio.ensure_future(admin.list_groups())
-    await clock.advance(1)
+    await settle()
     assert not listing.done()
-    del fake.brokers[3]
 
-    assert [group.group_id for group in await within(clock, 15, listing)] == ["g1", "g2"]
+    del fake.brokers[3]
+    fake.brokers[1].groups.append("g3")  # it was asked already, and takes them over
+
+    assert [group.group_id for group in await within(clock, 5, listing)] == ["g1", "g2", "g3"]
+    await admin.close()
+
+
+async def test_a_broker_that_loads_groups_for_ever_is_told_after_a_bounded_time(clock):
+    fake = FakeCluster(clock, [1, 2])
+    fake.brokers[2].then(
+        m.ListGroupsRequest, *[m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) for _ in range(1000)]
+    )
+    admin = ShareAdmin(fake.connect, clock=clock)
+
+    with pytest.raises(ServerError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        await within(clock, 15, admin.list_groups())
     await admin.close()
 
 

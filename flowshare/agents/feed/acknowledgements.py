@@ -1,28 +1,30 @@
-"""Acknowledgements of one agent: gathered as offsets, sent as ranges, one request under way at a time.
+"""Acknowledgements of one agent: gathered as offsets, sent as ranges, one round of requests at a time.
 
-What finishes while a request is under way waits for the next one, so an idle agent acknowledges at once and a busy
+What finishes while a round is under way waits for the next one, so an idle agent acknowledges at once and a busy
 one in bulk. Ranges are runs of contiguous finished offsets with one type; they never bridge an unfinished offset.
 A request holds or fails per partition as a whole, so a partition that fails for one lost lock is halved until the
 lost offsets stand alone.
 
 What happens calls, and no task waits for it: only what is sent again, by halves or later, is a task's. Invariants:
-1. One request of each connection is under way at a time, what comes of it included.
-2. What waits has a request under way whose outcome sends it, a turn of the loop, or a time at which it is sent.
-3. `unconfirmed` is what waits, what is under way, and what waits for another leader.
+1. One round is under way at a time: a request for each number under which records were acquired (there is rarely more
+   than one), what comes of it included. Renewals, and what another leader refuses later, go beside it.
+2. What waits has a round under way whose end sends it, a turn of the loop, or a time at which it is sent.
+3. `unconfirmed` is what waits, what is under way, and what waits for another leader. Each offset is counted once.
 
-| | nothing under way | under way |
+| | nothing under way | a round under way |
 |---|---|---|
-| an acknowledgement comes | it goes a turn of the loop later, so that what finishes together goes together | waits |
-| that turn, or a fetch is about to leave | all goes; while more is gathered, with a fetch that leaves after that, or a
-moment later by itself | – |
-| so many wait that they are sent at once, or somebody waits for them | all goes | – |
-| the outcome | – | all that waits goes, as soon as it was gathered |
+| an acknowledgement comes | goes a turn of the loop later, with what finishes together with it | waits |
+| that turn, or a fetch is about to leave | all goes; not while more is gathered | – |
+| it was gathered, and no fetch came for a moment | all goes | – |
+| many wait, or somebody waits for them | all goes | – |
+| the round ends | – | as if one came and its turn were there |
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
@@ -68,8 +70,8 @@ GATHER_S: Final = 0.005
 """What acknowledgements are gathered for on a broker: each of them is a write of its own there, and while it is under
 way, the fetch that it rides on is held up."""
 RIDE_S: Final = 0.005
-"""How long what was gathered waits for a fetch to ride on; it is asked for now and then, while a time of its own wakes
-the loop."""
+"""How long what was gathered waits for a fetch to ride on. Where records come, fetches leave all the time, and a timer
+would wake the loop for nothing."""
 GATHERED_MAX: Final = 200
 """So many offsets are sent at once."""
 HALVINGS_MAX: Final = 256
@@ -154,9 +156,25 @@ class _Pending:
 
 Key = tuple[TopicPartition, int]
 """Partition and generation (of the connection over which the records were acquired)."""
-Acks = dict[TopicPartition, list[AckRange]]
+AckRanges = dict[TopicPartition, list[AckRange]]
 Refused = tuple[list[AckRange], "AckResult"]
 """What is to be sent again: of what one offset may have made fail the halves, what was not done as it is."""
+
+
+class _Request:
+    """One request. `acks`: what of it has no outcome yet."""
+
+    __slots__ = ("acks", "ended", "generation")
+
+    def __init__(self, acks: AckRanges, generation: int) -> None:
+        self.acks = acks
+        self.generation = generation
+        self.ended = False
+
+    def take_all(self) -> list[list[AckRange]]:
+        """What has no outcome: it will get none."""
+        acks, self.acks = self.acks, {}
+        return list(acks.values())
 
 
 class AckSender:
@@ -183,7 +201,7 @@ class AckSender:
         self._member: Member | None = None
         self._pending: dict[Key, _Pending] = {}
         self._under_way = 0
-        """Requests; one for each connection."""
+        """Requests of the round that has not ended."""
         self._turn_due = False
         self._timer: TimerHandle | None = None
         self._stopped = False
@@ -230,7 +248,7 @@ class AckSender:
                 self._timer.cancel()
                 self._timer = None
         pending, self._pending = self._pending, {}
-        by_generation: dict[int, Acks] = {}
+        by_generation: dict[int, AckRanges] = {}
         for (tp, generation), gathered in pending.items():
             by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
         self._under_way = len(by_generation)
@@ -287,29 +305,33 @@ class AckSender:
         self._timer = None
         self._send()
 
-    def _begin(self, acks: Acks, generation: int, *, rides: bool) -> None:
+    def _begin(self, acks: AckRanges, generation: int, *, rides: bool) -> None:
         """One request. Must not raise: others wait for theirs."""
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
-        told, late = partial(self._told, acks, generation), partial(self._came_late, acks, generation)
+        request = _Request(acks, generation)
+        told, late = partial(self._told, request), partial(self._came_late, request)
         try:
             self._member.begin_acknowledge(batches, told, generation=generation, on_late=late, rides=rides)
         except Exception:
             logger.exception(FAILED, self._agent)
-            self._failed(chain.from_iterable(acks.values()))
-            self._ended()
+            self._failed(chain.from_iterable(request.take_all()))
+            self._end(request)
 
-    def _told(self, acks: Acks, generation: int, results: list[AckResult]) -> None:
+    def _told(self, request: _Request, results: list[AckResult]) -> None:
         """The outcomes of one request, but for those that come late."""
-        self._send_rest(self._settle(acks, results), generation, self._ended)
+        self._send_rest(self._settle(request, results), request.generation, partial(self._end, request))
 
-    def _came_late(self, acks: Acks, generation: int, result: AckResult) -> None:
+    def _came_late(self, request: _Request, result: AckResult) -> None:
         """The leader of one of several partitions was another one, which has answered now."""
-        self._send_rest(self._settle(acks, [result]), generation, self._look_if_flushed)
+        self._send_rest(self._settle(request, [result]), request.generation, self._look_if_flushed)
 
-    def _ended(self) -> None:
-        """One request is done with."""
+    def _end(self, request: _Request) -> None:
+        """One request is done with; once."""
+        if request.ended:
+            return
+        request.ended = True
         self._under_way -= 1
         self._look_if_flushed()
         self._send()
@@ -319,46 +341,56 @@ class AckSender:
             self._hurry = False
             self._flushed.set()
 
-    def _settle(self, acks: Acks, results: list[AckResult]) -> list[Refused]:
-        """Confirm what has its outcome, and return the rest."""
+    def _settle(self, request: _Request, results: list[AckResult]) -> list[Refused]:
+        """Confirm what has its outcome, and return what is to be sent again."""
         again: list[Refused] = []
         for result in results:
-            sent, error = acks[result.tp], result.error
-            if error is not ErrorCode.NONE and (error in NOT_DONE or (error in HALVED and _can_halve(sent))):
+            sent = request.acks.pop(result.tp, None)
+            if sent is None:
+                continue  # it was counted as failed
+            if not self._stopped and (result.error in NOT_DONE or (result.error in HALVED and _can_halve(sent))):
                 again.append((sent, result))
             else:
                 for ack in sent:
                     self._confirm(ack, result)
         return again
 
-    async def _finish(self, again: list[Refused], generation: int) -> None:
-        for sent, result in again:
-            key = (result.tp, generation)
-            try:
-                if result.error in NOT_DONE:
-                    done = await self._send_again(key, sent, result)
-                else:
-                    done = await self._send_halving(key, sent, first_failed=result)
-            except Exception:
-                logger.exception(FAILED, self._agent)
-                self._failed(sent)
-            else:
-                for ack, part in done:
-                    self._confirm(ack, part)
-
     def _send_rest(self, again: list[Refused], generation: int, then: Callable[[], None]) -> None:
-        """Send what was refused once more, then go on; not after `stop`, whose caller closes the session."""
-        if not again or self._stopped:
+        """Send what was refused once more, then go on."""
+        if not again:
             then()
             return
-        task = asyncio.create_task(self._finish(again, generation), name=f"acks {self._agent}")
+        todo = deque(again)
+        task = asyncio.create_task(self._finish(todo, generation), name=f"acks {self._agent}")
         self._tasks.add(task)
 
-        def ended(_: object) -> None:
+        def over(_: object) -> None:
             self._tasks.discard(task)
+            self._failed(chain.from_iterable(sent for sent, _ in todo))  # it was cancelled: the agent stops
             then()
 
-        task.add_done_callback(ended)
+        task.add_done_callback(over)
+
+    async def _finish(self, todo: deque[Refused], generation: int) -> None:
+        while todo:
+            sent, result = todo[0]
+            done = await self._sent_again(sent, result, generation)
+            todo.popleft()
+            for ack, part in done:
+                self._confirm(ack, part)
+
+    async def _sent_again(
+        self, sent: list[AckRange], result: AckResult, generation: int
+    ) -> list[tuple[AckRange, AckResult]]:
+        key = (result.tp, generation)
+        try:
+            if result.error in NOT_DONE:
+                return await self._send_again(key, sent, result)
+            return await self._send_halving(key, sent, first_failed=result)
+        except Exception:
+            logger.exception(FAILED, self._agent)
+            self._failed(sent)
+            return []
 
     def _failed(self, acks: Iterable[AckRange]) -> None:
         """The records stay locked until their locks lapse, then they run again: late, but never lost."""
@@ -366,7 +398,7 @@ class AckSender:
         self.unconfirmed -= count
         self._stats.ack_unknown += count
 
-    async def _request(self, acks: Acks, generation: int) -> list[AckResult]:
+    async def _request(self, acks: AckRanges, generation: int) -> list[AckResult]:
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}

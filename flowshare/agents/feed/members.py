@@ -8,10 +8,12 @@ want it, so that a retry topic takes no member away from the work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from flowshare.client.errors import ClientError
 from flowshare.client.session.arrivals import Arrivals
 from flowshare.client.session.custody import Generations
 from flowshare.client.session.member import ShareMember
@@ -127,11 +129,15 @@ class MemberPair:
 
     def ask(self, plan: Plan) -> None:
         """Begin to acquire with both. Raises: ServerError, Closed."""
+        few = plan.records_max <= RETRY_RECORDS_MAX
+        beside = plan if few else plan._replace(records_max=RETRY_RECORDS_MAX)
         try:
             self._main.ask(plan)
-        finally:
-            few = plan.records_max <= RETRY_RECORDS_MAX
-            self._retry.ask(plan if few else plan._replace(records_max=RETRY_RECORDS_MAX))
+        except ClientError:
+            with contextlib.suppress(ClientError):
+                self._retry.ask(beside)
+            raise
+        self._retry.ask(beside)
 
     def on_fetched(self, listener: Callable[[], object] | None) -> None:
         """Tell of what either brings."""

@@ -324,21 +324,25 @@ class ClusterConnection:
         return answers, problem
 
     async def _to_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
-        """What all brokers say together: one that takes another one's groups over says nothing until it has them."""
-        look = partial(self.cluster.look, ())
-        await look()  # a broker that was taken away for good would be asked for ever
+        """What all brokers say together. One that takes over another one's groups says so until it has them: then all
+        are asked anew, since the other one may have gone meanwhile, too. Raises: NotConnected, where one is not reached
+        whose groups nobody has yet."""
+        clock, settings = self.cluster.clock, self.cluster.settings
+        deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
+        pause_s = settings.retry_backoff
+        while True:
+            await self.cluster.look(())  # a broker that was taken away for good would be asked for ever
+            answer = await self._ask_all(request)
+            if answer.error not in NO_COORDINATOR or clock.monotonic() + pause_s >= deadline_s:
+                return answer
+            await clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, settings.retry_backoff_max)
+
+    async def _ask_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
+        """The groups of all, or the first error."""
         groups: dict[str, Any] = {}
         for node in sorted(self.cluster.topology.nodes):
-
-            async def find(node: int = node) -> int:
-                return node
-
-            try:
-                answer = await self._until_right(request, find, look, NO_COORDINATOR, f"broker {node}")
-            except NotConnected:
-                if node in self.cluster.topology.nodes:
-                    raise
-                continue  # it was taken away meanwhile
+            answer = await self._to_node(request, node)
             if answer.error is not ErrorCode.NONE:
                 return cast("messages.ListGroupsResponse", answer)
             groups.update({group.group_id: group for group in answer.groups})
@@ -398,7 +402,7 @@ def _errors(answer: Any) -> set[ErrorCode]:
     """Errors of an answer, its own and those of its first parts (a request for one group or partition has one)."""
     found = {getattr(answer, "error", ErrorCode.NONE)}
     for parts in (getattr(answer, "groups", ()), getattr(answer, "partitions", ())):
-        found.update(getattr(part, "error", ErrorCode.NONE) for part in parts[:1])
+        found.update(part.error for part in parts[:1])
     return found
 
 

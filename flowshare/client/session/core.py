@@ -2,8 +2,8 @@
 what to send and what is true now. `client.session.shell` does the rest; what is held, and where, is
 `client.session.custody`.
 
-    core.ask(plan, now_s)                        after each call: do what `core.take()` lists, in order,
-    core.answered(node_id, number, answer, now)  and call `tick` when `core.due_s()` has come
+    core.ask(plan, now_s)                        after each call (or some that belong together): do what `core.take()`
+    core.answered(node_id, number, answer, now)  lists, in order, and call `tick` when `core.due_s()` has come
 
 Invariants, whatever is lost, late or refused:
 1. Acknowledgements go to the partition's leader of now. What had no answer is sent again only to a leader that has said

@@ -174,7 +174,8 @@ class SessionShell:
         if refusal is not None:
             self.act()
             raise refusal
-        if self.core.ask(plan, self._clock.monotonic()) or self._rides:
+        rides, self._rides = self._rides, False
+        if self.core.ask(plan, self._clock.monotonic()) or rides:
             self.act()
 
     async def end_fetches(self) -> None:
@@ -196,7 +197,7 @@ class SessionShell:
         partitions, but for those that `on_late` is told. rides: `ask` follows, and sends them."""
         asker, now_s = Asker(told, on_late), self._clock.monotonic()
         self.core.acknowledge(acks, generation, now_s, asker=asker, tells_late=on_late is not None)
-        self._rides = rides
+        self._rides |= rides
         if not rides:
             self.act()
 
@@ -231,7 +232,7 @@ class SessionShell:
         """Do all that the core has said, and look again when it is due."""
         if self._acting:
             return
-        self._acting, self._rides = True, False
+        self._acting = True
         try:
             while self.core.said:
                 for one in self.core.take():
@@ -277,9 +278,9 @@ class SessionShell:
         link = self._links.get(one.node_id)
         connection = None if link is None else link.current
         if connection is not None:  # else lost meanwhile, as the core knows
-            connection.begin(one.request, partial(self._told, one, connection))
+            connection.begin(one.request, partial(self._answered, one, connection))
 
-    def _told(self, one: c.SendRequest, connection: Connection, outcome: FinishedRequest) -> None:
+    def _answered(self, one: c.SendRequest, connection: Connection, outcome: FinishedRequest) -> None:
         answer: Any = None
         error: Exception | asyncio.CancelledError | None = None
         try:
