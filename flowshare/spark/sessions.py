@@ -32,6 +32,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.speculation": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.streaming.stopTimeout": "60s",
 }
 """What `session` sets unless told otherwise; on this machine, where checkpoints are its files, LOCAL_MANAGER, too."""
 

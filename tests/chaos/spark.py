@@ -66,7 +66,7 @@ QUIET_S = 20.0
 END_S = 600.0
 ENDS = 3
 """How often a pipeline may run to its end: what a dead one had locked is given again when the lock is over."""
-STOP_S = 120.0
+STOP_S = 240.0
 SLOW_S = (0.05, 0.4)
 """How late each piece of bytes is."""
 STALL_S = (1.0, 6.0)
@@ -205,7 +205,10 @@ class Query:
     def stop(self) -> None:
         """End it in order. Raises: AssertionError when it does not."""
         self.process.terminate()
-        code = self.process.wait(STOP_S)
+        try:
+            code = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"SIGTERM did not end it within {STOP_S:g} s:\n{tail(self._log)}") from None
         assert code in (0, 128 + signal.SIGTERM, -signal.SIGTERM), f"SIGTERM ended it with {code}:\n{tail(self._log)}"
 
     def run_to_the_end(self) -> None:

@@ -13,6 +13,7 @@ from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.spark.pipeline.supervisor import LEFT_S, PipelineFigures, PipelineSupervisor, _Running
 from flowshare.spark.source.ranges import Offset
+from flowshare.testing import ManualClock
 
 
 @pytest.fixture
@@ -136,3 +137,19 @@ def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, lags, told)
         asyncio.run(supervisor._tell(SimpleNamespace(group_offsets=group_offsets)))
 
     assert told in caplog.text
+
+
+def test_a_query_that_does_not_end_is_told_and_holds_up_no_stop(running, caplog):
+    def stop():
+        raise RuntimeError("Stream Execution thread for stream did not stop within 60000 milliseconds")
+
+    supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
+    scala = SimpleNamespace(isStopped=lambda: False)
+    context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala))
+    supervisor._spark, supervisor._clock = SimpleNamespace(sparkContext=context), ManualClock()
+    running.query = SimpleNamespace(isActive=True, status={}, stop=stop)
+
+    supervisor._end(running)
+
+    assert running.figures.state == "stopped"
+    assert "pipeline=etl: its query does not end" in caplog.text

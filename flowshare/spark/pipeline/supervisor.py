@@ -215,7 +215,14 @@ class PipelineSupervisor:
                 logger.warning("pipeline=%s: its batch is cut off, and is run again next time", one.figures.name)
                 break
             time.sleep(0.05)
-        query.stop()
+        try:
+            query.stop()
+        except Exception as error:  # noqa: BLE001 - Spark's own wait (stopTimeout) is over, or Spark is
+            logger.warning(
+                "pipeline=%s: its query does not end and goes down with Spark; its batch is run again next time: %s",
+                one.figures.name,
+                brief(str(error)),
+            )
         one.figures.state = "stopped"
 
     async def _see_left(self, one: _Running, admin: ShareAdmin) -> None:
