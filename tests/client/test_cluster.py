@@ -160,11 +160,13 @@ async def test_groups_are_listed_from_every_broker(clock):
     await admin.close()
 
 
+def loading(times):
+    return [m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)] * times
+
+
 async def test_groups_are_listed_when_a_broker_has_loaded_those_that_it_takes_over(clock):
     fake = FakeCluster(clock, [1, 2])
-    fake.brokers[2].then(
-        m.ListGroupsRequest, *[m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) for _ in range(3)]
-    )
+    fake.brokers[2].then(m.ListGroupsRequest, *loading(3))
     admin = ShareAdmin(fake.connect, clock=clock)
 
     assert [group.group_id for group in await within(clock, 5, admin.list_groups())] == ["g1", "g2"]
@@ -173,7 +175,7 @@ async def test_groups_are_listed_when_a_broker_has_loaded_those_that_it_takes_ov
 
 async def test_groups_that_move_while_they_are_listed_are_told_by_who_has_them_in_the_end(clock):
     fake = FakeCluster(clock, [1, 2, 3])
-    fake.brokers[2].then(m.ListGroupsRequest, m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+    fake.brokers[2].then(m.ListGroupsRequest, *loading(1))
     admin = ShareAdmin(fake.connect, clock=clock)
     listing = asyncio.ensure_future(admin.list_groups())
     await settle()
@@ -188,9 +190,7 @@ async def test_groups_that_move_while_they_are_listed_are_told_by_who_has_them_i
 
 async def test_a_broker_that_loads_groups_for_ever_is_told_after_a_bounded_time(clock):
     fake = FakeCluster(clock, [1, 2])
-    fake.brokers[2].then(
-        m.ListGroupsRequest, *[m.ListGroupsResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) for _ in range(1000)]
-    )
+    fake.brokers[2].then(m.ListGroupsRequest, *loading(1_000))
     admin = ShareAdmin(fake.connect, clock=clock)
 
     with pytest.raises(ServerError, match="COORDINATOR_LOAD_IN_PROGRESS"):
