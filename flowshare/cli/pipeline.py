@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from flowshare.agents.app.app import App
     from flowshare.agents.app.pipeline import SharePipeline
     from flowshare.agents.pages.gate import PageSettings
+
+END_S: Final = 120.0
+"""How long the end may take: 30 s for batches under way, 60 s for queries that do not stop, 12 s for their sources."""
 
 logger = logging.getLogger("flowshare.pipeline")
 
@@ -49,7 +53,8 @@ def pipeline(
     """Run an app's pipelines (or those named) on Spark.
 
     A query that fails is started again from its checkpoint, with growing pauses. Ctrl-C, SIGTERM or SIGHUP: batches
-    under way are finished, and what was acquired beyond them is given back. Exit code 0: ended in order; 1: a failure.
+    under way are finished, and what was acquired beyond them is given back; Spark is killed when that takes more than
+    two minutes. Exit code 0: ended in order; 1: a failure.
 
     On an embedded path, or with share="workers", this process leads share-partitions while it runs.
     """
@@ -93,7 +98,7 @@ async def _run(
     from flowshare.agents.worker.signals import stop_signals
     from flowshare.spark.pipeline.pages import PipelinePages
     from flowshare.spark.pipeline.supervisor import PipelineSupervisor
-    from flowshare.spark.sessions import closing, session
+    from flowshare.spark.sessions import closing, kill_after, session
     from flowshare.spark.workers.jobs import give_app
 
     clock = LoopClock()
@@ -111,9 +116,16 @@ async def _run(
         supervisor = PipelineSupervisor(
             chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
         )
+        ending: list[threading.Timer] = []
+
+        def stop() -> None:
+            supervisor.stop()
+            if not ending:
+                ending.append(kill_after(spark, END_S))
+
         loop = asyncio.get_running_loop()
         for number in stop_signals():
-            loop.add_signal_handler(number, supervisor.stop)
+            loop.add_signal_handler(number, stop)
         pages = PipelinePages(supervisor, where)
         stack.push_async_callback(pages.close)
         logger.info("health and metrics at http://%s", await pages.start())

@@ -6,8 +6,10 @@ checkpoint manager of plain file systems takes a batch's two log entries from 70
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stopTimeout": "60s",
 }
 """What `session` sets unless told otherwise; on this machine, where checkpoints are its files, LOCAL_MANAGER, too."""
+
+logger = logging.getLogger("flowshare.spark")
 
 
 class SparkMissing(FlowshareError, RuntimeError):
@@ -83,6 +87,23 @@ def closing(spark: SparkSession) -> Iterator[None]:
     finally:
         if gone(spark.sparkContext, "") is None:
             spark.stop()
+
+
+def kill_after(spark: SparkSession, limit_s: float) -> threading.Timer:
+    """Kill the JVM that this process started when it still runs in `limit_s` seconds, for who ends now and has asked
+    Spark things that it may never answer: whoever waits for it then gets an error. The timer, which is started."""
+
+    def kill() -> None:
+        jvm = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - Python has no name for it
+        if jvm is None or jvm.poll() is not None:
+            return
+        logger.error("Spark has not ended within %g s and is killed; batches under way are run again", limit_s)
+        jvm.kill()
+
+    timer = threading.Timer(limit_s, kill)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def activate(spark: SparkSession) -> None:

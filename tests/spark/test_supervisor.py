@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from flowshare.client.errors import ServerError
+from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 from flowshare.spark.pipeline.supervisor import LEFT_S, PipelineFigures, PipelineSupervisor, _Running
+from flowshare.spark.sessions import kill_after
 from flowshare.spark.source.ranges import Offset
 from flowshare.testing import ManualClock
 
@@ -73,12 +79,16 @@ class Clock:
     """Time passes while one sleeps, and the checkpoint is read in a thread."""
 
     now_s = 0.0
-
-    def monotonic(self):
-        return self.now_s
+    until_s = math.inf
 
     async def sleep(self, seconds):
         self.now_s += seconds
+        if self.now_s >= self.until_s:
+            raise TimeoutError
+
+    async def wait_for(self, awaitable, timeout_s):
+        self.until_s = self.now_s + timeout_s
+        return await awaitable
 
 
 def see_left(group, folder):
@@ -123,18 +133,38 @@ def test_a_query_that_never_ran_is_not_waited_for(tmp_path):
     assert see_left(Group(["others"]), tmp_path) == 0
 
 
+@pytest.fixture
+def tell(running):
+    """What is logged of a pipeline whose group answers with `group_offsets`."""
+
+    def tell(group_offsets):
+        supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
+        running.pipeline.topics = ("orders",)
+        supervisor._running, supervisor._clock = [running], LoopClock()
+        asyncio.run(supervisor._tell(SimpleNamespace(group_offsets=group_offsets)))
+
+    return tell
+
+
+def test_a_group_that_does_not_say_its_backlog_is_not_waited_for(caplog, tell, running, monkeypatch):
+    """Else a broker that stands still would hold up a stop for as long as it does."""
+    monkeypatch.setattr("flowshare.spark.pipeline.supervisor.BACKLOG_S", 0.0)
+    running.figures.backlog = 7
+    with caplog.at_level(logging.INFO, "flowshare.pipeline"):
+        tell(lambda _: asyncio.Event().wait())
+
+    assert "backlog unknown" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("lags", "told"), [([], "unknown"), ([-1], "unknown"), ([0, -1], "backlog 0"), ([7, 5], "backlog 12")]
 )
-def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, lags, told):
+def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, tell, lags, told):
     async def group_offsets(_):
         return [SimpleNamespace(topic="orders", lag=lag) for lag in lags]
 
-    supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
-    pipeline = SimpleNamespace(topics=("orders",))
-    supervisor._running = [_Running(pipeline=pipeline, figures=PipelineFigures(name="etl", group="g"))]
     with caplog.at_level(logging.INFO, "flowshare.pipeline"):
-        asyncio.run(supervisor._tell(SimpleNamespace(group_offsets=group_offsets)))
+        tell(group_offsets)
 
     assert told in caplog.text
 
@@ -153,3 +183,22 @@ def test_a_query_that_does_not_end_is_told_and_holds_up_no_stop(running, caplog)
 
     assert running.figures.state == "stopped"
     assert "pipeline=etl: its query does not end" in caplog.text
+
+
+def test_a_spark_that_does_not_end_is_killed_with_a_word(caplog):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as jvm:
+        spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)))
+        kill_after(spark, 0.0).join()
+        code = jvm.wait()
+
+    assert code == -signal.SIGKILL
+    assert "Spark has not ended within 0 s and is killed" in caplog.text
+
+
+def test_a_spark_that_ended_in_time_or_that_others_started_is_not_killed(caplog):
+    with subprocess.Popen([sys.executable, "-c", ""]) as jvm:
+        jvm.wait()
+        for gateway in (SimpleNamespace(proc=jvm), SimpleNamespace()):
+            kill_after(SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway)), 0.0).join()
+
+    assert not caplog.text

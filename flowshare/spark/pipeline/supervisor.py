@@ -45,6 +45,9 @@ STOP_S: Final = 30.0
 LEFT_S: Final = 12.0
 """How long sources may take to accept what is committed, and to leave."""
 LEFT_LOOK_S: Final = 0.05
+BACKLOG_S: Final = 5.0
+"""How long the group may take to say its backlog: a broker that stands still must hold up neither a stop nor a query
+that is to start again."""
 
 logger = logging.getLogger("flowshare.pipeline")
 
@@ -230,17 +233,19 @@ class PipelineSupervisor:
         needs this one, which may lead the group, and a container ends with its first process."""
         place = local_checkpoint(checkpoint(one.pipeline))
         sources = frozenset[str]() if place is None else await asyncio.to_thread(place.members)
-        deadline_s = self._clock.monotonic() + LEFT_S
-        while sources and await self._members(one.figures.group, admin) & sources:
-            if self._clock.monotonic() >= deadline_s:
-                logger.warning(
-                    "pipeline=%s: its source has not left group %s within %g s: what it committed last may not be "
-                    "accepted. This checkpoint leaves it out when it comes again, another one does not",
-                    one.figures.name,
-                    one.figures.group,
-                    LEFT_S,
-                )
-                return
+        try:
+            await self._clock.wait_for(self._gone(one.figures.group, sources, admin), LEFT_S)
+        except TimeoutError:
+            logger.warning(
+                "pipeline=%s: its source has not left group %s within %g s: what it committed last may not be "
+                "accepted. This checkpoint leaves it out when it comes again, another one does not",
+                one.figures.name,
+                one.figures.group,
+                LEFT_S,
+            )
+
+    async def _gone(self, group: str, sources: frozenset[str], admin: ShareAdmin) -> None:
+        while sources and await self._members(group, admin) & sources:
             await self._clock.sleep(LEFT_LOOK_S)
 
     async def _members(self, group: str, admin: ShareAdmin) -> frozenset[str]:
@@ -277,15 +282,20 @@ class PipelineSupervisor:
                 logger.error("pipeline=%s %s=%d more. %s", one.figures.name, name, count - before, text)
             one.troubles[run, name] = max(count, before)
 
+    async def _look_up_backlog(self, one: _Running, admin: ShareAdmin) -> None:
+        try:
+            parts = await self._clock.wait_for(admin.group_offsets(one.figures.group), BACKLOG_S)
+        except (ClientError, OSError) as error:
+            one.figures.backlog = -1
+            logger.debug("backlog of %s: %s", one.figures.group, error or type(error).__name__)
+        else:
+            known = [part.lag for part in parts if part.topic in one.pipeline.topics and part.lag >= 0]
+            one.figures.backlog = sum(known) if known else -1  # before the group's first fetch nobody knows
+
     async def _tell(self, admin: ShareAdmin) -> None:
+        await asyncio.gather(*(self._look_up_backlog(one, admin) for one in self._running))
         for one in self._running:
             figures = one.figures
-            try:
-                parts = await admin.group_offsets(figures.group)
-                known = [part.lag for part in parts if part.topic in one.pipeline.topics and part.lag >= 0]
-                figures.backlog = sum(known) if known else -1  # before the group's first fetch nobody knows
-            except (ClientError, OSError) as error:
-                logger.debug("backlog of %s: %s", figures.group, error)
             logger.info(
                 "pipeline=%s %s: %s records in %d batches, %s a second, last batch %.2f s, backlog %s",
                 figures.name,
