@@ -252,6 +252,7 @@ def test_what_an_earlier_process_finds_out_late_does_not_make_a_batch_void_that_
     second = Query(tmp_path, broker, topic, group)
     second.run(offset)
     earlier.driver._failed(earlier.driver._member, offset)
+    blocking_until(lambda: earlier.driver._member.fenced)
     following = second.run(second.plan(offset))
     second.driver.close()
     earlier.driver._closing.set()

@@ -98,7 +98,7 @@ class Query:
     def crash(self):
         """As a process that was killed: connections end, nothing is said."""
         member = self.reader._batches._member
-        member._fenced = True
+        member.fenced = True
         member.close()
 
     def stop(self):
@@ -382,9 +382,9 @@ def test_a_group_that_is_not_reached_when_a_batch_has_ended_is_asked_again(broke
     end = one.latest(start)
     done = [row["value"] for row in one.rows(start, end)]
     member = one.reader._batches._member
-    member._looked_s = 0.0
     with monkeypatch.context() as patch:
         patch.setattr(member._admin, "describe_group", unreachable)
+        member._looked_s = 0.0
         assert one.latest(end) == end
     rest, _ = one.run(end)
 

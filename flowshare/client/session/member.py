@@ -30,7 +30,7 @@ from flowshare.protocol.messages import TopicPartition
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
@@ -59,11 +59,14 @@ class ShareMember:
         generations: Generations | None = None,
         arrivals: Arrivals | None = None,
         adopts: bool = False,
+        joins_again: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """A member that is not started.
 
         generations, arrivals: where its connections get their numbers, and where what it fetches goes, for members
-        that work together. adopts: it takes an earlier process's place, and `adopt` will be called.
+        that work together. adopts: it takes an earlier process's place, and `adopt` will be called. joins_again: asked
+        whether it joins again when the group has given it up, as it did also when another process took its place;
+        None: it does.
         """
         self.group_id = group_id
         self.member_id = member_id or str(uuid.uuid4())
@@ -87,6 +90,7 @@ class ShareMember:
             settings=self._settings,
             on_assignment=lambda: self._shell.assign(),
             on_given_up=lambda: self._shell.given_up(),
+            joins_again=joins_again,
         )
         self._arrivals = arrivals or Arrivals()
         self._shell = SessionShell(

@@ -22,7 +22,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from flowshare.client.net.link import Link
     from flowshare.client.settings import MemberSettings
@@ -55,13 +55,16 @@ class Membership:
         settings: MemberSettings,
         on_assignment: Callable[[], None],
         on_given_up: Callable[[], object],
+        joins_again: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """on_given_up: called when the group says that it has this member no more, before it joins again."""
+        """on_given_up: called when the group says that it has this member no more. joins_again: asked whether it joins
+        again then; None: it does."""
         self._link = link
         self._clock = clock
         self._settings = settings
         self._on_assignment = on_assignment
         self._on_given_up = on_given_up
+        self._joins_again = joins_again
         self.group_id = group_id
         self.member_id = member_id
         self.epoch = EPOCH_JOIN
@@ -144,7 +147,7 @@ class Membership:
         try:
             while True:
                 await self._wait(self._next_s())
-                if self.epoch == EPOCH_JOIN and not self.topics:  # given up, and without a topic nobody can join
+                if self.epoch == EPOCH_JOIN and not await self._may_join_again():
                     break
                 await self._beat()
         except Closed:
@@ -157,6 +160,10 @@ class Membership:
         self._task = None
         self._heard.set()
         self._out()
+
+    async def _may_join_again(self) -> bool:
+        """Whether one that was given up comes back: without a topic nobody can."""
+        return bool(self.topics) and (self._joins_again is None or await self._joins_again())
 
     def _fail(self, error: ClientError) -> None:
         self.failed = error

@@ -5,7 +5,8 @@ follows the topics of a pattern. Nothing here knows of Spark.
 
 A query that is started again is the same member to its group, and takes its locks over. Its old process may still
 live, stopped or cut off: each process joins with a `rack_id` of its own, and one that finds another's beside its
-member id does nothing any more (`Fenced`). Epochs are no fence: they may be equal by chance.
+member id does nothing any more (`Fenced`); it looks once a second, and before it joins a group again that gave it up.
+Epochs are no fence: they may be equal by chance.
 
 Acquiring is ranges-only where flowshare leads the group (`max_bytes=0`); Kafka's brokers send the records along, which
 nobody looks at: executors read them from the log.
@@ -63,7 +64,7 @@ RELEASE_S: Final = 2.0
 LEADERS_S: Final = 10.0
 """How often is looked who leads the partitions, where their leaders count deliveries in memory."""
 LOOK_S: Final = 1.0
-"""How often a member looks whether it is still the one of its id, while it does anything."""
+"""How often a member looks whether it is still the one of its id."""
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -105,7 +106,8 @@ class GroupMember:
         self._leaders: dict[Place, str] = {}
         self._leaders_s = 0.0
         self._looked_s = 0.0
-        self._fenced = False
+        self.fenced = False
+        """Whether another process was found to have this member's id."""
         self.locks_lost = 0
         """Records whose lock was lost while they were held."""
         self._run: list[Range] = []
@@ -251,6 +253,7 @@ class GroupMember:
                 member_id=self.member_id,
                 settings=MemberSettings(link=LinkSettings(acknowledge_linger=0.0), rack_id=self._life),
                 adopts=self._adopts,
+                joins_again=self._joins_again,
             )
             stack.push_async_callback(self._leave)
             await self._member.start()
@@ -258,7 +261,7 @@ class GroupMember:
             while not self._member.assignment and self._clock.monotonic() < deadline_s:
                 await self._clock.sleep(0.02)
             self._note_topics()
-            for beside in (self._renew(), self._follow_topics()):
+            for beside in (self._renew(), self._watch(), self._follow_topics()):
                 stack.callback(asyncio.create_task(beside).cancel)
             self._joined = stack.pop_all()
 
@@ -269,12 +272,14 @@ class GroupMember:
         the second request and not the first, and a record that came again with the count it had would be taken for one
         of a group that was reset.
         """
-        if self._fenced:
+        run = [part for one in self._run for part, _ in self._holds.parts(one)]
+        try:
+            await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
+        except (ClientError, OSError, TimeoutError) as error:
+            logger.debug("group %s: a batch was not given back: %s", self._options.group, error)
+        except Fenced:
             await self._member.abandon()
             return
-        run = [part for one in self._run for part, _ in self._holds.parts(one)]
-        with contextlib.suppress(ClientError, OSError, TimeoutError):
-            await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
         logged = RangeSet(self._run)
         await self._member.close(unrun=self._by_partition(logged.split(*self._holds.ranges())[1]))
 
@@ -401,16 +406,29 @@ class GroupMember:
                 logger.warning("group %s: %d records' locks were lost", self._options.group, records_in(gone))
 
     async def _look(self) -> None:
-        """See, once a second, that no later process has this member's id. Raises: Fenced."""
+        """See, once a second, that no later process has this member's id. Raises: Fenced, from then on."""
         now_s = self._clock.monotonic()
-        if now_s < self._looked_s + LOOK_S:
-            return
-        group = await self._admin.describe_group(self._options.group)
-        mine = [member for member in group.members if member.member_id == self.member_id]
-        if any(member.rack_id and member.rack_id != self._life for member in mine):
-            self._fenced = True
+        if not self.fenced and now_s >= self._looked_s + LOOK_S:
+            group = await self._admin.describe_group(self._options.group)
+            mine = [member for member in group.members if member.member_id == self.member_id]
+            self.fenced |= any(member.rack_id and member.rack_id != self._life for member in mine)
+            self._looked_s = now_s
+        if self.fenced:
             raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
-        self._looked_s = now_s
+
+    async def _watch(self) -> None:
+        """Look also while nothing is done: who had this member's id may have left, and then nothing is to be seen."""
+        while not self.fenced:
+            await self._clock.sleep(LOOK_S)
+            with contextlib.suppress(ClientError, OSError, Fenced):
+                await self._look()
+
+    async def _joins_again(self) -> bool:
+        """Whether the group gave this member up for another reason than a later process."""
+        self._looked_s = 0.0
+        with contextlib.suppress(ClientError, OSError, Fenced):  # who cannot be asked meets a join with the same error
+            await self._look()
+        return not self.fenced
 
     async def _look_up_leaders(self) -> None:
         """See who leads what is assigned, where that matters: when more is assigned, and now and then."""

@@ -421,6 +421,27 @@ async def test_a_member_that_is_given_up_or_has_lost_its_group_joins_again_with_
     await member.close()
 
 
+@pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
+async def test_a_member_that_is_given_up_for_another_process_does_not_take_its_id_back(clock, code):
+    server = FakeServer()
+    asked = 0
+
+    async def joins_again():
+        nonlocal asked
+        asked += 1
+        return False
+
+    member = await started(server, clock, joins_again=joins_again)
+    server.then(m.ShareGroupHeartbeatRequest, m.ShareGroupHeartbeatResponse(error=code))
+
+    await clock.advance(20)
+
+    assert [beat.member_epoch for beat in server.seen(m.ShareGroupHeartbeatRequest)] == [0, 1]
+    assert asked == 1
+    assert not member.assignment
+    await member.close()
+
+
 async def test_a_member_that_stops_leaves_its_partitions_to_others_and_acknowledges_what_it_holds(clock):
     server = FakeServer()
     member, held = await holding(server, clock)
