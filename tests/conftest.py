@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,14 @@ def logging_as_before() -> Iterator[None]:
             root.removeHandler(handler)
     root.setLevel(level)
     logging.captureWarnings(capture=False)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """What runs in this process and takes signals, as Spark's source does: processes that a later test starts would
+    inherit a SIGTERM that is ignored, and not hear the first one."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
