@@ -103,6 +103,7 @@ async def _run(
 
     clock = LoopClock()
     broker = app.broker_address
+    good, ending = False, list[threading.Timer]()
     async with AsyncExitStack() as stack:
         asked = {pipeline.group: () for pipeline in chosen}
         backend = open_backend(broker, clock=clock, lead=True, asked=asked)
@@ -116,7 +117,6 @@ async def _run(
         supervisor = PipelineSupervisor(
             chosen, spark=spark, backend=backend, broker=broker.revealed(), clock=clock, once=once
         )
-        ending: list[threading.Timer] = []
 
         def stop() -> None:
             supervisor.stop()
@@ -129,4 +129,5 @@ async def _run(
         pages = PipelinePages(supervisor, where)
         stack.push_async_callback(pages.close)
         logger.info("health and metrics at http://%s", await pages.start())
-        return await supervisor.run()
+        good = await supervisor.run()
+    return good and not any(timer.finished.is_set() for timer in ending)

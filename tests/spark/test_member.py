@@ -40,6 +40,25 @@ def test_what_is_in_the_write_ahead_log_is_never_given_back_as_not_delivered(ans
     assert told == {PLACE: [(0, 99), (200, 299)]}
 
 
+@pytest.mark.parametrize(("rack", "comes_back"), [("another", False), ("mine", True), (None, True), (OSError, True)])
+def test_who_is_given_up_looks_whether_another_process_has_its_place_before_it_joins_again(rack, comes_back):
+    options = SourceOptions.parse({"broker": "embedded:///nowhere", "topics": "orders", "group": "etl"})
+    member = GroupMember(options, "member")
+    member._looked_s = member._clock.monotonic()
+
+    async def describe_group(_):
+        if rack is OSError:
+            raise OSError
+        racks = {"another": "spark-other", "mine": member._life, None: None}
+        others = SimpleNamespace(member_id="other", rack_id="spark-other")
+        return SimpleNamespace(members=[others, SimpleNamespace(member_id="member", rack_id=racks[rack])])
+
+    member._admin = SimpleNamespace(describe_group=describe_group)
+
+    assert asyncio.run(member._joins_again()) == comes_back
+    assert member.fenced != comes_back
+
+
 def test_what_an_earlier_process_held_is_taken_over_though_its_partition_or_topic_is_assigned_later():
     later, told = uuid.UUID(int=8), {}
 

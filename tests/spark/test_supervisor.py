@@ -169,15 +169,25 @@ def test_a_backlog_that_nobody_knows_yet_is_not_told_as_none(caplog, tell, lags,
     assert told in caplog.text
 
 
-def test_a_query_that_does_not_end_is_told_and_holds_up_no_stop(running, caplog):
-    def stop():
-        raise RuntimeError("Stream Execution thread for stream did not stop within 60000 milliseconds")
+def timed_out():
+    raise RuntimeError("Stream Execution thread for stream did not stop within 60000 milliseconds")
 
+
+class Lost:
+    """A query whose JVM is killed while it is asked."""
+
+    @property
+    def isActive(self):  # noqa: N802 - Spark's name
+        raise ConnectionError("Error while sending or receiving")
+
+
+@pytest.mark.parametrize("query", [SimpleNamespace(isActive=True, status={}, stop=timed_out), Lost()])
+def test_a_query_that_does_not_end_is_told_and_holds_up_no_stop(running, caplog, query):
     supervisor = PipelineSupervisor.__new__(PipelineSupervisor)
     scala = SimpleNamespace(isStopped=lambda: False)
     context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala))
     supervisor._spark, supervisor._clock = SimpleNamespace(sparkContext=context), ManualClock()
-    running.query = SimpleNamespace(isActive=True, status={}, stop=stop)
+    running.query = query
 
     supervisor._end(running)
 

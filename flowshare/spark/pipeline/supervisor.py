@@ -208,17 +208,14 @@ class PipelineSupervisor:
         one.pause_s = min(PAUSE_MAX_S, 2 * one.pause_s)
 
     def _end(self, one: _Running) -> None:
-        """Let the batch that is under way end, then stop the query; harmless when Spark is gone. Blocks."""
+        """Let the batch that is under way end, then stop the query; harmless when Spark is gone, or goes. Blocks."""
         query = one.query
-        if query is None or gone(self._spark.sparkContext, "") or not query.isActive:
+        if query is None or gone(self._spark.sparkContext, ""):
             return
-        deadline_s = self._clock.monotonic() + STOP_S
-        while query.isActive and query.status.get("isTriggerActive") and query.status.get("isDataAvailable"):
-            if self._clock.monotonic() >= deadline_s:
-                logger.warning("pipeline=%s: its batch is cut off, and is run again next time", one.figures.name)
-                break
-            time.sleep(0.05)
         try:
+            if not query.isActive:
+                return
+            self._finish_batch(one, query)
             query.stop()
         except Exception as error:  # noqa: BLE001 - Spark's own wait (stopTimeout) is over, or Spark is
             logger.warning(
@@ -228,13 +225,21 @@ class PipelineSupervisor:
             )
         one.figures.state = "stopped"
 
+    def _finish_batch(self, one: _Running, query: StreamingQuery) -> None:
+        deadline_s = self._clock.monotonic() + STOP_S
+        while query.isActive and query.status.get("isTriggerActive") and query.status.get("isDataAvailable"):
+            if self._clock.monotonic() >= deadline_s:
+                logger.warning("pipeline=%s: its batch is cut off, and is run again next time", one.figures.name)
+                return
+            time.sleep(0.05)
+
     async def _see_left(self, one: _Running, admin: ShareAdmin) -> None:
         """Wait until the query's sources have left their group, in processes of their own: what they accept at the end
         needs this one, which may lead the group, and a container ends with its first process."""
         place = local_checkpoint(checkpoint(one.pipeline))
         sources = frozenset[str]() if place is None else await asyncio.to_thread(place.members)
         try:
-            await self._clock.wait_for(self._gone(one.figures.group, sources, admin), LEFT_S)
+            await self._clock.wait_for(self._until_left(one.figures.group, sources, admin), LEFT_S)
         except TimeoutError:
             logger.warning(
                 "pipeline=%s: its source has not left group %s within %g s: what it committed last may not be "
@@ -244,7 +249,7 @@ class PipelineSupervisor:
                 LEFT_S,
             )
 
-    async def _gone(self, group: str, sources: frozenset[str], admin: ShareAdmin) -> None:
+    async def _until_left(self, group: str, sources: frozenset[str], admin: ShareAdmin) -> None:
         while sources and await self._members(group, admin) & sources:
             await self._clock.sleep(LEFT_LOOK_S)
 
@@ -283,6 +288,7 @@ class PipelineSupervisor:
             one.troubles[run, name] = max(count, before)
 
     async def _look_up_backlog(self, one: _Running, admin: ShareAdmin) -> None:
+        """Note what the group has not finished; what is not known in time is not known any more."""
         try:
             parts = await self._clock.wait_for(admin.group_offsets(one.figures.group), BACKLOG_S)
         except (ClientError, OSError) as error:

@@ -394,7 +394,10 @@ class GroupMember:
                 await self._look()
                 parts = [(part, generation, RENEW) for one in due for part, generation in self._holds.parts(one)]
                 lost = set(await self._settle(parts))
-            except (ClientError, OSError, Fenced) as error:
+            except Fenced as error:
+                logger.warning("locks of group %s are not renewed any more: %s", self._options.group, error)
+                return
+            except (ClientError, OSError) as error:
                 logger.warning("locks of group %s were not renewed: %s", self._options.group, error)
                 continue
             for one in due:
