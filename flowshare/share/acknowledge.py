@@ -15,7 +15,14 @@ from flowshare.core_errors import CoreError, InvalidRecordState, InvalidRequest
 from flowshare.share.lapse import take_back
 from flowshare.share.state import EVENTS, step
 from flowshare.share.types import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    AVAILABLE,
     DELAY_MS_MAX,
+    DELAYED,
+    HOLE,
+    PENDING,
     AcknowledgeBatch,
     AcknowledgeType,
     Limits,
@@ -23,19 +30,7 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import (
-    ACKNOWLEDGED,
-    ACQUIRED,
-    ARCHIVED,
-    AVAILABLE,
-    COUNT_HIGH,
-    DELAYED,
-    HOLE,
-    PENDING,
-    Fence,
-    Window,
-    merged,
-)
+from flowshare.share.window import COUNT_HIGH, Fence, Window, merged
 
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
@@ -146,6 +141,8 @@ def _decide_all(
     except CoreError:
         for change in changes:
             window.put(change.first, change.last, PENDING, ACQUIRED)
+            if window.heads is not None:
+                window.heads.stays_open(change.first, change.last)
         raise
     _explode(window, batches)
     if renewed:
@@ -158,6 +155,8 @@ def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: Ackno
     offset, last, types, not_before_ms, _, _ = batch
     at, states = offset - window.base, window.states
     if offset != last or not_before_ms or batch.unrun or len(types) != 1 or not 0 <= at < len(states):
+        return None
+    if window.heads is not None and window.heads.chained:
         return None
     kind, count = types[0], window.counts[at]
     if states[at] != ACQUIRED or kind >= _RENEW or count >= COUNT_HIGH or offset < window.start:
@@ -248,13 +247,30 @@ def _plan(
             renewed.append((first, last))
             continue
         release = kind == _RELEASE
-        for low, high, delivered in window.counted(first, last):
+        for low, high, delivered in _in_order(window, first, last, release=release):
             count = delivered - 1 if release and batch.unrun else delivered
             at_limit = count >= after.delivery_count_max
             state = (after.at_limit if at_limit else after.below_limit)[kind]
             not_before_ms = delay_until_ms if release and state is RecordState.AVAILABLE else 0
             changes.append(StateRun(low, high, state, count, None, not_before_ms))
             window.put(low, high, ACQUIRED, PENDING)
+            if window.heads is not None and state.terminal:
+                window.heads.ends(low, high)
+
+
+def _in_order(window: Window, first: int, last: int, *, release: bool) -> Iterator[tuple[int, int, int]]:
+    """As `window.counted`; of a chain each by itself, because whether one may be settled depends on the one before.
+
+    Raises: InvalidRecordState
+    """
+    heads = window.heads
+    if heads is None or not heads.chained:
+        yield from window.counted(first, last)
+        return
+    for low, high, waits in heads.pieces(first, last):
+        if waits and not release and not heads.may_end(low):
+            raise InvalidRecordState(f"offset {low} comes after one of its key that is not settled")
+        yield from window.counted(low, high)
 
 
 def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
@@ -320,11 +336,22 @@ def commit(window: Window, decision: Decision) -> None:
         if window.count(first) != count:
             window.set_count(first, last, count)
     for not_before_ms, changes in delayed.items():
-        size = sum(change.last - change.first + 1 for change in changes)
-        hold = window.holds.open(None, not_before_ms, changes[0].first, changes[-1].last, size)
-        for change in changes:
-            window.hold(change.first, change.last, hold.hold_id)
+        pieces = [piece for change in changes for piece in _delayed(window, change)]
+        size = sum(last - first + 1 for first, last in pieces)
+        if not size:
+            continue
+        hold = window.holds.open(None, not_before_ms, pieces[0][0], pieces[-1][1], size)
+        for first, last in pieces:
+            window.hold(first, last, hold.hold_id)
     window.advance()
+
+
+def _delayed(window: Window, change: StateRun) -> list[tuple[int, int]]:
+    """What of a change is DELAYED: what waits for another one of its key needs no time to wait for."""
+    if window.heads is None:
+        return [(change.first, change.last)]
+    runs = window.runs(change.first, change.last)
+    return [(run.first, run.last) for run in runs if run.state == DELAYED]
 
 
 def _commit_one(window: Window, change: StateRun) -> bool:
@@ -332,6 +359,8 @@ def _commit_one(window: Window, change: StateRun) -> bool:
     offset, last, state, count, _, not_before_ms = change
     at = offset - window.base
     if offset != last or not_before_ms or offset < window.start or window.counts[at] != count:
+        return False
+    if window.heads is not None:
         return False
     window.states[at] = state
     window.tally[PENDING] -= 1
@@ -350,6 +379,8 @@ def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> Pa
     _settle(window, decision)
     runs: list[StateRun] = []
     for change in _alive(window, decision):
+        if window.heads is not None:
+            window.heads.stays_open(change.first, change.last)
         for first, last, hold_id in list(window.held(change.first, change.last)):
             hold = window.holds.by_id[hold_id]
             if hold.lapsed or hold.due_ms <= now_ms:

@@ -13,6 +13,10 @@ from typing import Final, NamedTuple
 
 from flowshare.share.state import Event, step
 from flowshare.share.types import (
+    ACQUIRED,
+    ARCHIVED,
+    AVAILABLE,
+    DELAYED,
     AcquiredRange,
     AcquireMode,
     Limits,
@@ -21,7 +25,7 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import ACQUIRED, ARCHIVED, AVAILABLE, DELAYED, Window
+from flowshare.share.window import Window
 
 HOLE_MAX: Final = 1 << 20
 """Offsets that may be missing in the log between two acquires; past more, an acquire waits until the window is empty,
@@ -119,7 +123,7 @@ def _archive_missing(window: Window, limits: Limits, fetch_offset: int, log_firs
     if first > last:
         return []
     archived = [
-        _vanish(window, limits, run.first, run.last, run.state, run.delivery_count)
+        vanish(window, limits, run.first, run.last, run.state, run.delivery_count)
         for run in list(window.runs(first, last))
         if run.state in (AVAILABLE, DELAYED)
     ]
@@ -147,7 +151,7 @@ def _archive_aborted(
             if since <= until:
                 if since > first:
                     kept.append(AcquiredRange(first, since - 1, taken.delivery_count))
-                stored.append(_vanish(window, limits, since, until, ACQUIRED, taken.delivery_count))
+                stored.append(vanish(window, limits, since, until, ACQUIRED, taken.delivery_count))
                 first = until + 1
             if batch.last > taken.last:
                 break
@@ -157,8 +161,9 @@ def _archive_aborted(
     return kept
 
 
-def _vanish(window: Window, limits: Limits, first: int, last: int, state: int, count: int) -> StateRun:
-    before = RecordState.AVAILABLE if state == DELAYED else RecordState(state)
+def vanish(window: Window, limits: Limits, first: int, last: int, state: int, count: int) -> StateRun:
+    """Archive offsets that hold no record any more; return what is to be stored of it."""
+    before = RecordState.ACQUIRED if state == ACQUIRED else RecordState.AVAILABLE
     after = step(before, Event.VANISH, count, limits)
     window.let_go(first, last)
     window.put(first, last, state, ARCHIVED)

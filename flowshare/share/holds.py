@@ -22,6 +22,7 @@ class Hold:
     member_id: the owner of the lock; None for the delay of a release.
     remaining: offsets that still carry this hold; the hold ends with the last of them.
     lapsed: its time came (or its member left) while a write was pending on some of its offsets.
+    orphan: its member is gone without a word, and its time is waited for all the same.
     """
 
     hold_id: int
@@ -31,6 +32,7 @@ class Hold:
     last: int
     remaining: int
     lapsed: bool = False
+    orphan: bool = False
 
 
 class Holds:

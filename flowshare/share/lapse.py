@@ -8,14 +8,35 @@ succeeds the acknowledgement counts; if it fails `abort` takes the offsets back 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from flowshare.share.heads import Heads
 from flowshare.share.holds import Hold
 from flowshare.share.state import Event, step
-from flowshare.share.types import Limits, PartitionUpdate, RecordState, StateRun
-from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, Window
+from flowshare.share.types import (
+    ACQUIRED,
+    ARCHIVED,
+    ARCHIVING,
+    AVAILABLE,
+    BLOCKED,
+    DELAYED,
+    PENDING,
+    Limits,
+    PartitionUpdate,
+    RecordState,
+    StateRun,
+)
+from flowshare.share.window import Window
 
 
-def lapse(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | None:
+class Lapsed(NamedTuple):
+    """What lapsed, to be stored; `orphaned`: that of members that are gone."""
+
+    update: PartitionUpdate | None
+    orphaned: list[StateRun]
+
+
+def lapse(window: Window, limits: Limits, now_ms: int) -> Lapsed:
     """Take back the locks whose time has come (SG-8.1) and make due what was delayed (SG-7.10)."""
     due = window.holds.take_due(now_ms)
     for hold in due:
@@ -23,12 +44,20 @@ def lapse(window: Window, limits: Limits, now_ms: int) -> PartitionUpdate | None
             for first, last in list(_held_in(window, hold, DELAYED)):
                 window.let_go(first, last)
                 window.put(first, last, DELAYED, AVAILABLE)
-    return _take_holds_back(window, limits, [hold for hold in due if hold.member_id is not None])
+    orphaned: list[StateRun] = []
+    update = _take_holds_back(window, limits, [hold for hold in due if hold.member_id is not None], orphaned)
+    return Lapsed(update, orphaned)
 
 
 def release_member(window: Window, limits: Limits, member_id: str) -> PartitionUpdate | None:
     """Take back everything a member holds."""
     return _take_holds_back(window, limits, window.holds.take_member(member_id))
+
+
+def leave_to_locks(window: Window, member_id: str) -> None:
+    """A member is gone without a word: what it holds stays locked until its locks lapse, as its process may live."""
+    for hold in window.holds.take_member(member_id):
+        hold.orphan = True
 
 
 def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]], state: int) -> list[StateRun]:
@@ -48,16 +77,49 @@ def move_log_start(window: Window, log_start: int) -> PartitionUpdate | None:
     """Forget what the log no longer has; what members still hold of it is theirs to acknowledge, without effect."""
     if log_start <= window.start:
         return None
+    if window.heads is not None:
+        return _move_ordered(window, window.heads, log_start)
     window.drop_below(log_start)
     window.advance()
     return window.update(())
 
 
-def _take_holds_back(window: Window, limits: Limits, holds: Iterable[Hold]) -> PartitionUpdate | None:
+def _move_ordered(window: Window, heads: Heads, log_start: int) -> PartitionUpdate | None:
+    """The same where there is an order: what is held blocks its key, so it stays until it is settled or lapses."""
+    stored: list[StateRun] = []
+    at, last = window.start, min(log_start, window.end) - 1
+    while at <= last:  # run by run: archiving one may free another behind it
+        until, state = window.same_until(at, last), window.states[at - window.base]
+        if state in (ACQUIRED, PENDING):
+            if until >= heads.known_end:
+                heads.barrier = until
+        elif state in (AVAILABLE, DELAYED, BLOCKED, ARCHIVING):
+            until = at if state == BLOCKED else until
+            for first, high, count in list(window.counted(at, until)):
+                window.let_go(first, high)
+                window.put(first, high, state, ARCHIVED)
+                stored.append(StateRun(first, high, RecordState.ARCHIVED, count))
+        at = until + 1
+    heads.known_end = max(heads.known_end, log_start)
+    if window.gap_start >= 0:
+        window.close_gap(log_start)
+    before = window.start
+    window.advance()
+    if window.start == window.end < log_start:
+        window.clear(log_start)
+    return window.update(stored) if stored or window.start != before else None
+
+
+def _take_holds_back(
+    window: Window, limits: Limits, holds: Iterable[Hold], orphaned: list[StateRun] | None = None
+) -> PartitionUpdate | None:
     runs: list[StateRun] = []
     for hold in holds:
         hold.lapsed = True
-        runs += take_back(window, limits, list(_held_in(window, hold, ACQUIRED)), ACQUIRED)
+        taken = take_back(window, limits, list(_held_in(window, hold, ACQUIRED)), ACQUIRED)
+        if hold.orphan and orphaned is not None:
+            orphaned += taken
+        runs += taken
     if not runs:
         return None
     window.advance()

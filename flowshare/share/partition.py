@@ -14,21 +14,31 @@ The rules stand in the modules beside this one: `state` (the transitions), `wind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
 from flowshare.share import acquire as acquiring
+from flowshare.share import acquire_by_key as by_key
 from flowshare.share import lapse
 from flowshare.share.acknowledge import Decision
 from flowshare.share.acquire import Acquisition, Read
+from flowshare.share.acquire_by_key import Ask, Picked
 from flowshare.share.allowance import Allowance
+from flowshare.share.heads import Heads, KeyedBatch
 from flowshare.share.priority import Alternation
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.reload import reload
 from flowshare.share.state import Event, step
 from flowshare.share.types import (
+    ACQUIRED,
+    ARCHIVED,
+    ARCHIVING,
+    AVAILABLE,
+    BLOCKED,
+    DELAYED,
+    PENDING,
     AcknowledgeBatch,
     AcquireMode,
     Limits,
@@ -37,7 +47,7 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE, DELAYED, PENDING, Window, merged
+from flowshare.share.window import Window, merged
 
 __all__ = ["Acquisition", "Archiving", "Decision", "MemberRun", "SharePartition"]
 
@@ -70,6 +80,7 @@ class SharePartition:
         are gone, and theirs are AVAILABLE again with their delivery count (finished if that is at the limit).
     now_ms: only for `living` and for delays that are over already.
     log_epoch: see `PartitionState`; a log that is cut and goes on has a higher one from then on (`cut`).
+    ordered: records come in the order of their keys (`heads`): `place` and `pick` instead of `acquire`.
 
     `allowance`: what its own and its group's limit leave to each member.
 
@@ -86,9 +97,10 @@ class SharePartition:
         living: Container[str] = (),
         now_ms: int = 0,
         log_epoch: int = -1,
+        ordered: bool = False,
     ) -> None:
-        self.log_epoch = log_epoch
-        self._window = Window(start_offset)
+        self.log_epoch = self._epoch_told = log_epoch
+        self._window = Window(start_offset, ordered=ordered)
         self._quarantine = Quarantine()
         self.allowance = Allowance(self._window.holds.tally)
         self._alternation = Alternation()
@@ -132,6 +144,16 @@ class SharePartition:
         """Released offsets whose delay is not over."""
         return self._window.tally[DELAYED]
 
+    @property
+    def ordered(self) -> bool:
+        """Whether records come in the order of their keys."""
+        return self._window.heads is not None
+
+    @property
+    def blocked_count(self) -> int:
+        """Offsets that wait for another one of their key."""
+        return self._window.tally[BLOCKED]
+
     def next_fetch_offset(self, log_end: int = 0) -> int:
         """Return where to read the log next: what was released comes before what is new (SG-4.1).
 
@@ -162,12 +184,96 @@ class SharePartition:
         window, limits = self._window, self._limits
         if limits.paused or self.allowance.used_up:
             return False
+        if window.heads is not None:
+            return window.acquired < limits.record_locks_max
         span = window.end - window.start
         if limits.window_max is None:
             return span < limits.record_locks_max or self.next_fetch_offset() != window.end
         if window.acquired >= limits.record_locks_max:
             return False
         return span < limits.window_max or self.next_fetch_offset() != window.end
+
+    def has_records(self, log_end: int) -> bool:
+        """Whether something may be acquired, as far as is known without reading; log_end: as `next_fetch_offset`."""
+        if self._window.heads is not None:
+            return self.has_free_heads() or self.next_place_offset(log_end) >= 0
+        return self.next_fetch_offset(log_end) < log_end
+
+    # -- in the order of keys
+
+    @property
+    def _heads(self) -> Heads:
+        assert self._window.heads is not None, "the share-partition has no order"
+        return self._window.heads
+
+    def has_free_heads(self) -> bool:
+        """Whether the first record of a key waits for a member."""
+        window = self._window
+        return window.next_available(window.start, self._heads.known_end - 1) >= 0
+
+    def next_place_offset(self, log_end: int) -> int:
+        """Where to read the log for `place`, −1 when there is nothing to read, or no room for it in the window."""
+        at = self._heads.known_end
+        return at if at < log_end and by_key.may_place(self._window, self._heads, self._limits) else -1
+
+    def place(self, batches: Sequence[KeyedBatch], *, log_epoch: int = -1) -> PartitionUpdate | None:
+        """Take up the keys of what was read from `next_place_offset()` on, ascending; None: nothing is to be stored.
+
+        What was read of it and is not in it any more counts as removed by compaction. Records that nobody is to get,
+        those of aborted transactions too, are left out of the batches.
+        """
+        stored = by_key.place(self._window, self._heads, self._limits, batches)
+        self.log_epoch = max(self.log_epoch, log_epoch)
+        return self._window.update(stored) if stored else None
+
+    def pick(self, member_id: str, *, records_max: int, heads_max: int = 0, chain: int = 1, now_ms: int) -> Picked:
+        """Hand free heads to a member, in memory; read them, then call `confirm` or `put_back` (SG-5).
+
+        heads_max: so many of the records at most begin a key (0: all may), and each may be followed by up to
+            `chain` − 1 of its key's next ones, which the member handles one after the other.
+
+        `allowance` and `quarantine` have their say as in `acquire`.
+        """
+        if self._limits.paused or records_max <= 0:
+            return by_key.NOTHING
+        chain = min(chain, by_key.CHAIN_MAX)
+        if self.allowance.plenty(records_max):
+            return self._pick(member_id, Ask(records_max, heads_max, chain), now_ms)
+        asked = self.allowance.ask(member_id, records_max, now_ms)
+        picked = by_key.NOTHING
+        if asked.records > 0:
+            picked = self._pick(member_id, Ask(asked.records, heads_max, chain), now_ms)
+        self.allowance.settle(asked, picked.size, now_ms)
+        return picked
+
+    def _pick(self, member_id: str, ask: Ask, now_ms: int) -> Picked:
+        window, heads, limits = self._window, self._heads, self._limits
+        if self._quarantine:
+            admission = self._quarantine.admit_heads(window, member_id, now_ms, limits.lock_duration_ms)
+            if admission.nothing:
+                return by_key.NOTHING
+            ask = ask._replace(alone=admission.head, without=self._quarantine.suspects)
+            if admission.head >= 0:
+                self._quarantine.delivered(member_id, admission.head)
+                return by_key.pick(window, heads, limits, member_id, ask, now_ms)
+        only_new = self._alternation.new
+        picked = by_key.pick(window, heads, limits, member_id, ask._replace(only_new=only_new), now_ms)
+        if only_new and not picked.ranges:
+            picked = by_key.pick(window, heads, limits, member_id, ask, now_ms)
+        self._alternation.took(new=only_new, nothing=False)
+        return picked
+
+    def confirm(self, member_id: str, picked: Picked, *, missing: Sequence[int] = ()) -> Acquisition:
+        """What was picked has been read, but for the offsets that are `missing` (ascending), which are archived."""
+        acquisition = by_key.confirm(self._window, self._limits, member_id, picked, missing)
+        if acquisition.update is not None and self.log_epoch > self._epoch_told:
+            self._epoch_told = self.log_epoch
+            return acquisition._replace(update=replace(acquisition.update, log_epoch=self.log_epoch))
+        return acquisition
+
+    def put_back(self, picked: Picked) -> None:
+        """What was picked could not be read: it is free again, and no delivery is counted."""
+        by_key.put_back(self._window, picked)
 
     def acquire(
         self,
@@ -310,7 +416,9 @@ class SharePartition:
         """
         if self.allowance.again_ms is not None and self.allowance.again_ms <= now_ms:
             self.allowance.again_ms = None
-        return lapse.lapse(self._window, self._limits, now_ms)
+        lapsed = lapse.lapse(self._window, self._limits, now_ms)
+        self._suspect(lapsed.orphaned)
+        return lapsed.update
 
     def next_deadline_ms(self) -> int | None:
         """Return when `lapse` has something to do next: the earliest lock deadline or end of a delay, or the end of
@@ -318,19 +426,28 @@ class SharePartition:
         due_ms, again_ms = self._window.holds.next_due_ms(), self.allowance.again_ms
         return again_ms if due_ms is None or (again_ms is not None and again_ms < due_ms) else due_ms
 
-    def release_member(self, member_id: str, *, died: bool = False) -> PartitionUpdate | None:
+    def release_member(self, member_id: str, *, died: bool = False, gone: bool = False) -> PartitionUpdate | None:
         """Take back all that a member holds: its session closed, or it is gone (SG-8.4, SG-8.5).
 
         Acknowledgements that are being written still count; if their write fails, `abort` takes the records back.
         died: it went without a word. Records that this happened to for the second time are delivered alone from now
-            on, as after a reload (`quarantine`).
+            on, as after a reload (`quarantine`). Where there is an order its records stay locked until their locks
+            lapse: its handlers may be at work, and the next of their keys would run beside them.
+        gone: so its process is known to have ended, and nothing of it is at work.
         """
         self.allowance.forget(member_id)
+        if died and not gone and self.ordered:
+            lapse.leave_to_locks(self._window, member_id)
+            return None
         update = lapse.release_member(self._window, self._limits, member_id)
-        for run in update.runs if died and update is not None and self._limits.deliveries_end else ():
+        if died and update is not None:
+            self._suspect(update.runs)
+        return update
+
+    def _suspect(self, runs: Iterable[StateRun]) -> None:
+        for run in runs if self._limits.deliveries_end else ():
             if run.state is RecordState.AVAILABLE and run.delivery_count >= SUSPECT_AT:
                 self._quarantine.suspect(run.first, run.last)
-        return update
 
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
         """Follow a log start that moved past the start offset (SG-9.1); None if it did not."""

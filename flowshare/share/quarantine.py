@@ -14,17 +14,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, NamedTuple
 
-from flowshare.share.window import ACQUIRED, AVAILABLE, DELAYED, PENDING, Window
+from flowshare.share.types import ACQUIRED, AVAILABLE, BLOCKED, DELAYED, PENDING
+from flowshare.share.window import Window
 
 SUSPECT_AT: Final = 2
 
 
 class Admission(NamedTuple):
-    """What a member may acquire now: nothing, one record alone, or anything up to offset `last` (None: no bound)."""
+    """What a member may acquire now: nothing, one record alone, or anything up to offset `last` (None: no bound).
+
+    head: where there is an order, the one that comes alone; −1: anything that is no suspect.
+    """
 
     nothing: bool = False
     alone: bool = False
     last: int | None = None
+    head: int = -1
 
 
 ANYTHING: Final = Admission()
@@ -36,6 +41,13 @@ class Quarantine:
     def __init__(self) -> None:
         self._suspects: list[int] = []
         self._runs: dict[str, int] = {}
+        self._chosen: dict[str, tuple[int, int]] = {}
+        """Where there is an order: who gets which suspect when it holds nothing more, and until when that is so."""
+
+    @property
+    def suspects(self) -> frozenset[int]:
+        """The suspects."""
+        return frozenset(self._suspects)
 
     def __bool__(self) -> bool:
         return bool(self._suspects or self._runs)
@@ -62,10 +74,43 @@ class Quarantine:
             return Admission(last=suspect - 1)
         return Admission(nothing=True) if window.holds.take_member(member_id) else Admission(alone=True)
 
+    def admit_heads(self, window: Window, member_id: str, now_ms: int, patience_ms: int) -> Admission:
+        """The same where there is an order: a suspect bounds nobody before it is a head, and then only one member.
+
+        That one gets nothing more, and the suspect as soon as it holds nothing; within `patience_ms`, else another
+        member does.
+        """
+        running = self._runs.get(member_id)
+        if running is not None:
+            if self._holds(window, member_id, running):
+                return Admission(nothing=True)
+            del self._runs[member_id]
+        kept = (AVAILABLE, DELAYED, BLOCKED)
+        self._suspects = [
+            one for one in self._suspects if one >= window.start and window.states[one - window.base] in kept
+        ]
+        self._chosen = {
+            member: (one, until_ms)
+            for member, (one, until_ms) in self._chosen.items()
+            if until_ms > now_ms and one in self._suspects and window.states[one - window.base] == AVAILABLE
+        }
+        if member_id not in self._chosen:
+            taken = {one for one, _ in self._chosen.values()}
+            free = (one for one in self._suspects if window.states[one - window.base] == AVAILABLE and one not in taken)
+            head = next(free, -1)
+            if head < 0:
+                self._runs = {member: at for member, at in self._runs.items() if self._holds(window, member, at)}
+                return ANYTHING
+            self._chosen[member_id] = head, now_ms + patience_ms
+        if window.holds.take_member(member_id):
+            return Admission(nothing=True)
+        return Admission(head=self._chosen.pop(member_id)[0])
+
     def delivered(self, member_id: str, offset: int) -> None:
         """A suspect went to a member; it is none any more, whatever comes of it (a crash makes it one again)."""
-        if self._suspects and self._suspects[0] == offset:
-            del self._suspects[0]
+        at = bisect_left(self._suspects, offset)
+        if self._suspects[at : at + 1] == [offset]:
+            del self._suspects[at]
             self._runs[member_id] = offset
 
     def cut(self, end: int) -> None:

@@ -9,8 +9,8 @@ from typing import Final
 from flowshare.core_errors import StateCorrupt
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.state import Event, step
-from flowshare.share.types import DELAY_MS_MAX, Limits, RecordState, StateRun
-from flowshare.share.window import AVAILABLE, DELAYED, HOLE, Window
+from flowshare.share.types import AVAILABLE, DELAY_MS_MAX, DELAYED, HOLE, Limits, RecordState, StateRun
+from flowshare.share.window import Window
 
 SPAN_MAX: Final = 1 << 28
 """Offsets from start to end that a stored state may span; more is taken for corrupt, as the window holds bytes for
@@ -49,9 +49,12 @@ def _place(
     window.cached.add(first, last)
     window.set_count(first, last, run.delivery_count)
     state = int(run.state)
-    if run.state is RecordState.ACQUIRED and run.member_id is not None and run.member_id in living:
-        due_ms = now_ms + limits.lock_duration_ms
-        window.hold(first, last, window.holds.open(run.member_id, due_ms, first, last, size).hold_id)
+    lives = run.member_id is not None and run.member_id in living
+    if run.state is RecordState.ACQUIRED and run.member_id is not None and (lives or window.heads is not None):
+        # Where there is an order, a member that is gone may still be at work: its key waits for its lock.
+        hold = window.holds.open(run.member_id, now_ms + limits.lock_duration_ms, first, last, size)
+        hold.orphan = not lives
+        window.hold(first, last, hold.hold_id)
     elif run.state is RecordState.ACQUIRED:
         state = int(step(RecordState.ACQUIRED, Event.LAPSE, run.delivery_count, limits))
         if state == AVAILABLE and run.delivery_count >= SUSPECT_AT and limits.deliveries_end:

@@ -28,6 +28,19 @@ class RecordState(enum.IntEnum):
         return self in (RecordState.ACKNOWLEDGED, RecordState.ARCHIVED)
 
 
+AVAILABLE: Final = int(RecordState.AVAILABLE)
+ACQUIRED: Final = int(RecordState.ACQUIRED)
+ACKNOWLEDGED: Final = int(RecordState.ACKNOWLEDGED)
+ARCHIVING: Final = int(RecordState.ARCHIVING)
+ARCHIVED: Final = int(RecordState.ARCHIVED)
+HOLE: Final = 5
+DELAYED: Final = 6
+PENDING: Final = 7
+BLOCKED: Final = 8
+STATES: Final = 9
+"""The states of an offset in a `window`, as bytes, and their number; those from HOLE on are not stored as they are."""
+
+
 class AcknowledgeType(enum.IntEnum):
     """What a member says of a record it acquired; the number is the one on the wire (SG-7.5)."""
 

@@ -11,8 +11,9 @@ at the edges, for the wire and for the store. Rules that keep it so:
 - a log that was cut takes the window's tail with it (`drop_behind`): offsets below `lost_end` were in the window, or
   are not in the log any more. What was decided before and is not settled knows by its `fence`.
 
-Three states exist only here: HOLE (no batch was ever acquired there), DELAYED (AVAILABLE, but not before a time) and
-PENDING (ACQUIRED, with an acknowledgement being written: SG-1.5).
+Four states exist only here: HOLE (no batch was ever acquired there), DELAYED (AVAILABLE, but not before a time),
+PENDING (ACQUIRED, with an acknowledgement being written: SG-1.5) and BLOCKED (AVAILABLE, but not before another one of
+its key: `heads`, which a window has if its group has an order).
 
 The gap window is what a reload leaves: holes from `gap_start` on may hold records that were delivered but never
 settled, and are fetched again (SG-2.5).
@@ -27,17 +28,23 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from flowshare.share.boundaries import CachedBatches
+from flowshare.share.heads import Heads
 from flowshare.share.holds import Holds
-from flowshare.share.types import PartitionUpdate, RecordState, StateRun
-
-AVAILABLE: Final = int(RecordState.AVAILABLE)
-ACQUIRED: Final = int(RecordState.ACQUIRED)
-ACKNOWLEDGED: Final = int(RecordState.ACKNOWLEDGED)
-ARCHIVING: Final = int(RecordState.ARCHIVING)
-ARCHIVED: Final = int(RecordState.ARCHIVED)
-HOLE: Final = 5
-DELAYED: Final = 6
-PENDING: Final = 7
+from flowshare.share.types import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    ARCHIVING,
+    AVAILABLE,
+    BLOCKED,
+    DELAYED,
+    HOLE,
+    PENDING,
+    STATES,
+    PartitionUpdate,
+    RecordState,
+    StateRun,
+)
 
 COUNT_HIGH: Final = 255
 _COMPACT: Final = 4096
@@ -51,6 +58,7 @@ _DURABLE: Final = {
     ARCHIVED: RecordState.ARCHIVED,
     DELAYED: RecordState.AVAILABLE,
     PENDING: RecordState.ACQUIRED,
+    BLOCKED: RecordState.AVAILABLE,
 }
 
 
@@ -103,16 +111,17 @@ class Fence:
 class Window:
     """State of the offsets from `start` (inclusive) to `end` (exclusive)."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, *, ordered: bool = False) -> None:
         self.start = start
         self.base = start
         self.states = bytearray()
         self.counts = bytearray()
         self.hold_ids = array("q")
         self.high: dict[int, int] = {}
-        self.tally = [0] * 8
+        self.tally = [0] * STATES
         self.cached = CachedBatches()
         self.holds = Holds()
+        self.heads = Heads(self, start) if ordered else None
         self.fence = Fence()
         self.gap_start = -1
         self.lost_end = start
@@ -265,6 +274,8 @@ class Window:
         self.tally[new] += size
         if new == AVAILABLE:
             self.offer(first)
+        if self.heads is not None:
+            self.heads.moved(first, last, old, new)
 
     def offer(self, offset: int) -> None:
         """Note that `offset` is AVAILABLE, so that the next search does not start behind it."""
@@ -311,6 +322,16 @@ class Window:
         self.counts += bytes(size)
         self.hold_ids.frombytes(bytes(self.hold_ids.itemsize * size))
         self.tally[HOLE] += size
+        if self.heads is not None:
+            self.heads.grow(size)
+
+    def placed(self, size: int, available: int, first_available: int) -> None:
+        """Note that `size` HOLEs are AVAILABLE now, the first of them where it says (−1: none is), or BLOCKED."""
+        self.tally[HOLE] -= size
+        self.tally[AVAILABLE] += available
+        self.tally[BLOCKED] += size - available
+        if available:
+            self.offer(first_available)
 
     def advance(self) -> None:
         """Move the start offset past what is finished (SG-1.6)."""
@@ -336,10 +357,12 @@ class Window:
         self.fence = self.fence.fall(end)
         if end <= self.start:
             self.clear(end)
+            if self.heads is not None:
+                self.heads.known_end = end
             return
         self.let_go(end, self.end - 1)
         at = end - self.base
-        for state in range(8):
+        for state in range(STATES):
             if self.tally[state]:
                 self.tally[state] -= self.states.count(state, at)
         self.high = {offset: count for offset, count in self.high.items() if offset < end}
@@ -347,6 +370,8 @@ class Window:
         del self.counts[at:]
         del self.hold_ids[at:]
         self.cached.cut(end)
+        if self.heads is not None:
+            self.heads.cut(end)
         self._available_from = min(self._available_from, end)
         if self.next_gap(self.start, end - 1) < 0:
             self.gap_start = -1
@@ -356,7 +381,7 @@ class Window:
             self.clear(start)
             return
         at, until = self.start - self.base, start - self.base
-        for state in range(8):
+        for state in range(STATES):
             if self.tally[state]:
                 self.tally[state] -= self.states.count(state, at, until)
         if self.high:
@@ -372,6 +397,8 @@ class Window:
             del self.states[:until]
             del self.counts[:until]
             del self.hold_ids[:until]
+            if self.heads is not None:
+                self.heads.trim(until)
             self.base = start
 
     def clear(self, start: int) -> None:
@@ -381,7 +408,9 @@ class Window:
         self.counts.clear()
         del self.hold_ids[:]
         self.high.clear()
-        self.tally = [0] * 8
+        self.tally = [0] * STATES
+        if self.heads is not None:
+            self.heads.clear(start)
         self.cached.clear()
         self.holds.clear()
         self.gap_start = -1

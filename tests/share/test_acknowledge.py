@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.core_errors import InvalidRecordState, InvalidRequest
-from flowshare.share.types import DELAY_MS_MAX, AcknowledgeBatch, Limits, PartitionUpdate
-from flowshare.share.window import PENDING
+from flowshare.share.types import DELAY_MS_MAX, PENDING, AcknowledgeBatch, Limits, PartitionUpdate
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,

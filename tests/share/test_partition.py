@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.core_errors import StateCorrupt
-from flowshare.share.types import StateRun
-from flowshare.share.window import PENDING
+from flowshare.share.types import PENDING, StateRun
 from tests.share.builders import (
     ACCEPT,
     ACKNOWLEDGED,

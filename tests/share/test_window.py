@@ -3,8 +3,8 @@ from __future__ import annotations
 import random
 
 from flowshare.share.boundaries import CachedBatches
-from flowshare.share.types import RecordState
-from flowshare.share.window import ACKNOWLEDGED, ACQUIRED, AVAILABLE, Window, merged
+from flowshare.share.types import ACKNOWLEDGED, ACQUIRED, AVAILABLE, RecordState
+from flowshare.share.window import Window, merged
 from tests.share.builders import (
     ACCEPT,
     RELEASE,

@@ -1,0 +1,322 @@
+"""Which offsets a member gets where a group has an order by key: `heads` says what is free, this takes of it.
+
+Where there is no order, an acquire takes what was read. Here the log is read to learn the keys (`place`), and what is
+free is picked from memory (`pick`); its records are read after that. So what nobody can have now costs a scan of memory
+and no read. What turns out to be in the log no more is archived before the records leave (`confirm`).
+
+Record batches do not count here: each record is a delivery by itself, and nothing is halved (SG-6.1, SG-6.2). One that
+has one delivery left comes alone (SG-6.3).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from flowshare.share.acquire import BATCH_MAX, HOLE_MAX, Acquisition, vanish
+from flowshare.share.heads import Heads, KeyedBatch
+from flowshare.share.types import (
+    ACQUIRED,
+    ARCHIVING,
+    AVAILABLE,
+    BLOCKED,
+    DELAYED,
+    HOLE,
+    PENDING,
+    AcquiredRange,
+    Limits,
+    RecordState,
+    StateRun,
+)
+from flowshare.share.window import Window
+
+CHAIN_MAX: Final = 16
+"""Records of one key that a member may get at once."""
+_HELD: Final = (ACQUIRED, PENDING, ARCHIVING)
+_FREE: Final = (AVAILABLE, DELAYED, BLOCKED)
+
+
+class Picked(NamedTuple):
+    """What was acquired before it was read: ascending ranges under one hold (0: nothing)."""
+
+    hold_id: int
+    ranges: tuple[AcquiredRange, ...]
+
+    @property
+    def size(self) -> int:
+        """How many records."""
+        return sum(last - first + 1 for first, last, _ in self.ranges)
+
+
+NOTHING: Final = Picked(0, ())
+
+
+class Ask(NamedTuple):
+    """What a member asks for: of `records` at most `heads` begin a key, each followed by up to `chain` − 1 of its key.
+
+    alone: this suspect and nothing else (−1: none). without: offsets that are others'. only_new: never delivered ones.
+    """
+
+    records: int
+    heads: int
+    chain: int = 1
+    alone: int = -1
+    without: Collection[int] = ()
+    only_new: bool = False
+
+
+# -- placing
+
+
+def may_place(window: Window, heads: Heads, limits: Limits) -> bool:
+    """Whether the log is worth reading: the window has room, or there is something in it whose key is not known."""
+    if window.start <= heads.barrier:
+        return False
+    span_max = limits.record_locks_max if limits.window_max is None else limits.window_max
+    return heads.known_end < window.end or window.end - window.start < span_max
+
+
+def place(window: Window, heads: Heads, limits: Limits, batches: Sequence[KeyedBatch]) -> list[StateRun]:
+    """Put what was read from `known_end` on into the window, as far as there is room; return what has vanished."""
+    stored: list[StateRun] = []
+    for batch in batches:
+        if batch.last < heads.known_end:
+            continue
+        if not may_place(window, heads, limits) or not _place_batch(window, heads, limits, batch, stored):
+            break
+    if window.gap_start >= 0:
+        window.close_gap(heads.known_end)
+    window.advance()
+    return stored
+
+
+def _place_batch(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch, stored: list[StateRun]) -> bool:
+    """Place one batch; False: nothing behind it is placed now."""
+    if not _pass_missing(window, heads, limits, batch.first, stored):
+        return False
+    if batch.first - window.end > HOLE_MAX and window.end > window.start:
+        return False
+    if batch.offsets is None or batch.last - batch.first > HOLE_MAX:
+        return _place_closed(window, heads, batch)
+    if not _learn(window, heads, limits, batch, stored):
+        return False
+    first = max(batch.first, heads.known_end, window.end)
+    if first <= batch.last:
+        _make_room(window, first, batch.last)
+        at = bisect_left(batch.offsets, first)
+        heads.append(batch.offsets[at:] if at else batch.offsets, batch.hashes[at:] if at else batch.hashes)
+    heads.known_end = max(heads.known_end, batch.last + 1)
+    return True
+
+
+def _pass_missing(window: Window, heads: Heads, limits: Limits, end: int, stored: list[StateRun]) -> bool:
+    """Pass offsets that are in the log no more, from what is known up to `end`; False: one of them is held."""
+    for run in list(window.runs(max(heads.known_end, window.start), min(end, window.end) - 1)):
+        if run.state in _HELD:
+            heads.barrier = run.last
+            heads.known_end = run.last + 1
+            return False
+        if run.state in _FREE:
+            stored.append(vanish(window, limits, run.first, run.last, run.state, run.delivery_count))
+    heads.known_end = max(heads.known_end, end)
+    return True
+
+
+def _place_closed(window: Window, heads: Heads, batch: KeyedBatch) -> bool:
+    """Place a batch of which nobody knows the keys: when all that is before it is settled, and nothing behind it."""
+    first = max(batch.first, heads.known_end)
+    window.advance()
+    if window.start < min(first, window.end):
+        heads.barrier = first - 1
+        return False
+    last = min(batch.last, first + BATCH_MAX - 1)
+    if last >= window.end:
+        _make_room(window, max(first, window.end), last)
+    at = max(first, window.start)
+    while at <= last:
+        until = window.same_until(at, last)
+        if window.states[at - window.base] == HOLE:
+            window.put(at, until, HOLE, AVAILABLE)
+        at = until + 1
+    heads.known_end, heads.barrier = last + 1, last
+    return False
+
+
+def _make_room(window: Window, first: int, last: int) -> None:
+    if window.start == window.end:
+        window.clear(max(first, window.start))
+    window.grow(last)
+    window.cached.add(first, last)
+    window.cached.exploded.add(first)
+
+
+def _learn(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch, stored: list[StateRun]) -> bool:
+    """Learn the keys of what a reload has put into the window; False: the key of one that is held cannot be known."""
+    if heads.known_end >= window.end or batch.last < window.start:
+        return True
+    assert batch.offsets is not None
+    first = max(batch.first, heads.known_end, window.start)
+    at = bisect_left(batch.offsets, first)
+    for offset, key in zip(batch.offsets[at:], batch.hashes[at:], strict=True):
+        if offset >= window.end:
+            break
+        if not _pass_missing(window, heads, limits, offset, stored):
+            return False
+        _learn_one(window, heads, offset, key)
+        heads.known_end = offset + 1
+    return _pass_missing(window, heads, limits, min(batch.last + 1, window.end), stored)
+
+
+def _learn_one(window: Window, heads: Heads, offset: int, key: int) -> None:
+    state = window.states[offset - window.base]
+    if state == HOLE:
+        window.cached.add(offset, offset)
+        window.put(offset, offset, HOLE, AVAILABLE)
+        state = AVAILABLE
+    before = heads.tails.get(key)
+    if (state not in _HELD and state not in _FREE) or not heads.link(offset, key):
+        return
+    if state in _FREE:
+        window.let_go(offset, offset)
+        window.put(offset, offset, state, BLOCKED)
+    else:
+        assert before is not None
+        heads.chain(before, offset)
+
+
+# -- picking
+
+
+def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask, now_ms: int) -> Picked:
+    """Acquire free heads in log order, then what may follow them in chains. The records are to be read, then `confirm`.
+
+    Nothing of it is written yet, and nothing but a reload forgets it: `put_back` undoes it.
+    """
+    if ask.alone >= 0:
+        taken = [(ask.alone, ask.alone, window.count(ask.alone))]
+    else:
+        taken = _free_heads(window, heads, limits, ask)
+    pieces = [(first, last, count + 1) for first, last, count in taken]
+    if ask.chain > 1 and ask.alone < 0:
+        room = ask.records - sum(last - first + 1 for first, last, _ in taken)
+        pieces += _chains(window, heads, taken, ask.chain, room)
+    if not pieces:
+        return NOTHING
+    for first, last, count in taken:
+        window.set_count(first, last, count + 1)
+        window.put(first, last, AVAILABLE, ACQUIRED)
+    ranges = _joined(pieces)
+    size = sum(last - first + 1 for first, last, _ in ranges)
+    hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, ranges[0].first, ranges[-1].last, size)
+    for first, last, _ in ranges:
+        window.hold(first, last, hold.hold_id)
+    return Picked(hold.hold_id, ranges)
+
+
+def _free_heads(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[tuple[int, int, int]]:
+    """Free heads in log order, as runs with one delivery count."""
+    left, end = min(ask.records, ask.heads or ask.records), heads.known_end - 1
+    last_delivery = limits.delivery_count_max - 1 if limits.delivery_count_max > 2 else -1
+    taken: list[tuple[int, int, int]] = []
+    offset = window.next_available(window.start, end)
+    while offset >= 0 and left > 0:
+        until = window.same_until(offset, end)
+        for first, last, count in window.counted(offset, until):
+            if ask.only_new and count:
+                continue
+            if count == last_delivery:  # SG-6.3
+                if not taken and (first not in ask.without):
+                    return [(first, first, count)]
+                continue
+            for low, high in _without(first, last, ask.without):
+                high = min(high, low + left - 1)
+                if low <= high:
+                    taken.append((low, high, count))
+                    left -= high - low + 1
+        offset = window.next_available(until + 1, end) if until < end else -1
+    return taken
+
+
+def _without(first: int, last: int, without: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Cut out of `first`..`last` what is others'."""
+    for offset in sorted(one for one in without if first <= one <= last):
+        if first < offset:
+            yield first, offset - 1
+        first = offset + 1
+    if first <= last:
+        yield first, last
+
+
+def _chains(
+    window: Window, heads: Heads, taken: Sequence[tuple[int, int, int]], most: int, room: int
+) -> list[tuple[int, int, int]]:
+    """Acquire what follows those of `taken` that were never delivered: of all of them one, then of all a second…"""
+    if room <= 0:
+        return []
+    news = [offset for first, last, count in taken if not count for offset in range(first, last + 1)]
+    rows = [[offset, *heads.followers(offset, min(most - 1, room))] for offset in news if heads.leads(offset)]
+    found: list[tuple[int, int, int]] = []
+    for depth in range(1, most):
+        for row in rows:
+            if depth < len(row) and len(found) < room:
+                offset = row[depth]
+                heads.chain(row[depth - 1], offset)
+                window.set_count(offset, offset, 1)
+                window.put(offset, offset, BLOCKED, ACQUIRED)
+                found.append((offset, offset, 1))
+    return found
+
+
+def _joined(pieces: list[tuple[int, int, int]]) -> tuple[AcquiredRange, ...]:
+    pieces.sort()
+    ranges: list[AcquiredRange] = []
+    for first, last, count in pieces:
+        before = ranges[-1] if ranges else None
+        if before is not None and before.last + 1 == first and before.delivery_count == count:
+            ranges[-1] = AcquiredRange(before.first, last, count)
+        else:
+            ranges.append(AcquiredRange(first, last, count))
+    return tuple(ranges)
+
+
+# -- afterwards
+
+
+def confirm(window: Window, limits: Limits, member_id: str, picked: Picked, missing: Sequence[int]) -> Acquisition:
+    """The records of `picked` were read, but for the offsets that are `missing` (ascending): those are archived.
+
+    What the member lost meanwhile is left out.
+    """
+    held = _still_held(window, picked)
+    stored: list[StateRun] = []
+    ranges: list[AcquiredRange] = []
+    for first, last, count in held:
+        gone = missing[bisect_left(missing, first) : bisect_left(missing, last + 1)] if missing else ()
+        stored += [vanish(window, limits, offset, offset, ACQUIRED, count) for offset in gone]
+        for before, after in pairwise((first - 1, *gone, last + 1)):
+            if before + 1 < after:
+                ranges.append(AcquiredRange(before + 1, after - 1, count))
+    stored += [StateRun(first, last, RecordState.ACQUIRED, count, member_id) for first, last, count in ranges]
+    window.advance()
+    return Acquisition(tuple(ranges), window.update(stored) if stored else None)
+
+
+def put_back(window: Window, picked: Picked) -> None:
+    """Undo a `pick` whose records could not be read: nothing was written of it, and no delivery is counted."""
+    for first, last, count in _still_held(window, picked):
+        window.let_go(first, last)
+        window.set_count(first, last, count - 1)
+        window.put(first, last, ACQUIRED, AVAILABLE)
+
+
+def _still_held(window: Window, picked: Picked) -> list[tuple[int, int, int]]:
+    """What of `picked` is still under its hold, as (first, last, delivery count)."""
+    found: list[tuple[int, int, int]] = []
+    for first, last, count in picked.ranges:
+        low, high = max(first, window.start), min(last, window.end - 1)
+        for held_first, held_last, hold_id in window.held(low, high):
+            if hold_id == picked.hold_id:
+                found.append((held_first, held_last, count))
+    return found

@@ -1,0 +1,296 @@
+"""Order by key: which offsets of a window wait for another one of their key.
+
+A window with `Heads` hands out its offsets key by key. What decides is the hash of a record's key (`place` is given
+it; 0 is no key and no order), so two keys with one hash only wait for each other.
+
+Settled are ACKNOWLEDGED and ARCHIVED; everything else blocks: PENDING, DELAYED (a retry), ARCHIVING (a dead letter
+under way). Invariant, for each hash, of its placed and unsettled offsets in log order:
+
+- the first, the *head*, is not BLOCKED, and all others are;
+- but for a *chain*: the next ones may be ACQUIRED or PENDING, if they were acquired together with the one before, all
+  of them for the first time (so that none reaches its last delivery behind another).
+
+| what happens to an offset | it becomes | its key's next |
+|---|---|---|
+| placed, nothing of its key is unsettled | AVAILABLE | – |
+| placed behind another | BLOCKED | – |
+| settled, as head | settled | AVAILABLE if it was BLOCKED; of a chain: the head |
+| settled within a chain (it was not in the log) | settled | waits for the one before |
+| AVAILABLE or DELAYED again (released, lapsed), as head | that | as it is |
+| the same, within a chain | BLOCKED | as it is |
+| accept or reject within a chain whose one before is open | refused | |
+
+*Open* is what is unsettled, unless it is PENDING and will be settled: it is written before what comes later, or with
+it.
+
+BLOCKED is stored as AVAILABLE, and what was placed and never acquired is not stored. So a reload knows no hashes:
+everything below `known_end` is placed, what is behind it is not handed out until the log was read again so far. What is
+held and is in the log no more, or cannot be read, is a *barrier*: its key may be any, and nothing behind it is placed
+before it is settled.
+
+A key whose head is settled finds its next by `following`; offsets that were settled before their turn are skipped on
+the way. So no key needs a list of its own: 8 bytes an offset, and a dict of the keys that have something unsettled.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.share.types import ACKNOWLEDGED, ARCHIVED, AVAILABLE, BLOCKED, DELAYED
+
+if TYPE_CHECKING:
+    from flowshare.share.window import Window
+
+SETTLED: Final = frozenset((ACKNOWLEDGED, ARCHIVED))
+
+
+class KeyedBatch(NamedTuple):
+    """One record batch of the log: its first and last offset, and of each record to be delivered offset and key's hash.
+
+    offsets: None: the batch could not be opened.
+    """
+
+    first: int
+    last: int
+    offsets: Sequence[int] | None
+    hashes: Sequence[int] = ()
+
+
+class Heads:
+    """The order of one window. `hashes`, `following`: as long as the window's `states`, and beside them."""
+
+    __slots__ = ("_window", "barrier", "chained", "ending", "following", "hashes", "known_end", "led", "tails")
+
+    def __init__(self, window: Window, known_end: int) -> None:
+        self._window = window
+        self.hashes = array("I")
+        """Of unsettled offsets; 0: it has no order, or is settled."""
+        self.following = array("I")
+        """How far behind an offset the next one of its key is; 0: there is none."""
+        self.tails: dict[int, int] = {}
+        """Hash -> the last offset that was placed of it, as long as one of them is unsettled."""
+        self.chained: dict[int, int] = {}
+        """Offset within a chain -> the one before it."""
+        self.led: dict[int, int] = {}
+        """The same the other way round."""
+        self.ending: set[int] = set()
+        """Of `led` those that are PENDING and will be settled."""
+        self.known_end = known_end
+        """Everything below it is placed."""
+        self.barrier = -1
+        """Nothing is placed before the start offset has passed it."""
+
+    # -- reading
+
+    def waits(self, offset: int) -> bool:
+        """Whether an offset is within a chain and one before it is unsettled."""
+        return self._before(offset) is not None
+
+    def may_end(self, offset: int) -> bool:
+        """Whether an offset may be settled: none before it in its chain is open."""
+        before = self._before(offset)
+        return before is None or before in self.ending
+
+    def _before(self, offset: int) -> int | None:
+        """The unsettled one before an offset in its chain."""
+        window, before = self._window, self.chained.get(offset)
+        while before is not None and before >= window.start:
+            if window.states[before - window.base] not in SETTLED:
+                return before
+            before = self.chained.get(before)
+        return None
+
+    def within(self, first: int, last: int) -> list[int]:
+        """The offsets of `first`..`last` that are within a chain, ascending."""
+        if not self.chained:
+            return []
+        if last - first < len(self.chained):
+            return [offset for offset in range(first, last + 1) if offset in self.chained]
+        return sorted(offset for offset in self.chained if first <= offset <= last)
+
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
+        """Cut `first`..`last` into (first, last, whether these wait within a chain)."""
+        for offset in self.within(first, last):
+            if self.waits(offset):
+                if first < offset:
+                    yield first, offset - 1, False
+                yield offset, offset, True
+                first = offset + 1
+        if first <= last:
+            yield first, last, False
+
+    def leads(self, offset: int) -> bool:
+        """Whether something of its key was placed behind an offset."""
+        return self.following[offset - self._window.base] != 0
+
+    def followers(self, offset: int, most: int) -> list[int]:
+        """What may be acquired together with a head that was never delivered, at most so many, in order."""
+        window, found = self._window, list[int]()
+        while len(found) < most and (far := self.following[offset - window.base]):
+            offset += far
+            at = offset - window.base
+            if window.states[at] in SETTLED:
+                continue
+            if window.states[at] != BLOCKED or window.counts[at]:
+                break
+            found.append(offset)
+        return found
+
+    # -- placing
+
+    def append(self, offsets: Sequence[int], hashes: Sequence[int]) -> None:
+        """Place records behind all that are placed; the window has grown over them, and nothing is known of them."""
+        window, tails, following, known = self._window, self.tails, self.following, self.hashes
+        base, states = window.base, window.states
+        available = 0
+        first_available = -1
+        for offset, key in zip(offsets, hashes, strict=True):
+            if key:
+                tail = tails.get(key)
+                tails[key] = offset
+                known[offset - base] = key
+                if tail is not None:
+                    following[tail - base] = offset - tail
+                    states[offset - base] = BLOCKED
+                    continue
+            states[offset - base] = AVAILABLE
+            available += 1
+            if first_available < 0:
+                first_available = offset
+        window.placed(len(offsets), available, first_available)
+
+    def link(self, offset: int, key: int) -> bool:
+        """Put an unsettled offset behind those of its key; whether there is one before it."""
+        if not key:
+            return False
+        base, tail = self._window.base, self.tails.get(key)
+        self.tails[key] = offset
+        self.hashes[offset - base] = key
+        if tail is None:
+            return False
+        self.following[tail - base] = offset - tail
+        return True
+
+    # -- acquiring
+
+    def chain(self, before: int, offset: int) -> None:
+        """Note that `offset` was acquired together with `before`, the one before it in its key."""
+        self.chained[offset] = before
+        self.led[before] = offset
+
+    # -- what became of offsets
+
+    def ends(self, first: int, last: int) -> None:
+        """They are PENDING, and will be settled."""
+        if self.led:
+            self.ending.update(self._leading(first, last))
+
+    def stays_open(self, first: int, last: int) -> None:
+        """They will not."""
+        if self.ending:
+            self.ending.difference_update(self._leading(first, last))
+
+    def _leading(self, first: int, last: int) -> list[int]:
+        if last - first < len(self.led):
+            return [offset for offset in range(first, last + 1) if offset in self.led]
+        return [offset for offset in self.led if first <= offset <= last]
+
+    def moved(self, first: int, last: int, old: int, new: int) -> None:
+        """Follow offsets that went from one state to another."""
+        if new in SETTLED:
+            if old == BLOCKED:
+                self._skip(first, last)
+            else:
+                self._settle(first, last)
+        elif new in (AVAILABLE, DELAYED) and self.chained:
+            for offset in self.within(first, last):
+                if self.waits(offset):
+                    self._window.put(offset, offset, new, BLOCKED)
+                self._unchain(offset)
+
+    def _skip(self, first: int, last: int) -> None:
+        """They were settled while they waited: who walks the key goes on past them."""
+        base = self._window.base
+        for at in range(first - base, last + 1 - base):
+            self.hashes[at] = 0
+
+    def _settle(self, first: int, last: int) -> None:
+        window, hashes, following = self._window, self.hashes, self.following
+        base = window.base
+        for at in range(first - base, last + 1 - base):
+            key = hashes[at]
+            if not key:
+                continue
+            hashes[at] = 0
+            if self.chained and self.waits(at + base):
+                continue
+            far = following[at]
+            if far:
+                self._release(at + base, key)
+            else:
+                del self.tails[key]
+                if self.chained:
+                    self._unchain(at + base)
+
+    def _release(self, offset: int, key: int) -> None:
+        """The head of a key is settled: the next one that is not becomes the head."""
+        window = self._window
+        base, states = window.base, window.states
+        self._unchain(offset)
+        while far := self.following[offset - base]:
+            offset += far
+            self._unchain(offset)
+            at = offset - base
+            if states[at] not in SETTLED:
+                if states[at] == BLOCKED:
+                    window.put(offset, offset, BLOCKED, AVAILABLE)
+                return
+            self.hashes[at] = 0
+        del self.tails[key]
+
+    def _unchain(self, offset: int) -> None:
+        """An offset waits for none in a chain any more."""
+        before = self.chained.pop(offset, None)
+        if before is not None:
+            self.led.pop(before, None)
+            self.ending.discard(before)
+
+    # -- the window's edges
+
+    def grow(self, size: int) -> None:
+        """The window got longer by so many offsets."""
+        nothing = bytes(4 * size)
+        self.hashes.frombytes(nothing)
+        self.following.frombytes(nothing)
+
+    def trim(self, size: int) -> None:
+        """So many offsets were cut off the window's head."""
+        del self.hashes[:size]
+        del self.following[:size]
+
+    def clear(self, start: int) -> None:
+        """The window is empty, and stands at `start`."""
+        del self.hashes[:]
+        del self.following[:]
+        self.tails.clear()
+        self.chained.clear()
+        self.led.clear()
+        self.ending.clear()
+        self.known_end = max(self.known_end, start)
+
+    def cut(self, end: int) -> None:
+        """The window lost what was at `end` and behind; what is before it is linked anew."""
+        window = self._window
+        del self.hashes[end - window.base :]
+        del self.following[end - window.base :]
+        self.tails.clear()
+        for offset in [offset for offset in self.chained if offset >= end]:
+            self._unchain(offset)
+        self.known_end = min(self.known_end, end)
+        self.barrier = min(self.barrier, end - 1)
+        for at in range(window.start - window.base, len(self.hashes)):
+            key, self.following[at] = self.hashes[at], 0
+            if key:
+                self.link(at + window.base, key)
