@@ -72,7 +72,7 @@ class Ask(NamedTuple):
 
 def may_place(window: Window, heads: Heads, limits: Limits) -> bool:
     """Whether the log is worth reading: the window has room, or there is something in it whose key is not known."""
-    if window.start <= heads.barrier:
+    if window.start <= heads.barrier and window.start < window.end:
         return False
     span_max = limits.record_locks_max if limits.window_max is None else limits.window_max
     return heads.known_end < window.end or window.end - window.start < span_max
@@ -89,6 +89,8 @@ def place(window: Window, heads: Heads, limits: Limits, batches: Sequence[KeyedB
     if window.gap_start >= 0:
         window.close_gap(heads.known_end)
     window.advance()
+    if window.start == window.end < heads.known_end:
+        window.clear(heads.known_end)  # nothing is there that anybody could get
     return stored
 
 

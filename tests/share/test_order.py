@@ -1,0 +1,370 @@
+"""Order by key: the table of `heads`, told step by step, and the seeded world of order_world.py.
+
+Fixed seeds in every run, others by ORDER_SEED_FIRST and ORDER_SEEDS.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from flowshare.core_errors import InvalidRecordState
+from flowshare.share.heads import KeyedBatch
+from flowshare.share.partition import SharePartition
+from flowshare.share.types import AcknowledgeBatch, Limits, RecordState, StateRun
+from tests.share.order_world import OrderWorld
+
+FIRST = int(os.environ.get("ORDER_SEED_FIRST", "1"))
+SEEDS = int(os.environ.get("ORDER_SEEDS", "150"))
+ACCEPT, RELEASE, REJECT, RENEW = b"\x01", b"\x02", b"\x03", b"\x04"
+LOCK_MS = 1_000
+
+
+class Group:
+    """A share-partition whose log has one record for each letter of `keys` ("-": no key), and whose writes succeed."""
+
+    def __init__(self, keys: str, *, limits: Limits | None = None, batch: int = 100, **loaded: object) -> None:
+        self.keys = keys
+        self.batch = batch
+        self.limits = limits or Limits(lock_duration_ms=LOCK_MS)
+        self.partition = SharePartition(start_offset=0, limits=self.limits, ordered=True, **loaded)  # type: ignore[arg-type]
+        self.place()
+
+    def place(self) -> None:
+        while (at := self.partition.next_place_offset(len(self.keys))) >= 0:
+            first = at - at % self.batch
+            offsets = range(first, min(len(self.keys), first + self.batch))
+            hashes = [0 if self.keys[offset] == "-" else ord(self.keys[offset]) for offset in offsets]
+            self.partition.place([KeyedBatch(first, offsets[-1], offsets, hashes)])
+
+    def take(self, member: str = "m", records: int = 100, *, heads: int = 0, chain: int = 1, now: int = 0) -> list[int]:
+        picked = self.partition.pick(member, records_max=records, heads_max=heads, chain=chain, now_ms=now)
+        got = self.partition.confirm(member, picked)
+        return [offset for first, last, _ in got.ranges for offset in range(first, last + 1)]
+
+    def say(self, offsets: list[int], kind: bytes, member: str = "m", *, now: int = 0, **more: object) -> None:
+        batches = [AcknowledgeBatch(offset, offset, kind, **more) for offset in offsets]  # type: ignore[arg-type]
+        self.partition.commit(self.partition.acknowledge(member, batches, now_ms=now))
+
+
+def test_only_the_first_record_of_each_key_is_handed_out() -> None:
+    assert Group("abacb").take() == [0, 1, 3]
+
+
+def test_records_without_a_key_have_no_order() -> None:
+    assert Group("-a-a-").take() == [0, 1, 2, 4]
+
+
+def test_the_next_of_a_key_is_free_when_the_one_before_is_accepted() -> None:
+    group = Group("aab")
+    group.take()
+    group.say([0], ACCEPT)
+
+    assert group.take("n") == [1]
+
+
+def test_the_next_of_a_key_is_free_when_the_one_before_is_rejected() -> None:
+    group = Group("aa")
+    group.take()
+    group.say([0], REJECT)
+
+    assert group.take("n") == [1]
+
+
+def test_a_released_record_comes_before_the_next_of_its_key() -> None:
+    group = Group("aa")
+    group.take()
+    group.say([0], RELEASE)
+
+    assert group.take("n") == [0]
+
+
+def test_a_delayed_record_holds_up_its_key_and_no_other() -> None:
+    group = Group("aabb")
+    group.take()
+    group.say([0], RELEASE, not_before_ms=500)
+    group.say([2], ACCEPT)
+    others = group.take("n", now=400)
+    group.partition.lapse(500)
+
+    assert (others, group.take("n", now=500)) == ([3], [0])
+
+
+def test_a_dead_letter_under_way_holds_up_its_key() -> None:
+    group = Group("aa", limits=Limits(dead_letter_on_reject=True))
+    group.take()
+    group.say([0], REJECT)
+    before = group.take("n")
+    group.partition.finish_archiving(0, 0)
+
+    assert (before, group.take("n")) == ([], [1])
+
+
+def test_an_accept_that_is_being_written_holds_up_its_key() -> None:
+    group = Group("aa")
+    group.take()
+    decision = group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0)
+    before = group.take("n")
+    group.partition.commit(decision)
+
+    assert (before, group.take("n")) == ([], [1])
+
+
+def test_an_accept_that_could_not_be_written_frees_nothing() -> None:
+    group = Group("aa")
+    group.take()
+    decision = group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0)
+    group.partition.abort(decision, now_ms=0)
+
+    assert group.take("n") == []
+
+
+def test_a_chain_is_handed_out_in_order_as_far_as_it_may_go() -> None:
+    assert Group("aaaba").take(chain=3) == [0, 1, 2, 3]
+
+
+def test_heads_come_before_what_may_follow_them() -> None:
+    assert Group("aaabbb").take(records=3, chain=16) == [0, 1, 3]
+
+
+def test_so_many_keys_are_begun_as_are_asked_for() -> None:
+    assert Group("abcaa").take(heads=1, chain=16) == [0, 3, 4]
+
+
+def test_what_was_delivered_before_is_in_no_chain() -> None:
+    group = Group("aaa")
+    group.take(chain=2)
+    group.partition.lapse(LOCK_MS)
+
+    assert group.take(chain=16) == [0]
+
+
+def test_a_chain_is_settled_in_order() -> None:
+    group = Group("aaa")
+    group.take(chain=2)
+    with pytest.raises(InvalidRecordState):
+        group.say([1], ACCEPT)
+    group.say([0], ACCEPT)
+    group.say([1], ACCEPT)
+
+    assert group.take("n") == [2]
+
+
+def test_a_chain_may_be_settled_in_one_request() -> None:
+    group = Group("aaa")
+    group.take(chain=3)
+    group.say([0, 1, 2], ACCEPT)
+
+    assert group.partition.start_offset == 3
+
+
+def test_a_chain_may_be_settled_while_the_one_before_is_written() -> None:
+    group = Group("aaa")
+    group.take(chain=3)
+    first = group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0)
+    second = group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0)
+    group.partition.commit(first)
+    group.partition.commit(second)
+    group.say([2], ACCEPT)
+
+    assert group.partition.start_offset == 3
+
+
+def test_what_follows_a_release_is_not_accepted() -> None:
+    group = Group("aa")
+    group.take(chain=2)
+    batches = [AcknowledgeBatch(0, 0, RELEASE), AcknowledgeBatch(1, 1, ACCEPT)]
+    with pytest.raises(InvalidRecordState):
+        group.partition.acknowledge("m", batches, now_ms=0)
+    group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, RELEASE)], now_ms=0)
+    with pytest.raises(InvalidRecordState):
+        group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0)
+
+
+def test_what_follows_a_dead_letter_waits_until_it_is_buried() -> None:
+    group = Group("aa", limits=Limits(dead_letter_on_reject=True))
+    group.take(chain=2)
+    group.say([0], REJECT)
+    with pytest.raises(InvalidRecordState):
+        group.say([1], ACCEPT)
+    group.partition.finish_archiving(0, 0)
+    group.say([1], ACCEPT)
+
+    assert group.partition.start_offset == 2
+
+
+def test_the_rest_of_a_chain_goes_back_behind_its_head() -> None:
+    group = Group("aaa")
+    group.take(chain=3)
+    batches = [AcknowledgeBatch(0, 0, RELEASE, 500), AcknowledgeBatch(1, 2, RELEASE, 500, True)]
+    group.partition.commit(group.partition.acknowledge("m", batches, now_ms=0))
+    blocked = group.partition.blocked_count
+    group.partition.lapse(500)
+
+    assert (blocked, group.take(chain=16)) == (2, [0])
+
+
+def test_the_locks_of_a_chain_are_renewed() -> None:
+    group = Group("aa")
+    group.take(chain=2)
+    group.partition.acknowledge("m", [AcknowledgeBatch(0, 1, RENEW)], now_ms=500)
+    group.partition.lapse(LOCK_MS)
+
+    assert group.partition.acquired_count == 2
+
+
+def test_a_member_that_is_gone_without_a_word_keeps_its_heads_until_its_locks_lapse() -> None:
+    group = Group("aab")
+    group.take()
+    group.partition.release_member("m", died=True)
+    before = group.take("n")
+    group.partition.lapse(LOCK_MS)
+
+    assert (before, group.take("n", now=LOCK_MS)) == ([], [0, 2])
+
+
+def test_a_member_whose_process_has_ended_keeps_nothing() -> None:
+    group = Group("aab")
+    group.take()
+    group.partition.release_member("m", died=True, gone=True)
+
+    assert group.take("n") == [0, 2]
+
+
+def test_what_could_not_be_read_is_free_again_and_counts_no_delivery() -> None:
+    group = Group("aaa")
+    picked = group.partition.pick("m", records_max=3, chain=3, now_ms=0)
+    group.partition.put_back(picked)
+    picked = group.partition.pick("m", records_max=3, chain=3, now_ms=0)
+
+    assert [tuple(one) for one in picked.ranges] == [(0, 2, 1)]
+
+
+def test_a_head_that_the_log_has_no_more_lets_the_next_one_go() -> None:
+    group = Group("aab")
+    picked = group.partition.pick("m", records_max=3, now_ms=0)
+    got = group.partition.confirm("m", picked, missing=[0])
+
+    assert ([tuple(one) for one in got.ranges], group.take("n")) == ([(2, 2, 1)], [1])
+
+
+def test_one_that_vanished_within_a_chain_holds_up_nothing() -> None:
+    group = Group("aaa")
+    picked = group.partition.pick("m", records_max=3, chain=3, now_ms=0)
+    group.partition.confirm("m", picked, missing=[1])
+    with pytest.raises(InvalidRecordState):
+        group.say([2], ACCEPT)
+    group.say([0, 2], ACCEPT)
+
+    assert group.partition.start_offset == 3
+
+
+def test_a_head_that_retention_took_blocks_its_key_while_it_is_held() -> None:
+    group = Group("aaba")
+    group.take("m", records=1)
+    group.partition.move_log_start(2)
+    before = group.take("n")
+    group.say([0], ACCEPT)
+
+    assert (before, group.take("n")) == ([2], [3])
+
+
+def test_a_key_whose_free_head_retention_took_goes_on() -> None:
+    group = Group("aaa")
+    group.partition.move_log_start(2)
+
+    assert group.take() == [2]
+
+
+def test_after_a_reload_nothing_is_handed_out_before_its_key_is_known() -> None:
+    runs = (StateRun(0, 0, RecordState.ACQUIRED, 1, "m"), StateRun(1, 3, RecordState.AVAILABLE, 1))
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, living=["m"])
+    before = partition.pick("n", records_max=9, now_ms=0)
+    partition.place([KeyedBatch(0, 3, range(4), [1, 1, 2, 1])])
+    after = partition.pick("n", records_max=9, now_ms=0)
+
+    assert (before.ranges, [tuple(one) for one in after.ranges]) == ((), [(2, 2, 2)])
+
+
+def test_what_a_reload_finds_delayed_behind_its_head_waits_for_it_and_no_time() -> None:
+    runs = (
+        StateRun(0, 0, RecordState.ACQUIRED, 1, "m"),
+        StateRun(1, 1, RecordState.AVAILABLE, 1, None, 5_000),
+        StateRun(3, 3, RecordState.ACKNOWLEDGED, 1),
+    )
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, living=["m"])
+    partition.place([KeyedBatch(0, 3, range(4), [1, 1, 1, 1])])
+    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+
+    assert [tuple(one) for one in partition.pick("n", records_max=9, now_ms=0).ranges] == [(1, 1, 2)]
+
+
+def test_what_is_held_and_in_the_log_no_more_holds_up_all_keys_behind_it() -> None:
+    runs = (StateRun(1, 1, RecordState.ACQUIRED, 1, "m"),)
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, living=["m"])
+    batch = KeyedBatch(0, 3, [0, 2, 3], [1, 2, 3])
+    partition.place([batch])
+    before = partition.pick("n", records_max=9, now_ms=0)
+    partition.commit(partition.acknowledge("n", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+    still = partition.next_place_offset(4)
+    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0))
+    partition.place([batch])
+    after = partition.pick("n", records_max=9, now_ms=0)
+
+    assert [tuple(one) for one in (*before.ranges, *after.ranges)] == [(0, 0, 1), (2, 3, 1)]
+    assert still == -1
+
+
+def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_nothing_passes_it() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
+    batches = [KeyedBatch(0, 0, [0], [1]), KeyedBatch(1, 2, None), KeyedBatch(3, 3, [3], [2])]
+    seen = []
+    for first, last in ((0, 0), (1, 2), (3, 3)):
+        partition.place(batches)
+        seen += [tuple(one) for one in partition.pick("m", records_max=9, now_ms=0).ranges]
+        partition.commit(partition.acknowledge("m", [AcknowledgeBatch(first, last, REJECT)], now_ms=0))
+
+    assert seen == [(0, 0, 1), (1, 2, 1), (3, 3, 1)]
+
+
+def test_a_poisonous_head_bounds_only_one_member() -> None:
+    group = Group("abab", limits=Limits(lock_duration_ms=LOCK_MS))
+    for turn in (0, 1):
+        group.take("m", records=1, now=turn * LOCK_MS)
+        group.partition.release_member("m", died=True)
+        group.partition.lapse((turn + 1) * LOCK_MS)
+    now = 2 * LOCK_MS
+    alone = group.take("n", now=now)
+    more_for_it = group.take("n", now=now)
+
+    assert (alone, more_for_it, group.take("o", now=now)) == ([0], [], [1])
+
+
+def test_the_window_bounds_how_far_other_keys_run_past_a_stuck_one() -> None:
+    group = Group("a" * 30 + "b", limits=Limits(window_max=20), batch=5)
+
+    assert (group.take(), group.partition.next_place_offset(31)) == ([0], -1)
+
+
+def test_a_cut_log_forgets_who_waited_behind_the_cut() -> None:
+    group = Group("abab")
+    group.take("m", records=1)
+    group.partition.cut(2)
+    group.keys = "abb"
+    group.place()
+    group.say([0], ACCEPT)
+
+    assert (group.take("n"), group.partition.blocked_count) == ([1], 1)
+
+
+def test_a_few_worlds_keep_the_order_of_keys() -> None:
+    for seed in range(1, 9):
+        OrderWorld(seed).run()
+
+
+@pytest.mark.slow
+def test_no_handler_begins_before_the_record_before_it_is_settled() -> None:
+    print(f"ORDER_SEED_FIRST={FIRST} ORDER_SEEDS={SEEDS}")
+    for seed in range(FIRST, FIRST + SEEDS):
+        OrderWorld(seed).run()
