@@ -51,9 +51,9 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
         )
     if options.order is not None and not offered.key_order:
         raise UsageError(
-            f"agent {agent.name}: order={options.order!r} cannot be kept, as Kafka's brokers hand records of one key to "
-            "several workers at once: let the workers lead (share=workers, or share=auto, which chooses them), or leave "
-            "order out"
+            f"agent {agent.name}: order={options.order!r} cannot be kept, as Kafka's brokers hand records of one key "
+            "to several workers at once: let the workers lead (share=workers, or share=auto, which chooses them), or "
+            "leave order out"
         )
 
 

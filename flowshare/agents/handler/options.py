@@ -134,7 +134,7 @@ class AgentOptions:
 
     @property
     def chain(self) -> int:
-        """Records of one key that are fetched in a row. A record with outputs ends a chain: they are confirmed first."""
+        """Records of one key to fetch in a row; one with outputs ends a chain, as they are confirmed first."""
         return 1 if self.sink else CHAIN
 
     @property

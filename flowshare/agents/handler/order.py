@@ -34,8 +34,10 @@ Order = str | Header | None
 
 def parse_order(value: Any) -> Order:
     """The option as it was given. Raises: OptionError."""
-    if value is None or value == BY_KEY or isinstance(value, Header):
+    if value is None or isinstance(value, Header):
         return value
+    if value == BY_KEY:
+        return BY_KEY
     hint = f", as in order=fs.Header({value!r})" if isinstance(value, str) and value else ""
     raise OptionError(f"order takes 'key', fs.Header(name){hint}, or None, not {value!r}")
 

@@ -55,7 +55,6 @@ async def test_what_is_beyond_the_brokers_limits_is_refused_where_they_are_not_o
     [
         ({"max_in_flight": 3}, "group_limit", "let concurrency=16 times the number of workers"),
         ({"priority": "new"}, "priority", "leave it out"),
-        ({"order": "key"}, "key_order", "share=workers"),
     ],
 )
 async def test_what_only_a_leader_of_our_own_can_do_is_refused_elsewhere(
