@@ -67,7 +67,8 @@ class AgentOptions:
     priority: what comes first when there is both, `redeliveries`, `new` records, or `mixed`: both by turns. None: as
         the group is set (redeliveries).
     order: `"key"`: records of one key run one after the other, in the log's order, each when the one before is
-        settled; `fs.Header(name)`: the same by a header's value. Records without it run in any order. None: all do.
+        settled; `fs.Header(name)`: the same by a header's value. Records without it run in any order. None: as the
+        group is set (all in any order).
     """
 
     group: str | None = None
