@@ -18,6 +18,7 @@ _MODULES = {
     "flowshare.agents.faust.models": "Record",
     "flowshare.agents.handler.batch": "Batch BatchRecord Records",
     "flowshare.agents.handler.delivery": "Delivery current_delivery",
+    "flowshare.agents.handler.order": "Header",
     "flowshare.agents.handler.outcomes": "Reject Release",
     "flowshare.agents.handler.retry": "Retry exponential",
     "flowshare.agents.handler.send": "Send",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.batch import Records as Records
     from flowshare.agents.handler.delivery import Delivery as Delivery
     from flowshare.agents.handler.delivery import current_delivery as current_delivery
+    from flowshare.agents.handler.order import Header as Header
     from flowshare.agents.handler.outcomes import Reject as Reject
     from flowshare.agents.handler.outcomes import Release as Release
     from flowshare.agents.handler.retry import Retry as Retry

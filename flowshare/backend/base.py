@@ -31,7 +31,8 @@ class Capabilities:
     broker's.
     own_limits: any delivery limit and lock duration can be had. window_by_count: finished records behind a slow one do
     not count against the record locks. pausing: groups can be paused. group_limit: what a whole group has in flight can
-    be limited. priority: new records can come before redeliveries.
+    be limited. priority: new records can come before redeliveries. key_order: of each key one record at a time is out,
+    the first that is not settled.
     What users are told of them is a table of docs/backends.md.
     """
 
@@ -48,6 +49,7 @@ class Capabilities:
     pausing: bool = True
     group_limit: bool = True
     priority: bool = True
+    key_order: bool = True
 
 
 EMBEDDED: Final = Capabilities(durable=True)
@@ -66,6 +68,7 @@ NATIVE: Final = Capabilities(
     pausing=False,
     group_limit=False,
     priority=False,
+    key_order=False,
 )
 
 

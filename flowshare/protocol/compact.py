@@ -17,6 +17,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 I32: Final = struct.Struct(">i")
+I32_MAX: Final = 2**31 - 1
 I64_MAX: Final = 2**63 - 1
 VARINT_BITS_MAX: Final = 63
 TAG_BYTES_MIN: Final = 2

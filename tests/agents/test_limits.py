@@ -7,10 +7,11 @@ import logging
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed.limits import native_limits
+from flowshare.agents.feed.limits import asked_of, check_asked, native_limits
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.feed.setup import check_kind
 from flowshare.agents.handler.errors import OptionError, UsageError
+from flowshare.backend.base import EMBEDDED, MEMORY, NATIVE, WORKERS
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ConfigEntry
@@ -136,3 +137,17 @@ async def test_where_giving_back_costs_an_attempt_nothing_is_fetched_ahead_of_sl
 
     assert (unknown, slow) == (2, 2)
     assert prefetch.target > 500
+
+
+async def test_an_order_is_refused_on_brokers_and_nowhere_else():
+    ordered = agent(order=fs.Header("customer"))
+    for offered in (EMBEDDED, MEMORY, WORKERS):
+        check_asked(ordered, offered)
+
+    with pytest.raises(UsageError, match=r"share=workers, or share=auto, which chooses them\), or leave order out"):
+        check_asked(ordered, NATIVE)
+
+
+async def test_auto_is_told_that_a_group_asks_for_an_order():
+    assert asked_of([agent(order="key")]) == {"t.agent": ["an order by key (order='key')"]}
+    assert asked_of([agent()]) == {"t.agent": []}

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
+from flowshare.agents.app.summary import line
 from flowshare.agents.feed.prefetch import Prefetch
+from flowshare.agents.feed.setup import group_settings
 from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.agents.handler.options import AgentOptions
 from flowshare.agents.handler.rate_limit import TokenBucket, parse_rate
@@ -75,6 +77,8 @@ def test_an_unknown_option_of_the_app_is_refused_with_the_nearest_name():
         ({"max_in_flight": True}, "max_in_flight takes a number from 1"),
         ({"priority": "old"}, "priority takes 'redeliveries', 'new' or 'mixed'"),
         ({"priority": ["new"]}, "priority takes 'redeliveries', 'new' or 'mixed'"),
+        ({"order": "customer"}, r"as in order=fs.Header\('customer'\)"),
+        ({"order": True}, r"order takes 'key', fs.Header\(name\), or None, not True"),
         ({"rate_limit": "fast"}, "rate_limit takes records a second"),
         ({"renew": 1}, "renew takes True or False"),
         ({"group": ""}, "group takes a name"),
@@ -245,3 +249,39 @@ def test_handlers_that_are_slow_but_not_all_busy_are_not_stuck():
 
 async def _handler(value: bytes) -> None:
     return None
+
+
+@pytest.mark.parametrize(
+    ("order", "setting", "summary"),
+    [
+        (None, None, ""),
+        ("key", "key", "in order of key"),
+        (fs.Header("customer"), "header:customer", "in order of header:customer"),
+    ],
+)
+def test_an_order_is_a_setting_of_the_group(order: Any, setting: str | None, summary: str):
+    app = fs.App("t")
+    agent = app.share_agent("in", order=order)(_handler)
+
+    assert agent.options.key_order == setting
+    assert group_settings(agent).get("share.key.order") == setting
+    assert line(agent).endswith(summary)
+
+
+@pytest.mark.parametrize("name", ["", " customer", None, b"customer"])
+def test_a_header_without_a_name_is_refused(name: Any):
+    with pytest.raises(OptionError, match="takes the name of a header"):
+        fs.Header(name)
+
+
+def test_records_with_outputs_come_one_of_a_key_at_a_time():
+    assert AgentOptions.parse("a", {"order": "key"}).chain == 16
+    assert AgentOptions.parse("a", {"order": "key", "sink": ["out"]}).chain == 1
+
+
+def test_agents_of_one_group_that_want_different_orders_are_refused():
+    app = fs.App("t")
+    app.share_agent("in", name="one", group="g", order="key")(_handler)
+
+    with pytest.raises(UsageError, match=r"share\.key\.order \(key and header:customer\)"):
+        app.share_agent("other", name="two", group="g", order=fs.Header("customer"))(_handler)

@@ -6,7 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.feed.prefetch import FEW, UNCONFIRMED_MAX, FetchSize, GroupSize, Prefetch
+from flowshare.agents.feed.prefetch import (
+    FEW,
+    UNCONFIRMED_MAX,
+    Asked,
+    FetchSize,
+    GroupSize,
+    KeyFetchSize,
+    KeyPrefetch,
+    Prefetch,
+)
 from flowshare.clock import LoopClock
 
 TARGET = 200
@@ -115,3 +124,58 @@ def test_where_servers_count_records_batches_need_not_come_whole(agent):
     agent.reader.batch_records = 10
 
     assert not agent.size.whole(10)
+
+
+# --- with an order -----------------------------------------------------------------------------------------------
+
+
+class Ordered:
+    """The same of an agent with an order, with so many handlers."""
+
+    def __init__(self, handlers: int, *, chain: int = 16) -> None:
+        self.held = SimpleNamespace(outstanding=0, followers=0)
+        self.prefetch = KeyPrefetch(handlers)
+        acks, reader = SimpleNamespace(unconfirmed=0), SimpleNamespace(batch_records=0)
+        self.size = KeyFetchSize(self.prefetch, self.held, acks, reader, chain=chain)
+
+
+def test_as_many_keys_as_handlers_are_begun_until_the_speed_is_known():
+    assert Ordered(16).size.wanted() == 16
+
+
+def test_quick_handlers_hold_as_many_keys_more_as_they_finish_in_20_ms():
+    agent = Ordered(16)
+    agent.prefetch.finished(1_000, 1.0)
+
+    assert agent.size.wanted() == 16 + 20
+
+
+def test_what_waits_behind_a_record_of_its_key_takes_no_room():
+    agent = Ordered(16)
+    agent.held.outstanding, agent.held.followers = 60, 52
+
+    assert agent.size.wanted() == 8
+
+
+def test_nothing_is_held_beside_what_runs_when_no_handler_ends():
+    agent = Ordered(16)
+    agent.prefetch.finished(1_000, 1.0)
+    agent.prefetch.still_running(16, 3.0, full=True)
+
+    assert agent.size.wanted() == 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "records"), [(1, 16), (5, 80), (20, 256), (300, 300)], ids=["one", "some", "many", "more than chains"]
+)
+def test_there_is_room_for_a_chain_behind_each_key_up_to_a_limit(keys, records):
+    assert Ordered(16).size.asked(keys, None) == Asked(records, keys, 16)
+
+
+def test_a_handler_with_outputs_gets_one_record_of_a_key_at_a_time():
+    assert Ordered(16, chain=1).size.asked(7, None) == Asked(7, 7, 1)
+
+
+def test_a_rate_limit_bounds_records_and_keys():
+    assert Ordered(16).size.asked(7, 5) == Asked(5, 5, 16)
+    assert Ordered(16).size.asked(7, 20) == Asked(20, 7, 16)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.agents.feed.prefetch import FAILED_WAIT_S, FEW, Prefetcher
+from flowshare.agents.feed.prefetch import FAILED_WAIT_S, FEW, Asked, Prefetcher
 from flowshare.agents.handler.rate_limit import RateLimit, TokenBucket
 from flowshare.client.errors import Closed, NotConnected
 from flowshare.client.session.ranges import Fetched, number_of
@@ -60,6 +60,7 @@ class Member:
         self.order.append("fetch")
         self.bytes_max = plan.bytes_max
         self.mode = plan.mode
+        self.keys = plan.heads, plan.chain
 
     def take_fetched(self):
         answer = self.answers.popleft()
@@ -77,12 +78,16 @@ class World:
 
     def __init__(self, bucket: TokenBucket | None = None) -> None:
         self.wanted, self.more, self.takers_look = 20, 0, False
+        self.heads, self.chain = 0, 1
         self.taken: list[int] = []
         self.told: list[str] = []
         self.fault: Exception | None = None
         self.clock, self.member = Timers(), Member()
         self.size = SimpleNamespace(
             wanted=lambda: self.wanted,
+            asked=lambda count, allowed: Asked(
+                count if allowed is None else min(count, allowed), self.heads, self.chain
+            ),
             ahead=lambda unread: self.more if unread > FEW else 0,
             whole=lambda count: self.whole,
             group=None,
@@ -269,3 +274,11 @@ def test_a_fetch_asks_for_whole_batches_when_they_may_come_whole(world, whole, m
     world.member.answer([])
 
     assert world.member.mode is mode
+
+
+def test_a_fetch_says_how_many_keys_to_begin_and_how_many_records_of_each():
+    world = World()
+    world.heads, world.chain = 5, 16
+    world.prefetcher.start(world.member)
+
+    assert (world.member.asked, world.member.keys) == ([20], (5, 16))

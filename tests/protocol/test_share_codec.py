@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowshare.protocol import messages as m
-from flowshare.protocol.compact import FrameReader, varint
+from flowshare.protocol.compact import FrameReader, tagged, varint
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import module, read_request, request_body, request_start, write_request, write_response
 from flowshare.protocol.messages.share import MOVED, NO_LEADER
 from flowshare.protocol.share_codec import (
+    CHAIN_MAX,
+    ORDER_TAG,
     decode_acknowledge,
     decode_fetch,
     decode_fetched,
@@ -70,6 +72,12 @@ def fetches(batch=BATCH):
         ),
         version=st.sampled_from([1, 2]),
     ).map(lambda one: one if one.version == 2 else _first(one, acquire_mode=0, is_renew_ack=False))
+
+
+def ordered(batch=BATCH):
+    """Fetches out of a group with an order."""
+    of_one = st.tuples(fetches(batch), st.integers(0, 2**31 - 1), st.integers(1, CHAIN_MAX))
+    return of_one.map(lambda one: replace(one[0], heads=one[1], chain=one[2]))
 
 
 def acknowledges(batch=BATCH):
@@ -181,7 +189,7 @@ def test_it_writes_the_bytes_that_kio_writes_and_reads_what_kio_wrote(request):
 
 
 @FEW
-@given(request=st.one_of(fetches(st.one_of(BATCH, OWN)), acknowledges(st.one_of(BATCH, OWN))))
+@given(request=st.one_of(ordered(st.one_of(BATCH, OWN)), acknowledges(st.one_of(BATCH, OWN))))
 def test_flowshares_own_fields_come_back(request):
     encode = KINDS[type(request)][2]
     frame = encode(7, "c", request, request.version)[4:]
@@ -190,7 +198,7 @@ def test_flowshares_own_fields_come_back(request):
 
 
 @FEW
-@given(request=st.one_of(fetches(OWN), acknowledges(BATCH)), data=st.data())
+@given(request=st.one_of(ordered(OWN), acknowledges(BATCH)), data=st.data())
 def test_a_request_that_is_cut_anywhere_is_an_error(request, data):
     name, _, encode, decode = KINDS[type(request)]
     frame = encode(7, "c", request, request.version)[4:]
@@ -202,7 +210,7 @@ def test_a_request_that_is_cut_anywhere_is_an_error(request, data):
 
 
 @FEW
-@given(request=st.one_of(fetches(OWN), acknowledges(BATCH)), data=st.data())
+@given(request=st.one_of(ordered(OWN), acknowledges(BATCH)), data=st.data())
 def test_a_request_that_is_changed_anywhere_is_read_or_is_an_error(request, data):
     name, _, encode, decode = KINDS[type(request)]
     frame = bytearray(encode(7, "c", request, request.version)[4:])
@@ -235,7 +243,7 @@ def agree(name, decode, frame, body, version):
         _, theirs = read_request(name, request_start(frame), frame)
     except Exception:  # noqa: BLE001 - kio raises many kinds for garbage
         return
-    if refused.startswith("the delay of a release cannot be read"):
+    if refused.startswith(("the delay of a release cannot be read", "the order of a fetch cannot be read")):
         return  # kio does not look into a field of ours
     assert ours is not None
     assert ours.group_id == theirs.group_id
@@ -279,6 +287,42 @@ def test_a_delay_that_no_int64_holds_is_an_error():
 
     with pytest.raises(DecodeError):
         decode_acknowledge(frame, 0, 1)
+
+
+def ordered_by(field):
+    """What a fetch says that has this in the tagged field for its order."""
+    plain = encode_fetch(1, "c", m.ShareFetchRequest(group_id="g", member_id="m", session_epoch=1), 2)[4:]
+    found = decoded(plain[:-1] + tagged({ORDER_TAG: field}), m.ShareFetchRequest)
+    return found.chain, found.heads
+
+
+@pytest.mark.parametrize(("chain", "heads"), [(1, 1), (2, 0), (16, 20), (CHAIN_MAX, 2**31 - 1)])
+def test_an_order_is_two_numbers(chain, heads):
+    assert ordered_by(varint(chain) + varint(heads)) == (chain, heads)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"",
+        varint(2),
+        varint(0) + varint(1),
+        varint(CHAIN_MAX + 1) + varint(1),
+        varint(2) + varint(2**31),
+        varint(2) + varint(1) + b"x",
+        b"\xff" * 12,
+    ],
+    ids=["nothing", "one number", "no chain", "a long chain", "too many heads", "more than two", "no end"],
+)
+def test_an_order_that_cannot_be_read_is_an_error(field):
+    with pytest.raises(DecodeError, match="the order of a fetch cannot be read"):
+        ordered_by(field)
+
+
+def test_a_fetch_without_an_order_has_no_field_for_it():
+    request = m.ShareFetchRequest(group_id="g", member_id="m", session_epoch=1)
+
+    assert encode_fetch(1, "c", request, 2).endswith(b"\x01\x01\0")
 
 
 def read_batches(*batches):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.options import DEFAULT_LOCK_S, AgentOptions
+from flowshare.agents.handler.order import BY_KEY
 from flowshare.agents.handler.retry import Exponential
 
 _SHORT_LOCK_S: Final = 5.0
@@ -36,6 +37,8 @@ def line(agent: ShareAgent) -> str:
         parts.append(f"at most {options.max_in_flight} in flight in the group")
     if options.priority is not None:
         parts.append("redeliveries and new ones mixed" if options.priority == "mixed" else f"{options.priority} first")
+    if options.order is not None:
+        parts.append("in order of key" if options.order == BY_KEY else f"in order of {options.key_order}")
     return " · ".join(parts)
 
 

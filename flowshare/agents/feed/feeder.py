@@ -17,7 +17,7 @@ from flowshare.agents.feed.completion import Completion
 from flowshare.agents.feed.delays import RetryTopicReader
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import new_member
-from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, Prefetch, Prefetcher
+from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import prepare
 from flowshare.agents.feed.stalls import StallWatch
@@ -94,11 +94,15 @@ class Feeder:
         self._delays = None if capabilities.delayed_release else self._completion.own_delays()
         if not capabilities.unrun_release:
             self._held.keep_from = options.retry.max_attempts
-        self._prefetch = Prefetch(
-            options.records_at_once,
-            fixed_buffer=options.batch.size if options.batch else 0,
-            careful=not capabilities.unrun_release,
-            now=now,
+        self._prefetch = (
+            Prefetch(
+                options.records_at_once,
+                fixed_buffer=options.batch.size if options.batch else 0,
+                careful=not capabilities.unrun_release,
+                now=now,
+            )
+            if options.order is None
+            else KeyPrefetch(options.records_at_once, now=now)
         )
         self._reader = Reader(
             agent,
@@ -112,7 +116,12 @@ class Feeder:
             observed=observer is not None,
             unreadable=lambda chunk, first, part: self._soon(lambda: self._read_again(chunk, first, part)),
         )
-        self._fetch_size = FetchSize(self._prefetch, self._held, self._acks, self._reader, self._delays)
+        held = self._held, self._acks, self._reader
+        self._fetch_size = (
+            KeyFetchSize(self._prefetch, *held, chain=options.chain)
+            if isinstance(self._prefetch, KeyPrefetch)
+            else FetchSize(self._prefetch, *held, self._delays)
+        )
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
         self._locks = LockKeeper(
             agent, pool=pool, held=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
@@ -148,7 +157,7 @@ class Feeder:
 
     @property
     def target(self) -> int:
-        """How many records to hold in all, as the handlers' speed asks for."""
+        """How many records (with an order: keys) to hold in all, as the handlers' speed asks for."""
         return self._prefetch.target
 
     @property

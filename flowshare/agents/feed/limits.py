@@ -49,6 +49,12 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
             f"agent {agent.name}: priority={options.priority!r} cannot be kept, as Kafka's brokers deliver what was "
             "delivered before first: leave it out, or let retries wait with a longer delay"
         )
+    if options.order is not None and not offered.key_order:
+        raise UsageError(
+            f"agent {agent.name}: order={options.order!r} cannot be kept, as Kafka's brokers hand records of one key "
+            "to several workers at once: let the workers lead (share=workers, or share=auto, which chooses them), or "
+            "leave order out"
+        )
 
 
 def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
@@ -60,6 +66,8 @@ def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
             words.append(f"a limit for the whole group (max_in_flight={agent.options.max_in_flight})")
         if agent.options.priority not in (None, "redeliveries"):
             words.append(f"an order of new records and redeliveries (priority={agent.options.priority!r})")
+        if agent.options.order is not None:
+            words.append(f"an order by key (order={agent.options.order!r})")
     return groups
 
 

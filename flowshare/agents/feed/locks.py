@@ -17,6 +17,7 @@ from flowshare.agents.feed.acknowledgements import RELEASE, AckSender
 from flowshare.agents.feed.members import Member
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.handler.agent import ShareAgent
+from flowshare.agents.handler.chains import Chains
 from flowshare.agents.handler.chunk import Chunk, Unread, runs
 from flowshare.agents.run.pool import Pool
 from flowshare.agents.run.stats import AgentStats
@@ -67,6 +68,11 @@ class HeldRecords:
         return sum(chunk.waiting for chunk in list(self.live))
 
     @property
+    def followers(self) -> int:
+        """Those of them that wait for the record before them in their key."""
+        return sum(chunk.chains.waiting for chunk in self.live if chunk.chains is not None)
+
+    @property
     def plain_bytes(self) -> int:
         """What the record batches that chunks were read from take without compression."""
         return sum(chunk.plain_bytes for chunk in self.live)
@@ -77,9 +83,11 @@ class HeldRecords:
         self.outstanding += chunk.remaining
 
     def decided(self, chunk: Chunk, offsets: list[int]) -> None:
-        """These are decided: what follows is their acknowledgement."""
+        """These are decided: what follows is their acknowledgement, in one request with whatever waits behind them."""
         chunk.settled += offsets
         self._less(chunk, len(offsets))
+        if chunk.chains is not None and (rest := chunk.chains.behind(offsets)):
+            self._release(chunk, sorted(record.offset for record in rest))
 
     async def wait_empty(self) -> None:
         """Wait until nothing is held."""
@@ -107,6 +115,9 @@ class HeldRecords:
     def give_back(self) -> None:
         """Records that no handler has begun go back, without costing an attempt."""
         for chunk in list(self.live):
+            if chunk.chains is not None:  # with heads that nobody began, and of those that run, what waits behind them
+                self._release(chunk, sorted(record.offset for record in chunk.chains.take(chunk.records)))
+                continue
             unread = chunk.take_unread()
             waiting = _take_waiting(chunk)
             keep_from = self.keep_from or math.inf
@@ -118,19 +129,26 @@ class HeldRecords:
                 offsets += _offsets(unread)
             if kept or chunk.waiting:
                 self._put_back(chunk, kept)
-            if not offsets:
-                continue
-            self.decided(chunk, offsets)
-            if self._holds(chunk.tp, chunk.generation):
-                for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
-                    self._acks.acknowledge((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
+            self._release(chunk, offsets)
+
+    def _release(self, chunk: Chunk, offsets: list[int]) -> None:
+        """These (in order) go back without costing an attempt."""
+        if not offsets:
+            return
+        self.decided(chunk, offsets)
+        if self._holds(chunk.tp, chunk.generation):
+            for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
+                self._acks.acknowledge((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
 
     def take_unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
         """Ranges that no handler has begun, for the closing of the session, which gives them back."""
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
         for chunk in list(self.live):
-            unread = chunk.take_unread()
-            offsets = [record.offset for record in _take_waiting(chunk)] + _offsets(unread)
+            if chunk.chains is not None:
+                offsets = sorted(record.offset for record in chunk.chains.take(chunk.records))
+            else:
+                unread = chunk.take_unread()
+                offsets = [record.offset for record in _take_waiting(chunk)] + _offsets(unread)
             if offsets and self._holds(chunk.tp, chunk.generation):
                 unrun.setdefault(chunk.tp, []).extend(runs(offsets))
         return unrun
@@ -151,6 +169,9 @@ class HeldRecords:
             ", ".join(f"{first}..{last}" for first, last in runs(sorted(lost))[:5]),
         )
         chunk.lost |= lost
+        if chunk.chains is not None:
+            self._lose_in_order(chunk, chunk.chains, lost)
+            return
         unread = chunk.take_unread()
         waiting = _take_waiting(chunk)
         dropped = [record.offset for record in waiting if record.offset in lost]
@@ -165,6 +186,15 @@ class HeldRecords:
             unread.failed(chunk, unread.lazy.first)  # what is left of it is read like new, without what is lost
         if kept or chunk.waiting:
             self._put_back(chunk, kept)
+
+    def _lose_in_order(self, chunk: Chunk, chains: Chains, lost: set[int]) -> None:
+        """What waits behind a record that is lost goes back, be that one running or not."""
+        loss = chains.lose(lost, chunk.records)
+        self._stats.lock_lost += len(loss.lost)
+        self.decided(chunk, [record.offset for record in loss.lost])
+        self._release(chunk, sorted(record.offset for record in loss.back))
+        if loss.kept:
+            self._put_back(chunk, loss.kept)
 
     def holds(self, chunk: Chunk | Fetched) -> bool:
         """Whether what was acquired with this can still be this member's."""
@@ -293,7 +323,8 @@ class LockKeeper:
         """Records that wait while no runner gets free, or while nobody takes them (the loop is blocked), go back."""
         batch = self._agent.options.batch
         busy = self._pool.busy
-        full = busy >= len(self._pool.runners) or (batch is None and self._held.buffered > 0)
+        # What waits for the record before it does not wait for a runner.
+        full = busy >= len(self._pool.runners) or (batch is None and self._held.buffered > self._held.followers)
         if self._prefetch.still_running(busy * (batch.size if batch else 1), now, full=full):
             self._held.give_back()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.errors import ClientError, Closed
 from flowshare.client.session.ranges import number_of
@@ -41,6 +41,10 @@ AHEAD_S: Final = 0.05
 AHEAD_CAREFUL_S: Final = 0.2
 """The same where giving back costs an attempt: a fetch takes longer there, and nothing is held until it is sure to run
 soon."""
+AHEAD_KEYS_S: Final = 0.02
+"""The same where there is an order: a key that waits here cannot be begun elsewhere."""
+CHAINED_MAX: Final = 256
+"""Records that a fetch asks for with an order, unless that many keys are wanted."""
 STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
 BUFFER_MAX: Final = 8_000
@@ -128,6 +132,30 @@ class Prefetch:
         return self._at_once + max(1, ahead, self._fixed)
 
 
+class KeyPrefetch(Prefetch):
+    """The same for an agent with an order: how many keys to have begun, or ready to begin.
+
+    Fewer are ready than without an order: what waits here for a handler keeps its key from all other members, however
+    idle they are, while a handler that has nothing to do waits for one fetch.
+    """
+
+    __slots__ = ()
+
+    @property
+    def target(self) -> int:
+        """How many keys to hold in all."""
+        ahead = 0 if self.stuck or self._rate is None else int(self._rate * AHEAD_KEYS_S)
+        return self._at_once + min(BUFFER_MAX, ahead)
+
+
+class Asked(NamedTuple):
+    """What a fetch asks for: records in all, and with an order how many keys, and of each how many in a row."""
+
+    records: int
+    heads: int = 0
+    chain: int = 1
+
+
 class GroupSize:
     """How many members a group has, looked at now and then: nobody may take all of the record locks that they share.
 
@@ -210,6 +238,10 @@ class FetchSize:
             return 0
         return count if self.group is None else min(count, self.group.fetch_locks)
 
+    def asked(self, count: int, records_max: int | None) -> Asked:
+        """The fetch for what is `wanted`. records_max: what a rate limit allows; None: there is none."""
+        return Asked(count if records_max is None else min(count, records_max))
+
     def ahead(self, unread: int) -> int:
         """The same before what came is read; 0 too where few came, which are read sooner than a fetch has left."""
         return self.wanted(unread) if unread > FEW else 0
@@ -224,6 +256,29 @@ class FetchSize:
             return self._prefetch.target, self._held.outstanding
         self._delays.locks = self.group.locks
         return min(self._prefetch.target, self.group.locks), self._held.outstanding - self._delays.waiting
+
+
+class KeyFetchSize(FetchSize):
+    """The same for an agent with an order: what it counts are keys."""
+
+    __slots__ = ("_chain",)
+
+    def __init__(
+        self, prefetch: KeyPrefetch, held: HeldRecords, acks: AckSender, reader: Reader, *, chain: int
+    ) -> None:
+        """chain: records of one key to ask for in a row."""
+        super().__init__(prefetch, held, acks, reader, None)
+        self._chain = chain
+
+    def asked(self, count: int, records_max: int | None) -> Asked:
+        """So many keys, and room for chains behind them."""
+        records = count if self._chain == 1 else max(count, min(self._chain * count, CHAINED_MAX))
+        if records_max is not None:
+            count, records = min(count, records_max), min(records, records_max)
+        return Asked(records, count, self._chain)
+
+    def _target(self) -> tuple[int, int]:
+        return self._prefetch.target, self._held.outstanding - self._held.followers
 
 
 class Prefetcher:
@@ -297,27 +352,29 @@ class Prefetcher:
         """Ask if it is worth it: less is held than before, or more is allowed."""
         if self._member is None or self._under_way or self._rest is not None:
             return
-        count = self._size.wanted()
+        count, allowed = self._size.wanted(), None
         if count and self._bucket is not None:
-            count = min(count, self._bucket.available(self._clock.monotonic()))
-            if count <= 0:
+            allowed = self._bucket.available(self._clock.monotonic())
+            if allowed <= 0:
                 self._stall.rate_limited(self._bucket.wait_s())
                 self._pause(self._bucket.wait_s())
                 return
         if count:
-            self._ask(self._member, count)
+            self._ask(self._member, self._size.asked(count, allowed))
         elif self._size.paused:
             self._stall.paused()
 
-    def _ask(self, member: Member, count: int) -> None:
-        """Whole record batches may come with more records than `count`, where that costs nobody anything: a part of one
-        costs the broker and the member as many bytes as all of it."""
+    def _ask(self, member: Member, asked: Asked) -> None:
+        """Whole record batches may come with more records than asked for, where that costs nobody anything: a part of
+        one costs the broker and the member as many bytes as all of it."""
+        count, heads, chain = asked
         mode = AcquireMode.BATCH_OPTIMIZED if self._size.whole(count) else AcquireMode.RECORD_LIMIT
         bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * count * self._record_bytes))
         self._under_way = True
         self._ride()
         try:
-            member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode, beside=self._bucket is None))
+            beside = self._bucket is None
+            member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode, beside=beside, heads=heads, chain=chain))
         except Exception as error:  # noqa: BLE001 - each kind is told in its way
             self._failed(error)
 
@@ -334,7 +391,7 @@ class Prefetcher:
                 self._record_bytes = sum(len(part.records) for part in fetched) // number
             # Only a broker works meanwhile.
             if self._size.group is not None and self._bucket is None and (more := self._size.ahead(number)):
-                self._ask(member, more)
+                self._ask(member, self._size.asked(more, None))
             waits = self._take(fetched)
             if self._rest is None:
                 self.trouble = None

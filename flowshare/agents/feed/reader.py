@@ -2,6 +2,9 @@
 
 A member that is given a part of a record batch is sent the whole batch, and again with the next part (KIP-1206: the
 server never looks inside a batch). The last batch is kept read, so that the next part of it costs next to nothing.
+
+Records of an agent with an order are read at once, never by who handles them: which of them may be begun has to be
+known before the first one is, and what is not read cannot stand behind a record of its key. Such answers are small.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.garbage import collector_paused
 from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.decoding import LastBatch, RawDecoded, decode_raw
+from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.lazy_records import LazyRecords, lazy_records
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from flowshare.agents.feed.completion import Completion
     from flowshare.agents.feed.delays import RetryTopicReader
     from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.handler.chains import Chains
     from flowshare.agents.run.stats import AgentStats
     from flowshare.client.session.ranges import Fetched
     from flowshare.protocol.decoding import RawDecoded, RawRecord
@@ -63,6 +68,7 @@ class Reader:
         self._service_loop = service_loop
         self._observed = observed
         self._unreadable = unreadable
+        self._order = KeyOrder.parse(agent.options.key_order or "")
         self._last_batch = LastBatch()
         self.batch_records = 0
         """Offsets of the longest record batch in the last answer; 0 before the first."""
@@ -73,6 +79,8 @@ class Reader:
         bytes_max: no record batch is read here when so many bytes without compression were; it is when the pool gets
         to it.
         """
+        if self._order is not None:
+            return self._in_order(part, now, max(1, bytes_max))  # one batch at least, or it would come again at once
         if not at_once and (lazy := self._lazy(part)) is not None:
             self.batch_records = lazy.batch_records
             return [self._chunk(part, now, (), self._unread(part, lazy))]
@@ -81,6 +89,15 @@ class Reader:
             return []
         later = [self._chunk(part, now, (), self._unread(part, Postponed(*one))) for one in decoded.later]
         return [*self._read(part, decoded, now), *later] if decoded.runs else later
+
+    def _in_order(self, part: Fetched, now: float, bytes_max: int) -> list[Chunk]:
+        """What was read; the rest goes back, as it may stand behind a record of its key that is in another chunk."""
+        decoded = self._decode(part, bytes_max)
+        if decoded is None:
+            return []
+        for first, last, _ in decoded.later:
+            self._acks.acknowledge((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True)
+        return self._read(part, decoded, now) if decoded.runs else []
 
     def _unread(self, part: Fetched, lazy: LazyRecords | Postponed) -> Unread:
         return Unread(lazy, lambda chunk, first: self._unreadable(chunk, first, part))
@@ -94,6 +111,8 @@ class Reader:
             return chunks
         chunk = self._chunk(part, now, decoded.runs)
         chunk.plain_bytes = decoded.size
+        if self._order is not None:
+            chunk.keep_order(self._order)
         if self._observed:
             chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
         if any(count > 1 for _, _, count in part.acquired):
@@ -155,6 +174,8 @@ class Reader:
         attempts_max = self._agent.options.retry.max_attempts
         attempts = [chunk.attempt(record.offset) for record in chunk.records]
         self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
+        if chunk.chains is not None:
+            self._redelivered_behind(chunk, chunk.chains)
         dead = [
             chunk.whole(record)
             for record, attempt in zip(chunk.records, attempts, strict=True)
@@ -173,6 +194,13 @@ class Reader:
             self._service_loop.call_soon(
                 self._completion.complete, chunk, record, Outcome(OutcomeKind.DEAD, None, reason)
             )
+
+    def _redelivered_behind(self, chunk: Chunk, chains: Chains) -> None:
+        """The same of what waits: it becomes a dead letter when the record before it is settled, and it comes alone."""
+        attempts = {record.offset: chunk.attempt(record.offset) for record in chains.followers()}
+        self._stats.redelivered += sum(attempt > 1 for attempt in attempts.values())
+        attempts_max = self._agent.options.retry.max_attempts
+        chains.refuse([offset for offset, attempt in attempts.items() if attempt > attempts_max])
 
     def _corrupt(self, part: Fetched, key: Key, first: int, last: int, reason: str) -> None:
         """Bytes that are no records: nothing to keep in a dead letter but the fact."""

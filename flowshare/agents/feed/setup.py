@@ -276,6 +276,8 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
         settings[MAX_IN_FLIGHT] = str(options.max_in_flight)
     if options.priority is not None:
         settings["share.delivery.priority"] = options.priority
+    if options.key_order is not None:
+        settings["share.key.order"] = options.key_order
     return settings
 
 

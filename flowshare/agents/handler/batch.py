@@ -60,6 +60,9 @@ class Records(Generic[T]):
     """The records of one batch, in order, with an outcome for each: accept, unless the handler says otherwise.
 
     When the handler raises, every record that it said nothing about goes the way of the exception.
+
+    With an order (`order=`) a record that is not accepted takes the later ones of its key out of the batch: whatever is
+    said of those, they go back as if no handler had begun them, and come again behind it.
     """
 
     __slots__ = ("_by_id", "_records", "outcomes")

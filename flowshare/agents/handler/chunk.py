@@ -5,6 +5,8 @@ makes and another one uses cost both of them; the rest of what becomes large whe
 `records` one by one (a list's pop is atomic), by whoever handles them next or by the feeder that gives unbegun ones
 back. Finished offsets gather in `accepted`, other outcomes in `others`; the pool hands both to the feeder once per loop
 iteration. Everything below the line in `__init__` belongs to the feeder alone.
+
+Of an agent with an order `records` has only what may be begun; the rest of each key waits in `chains`.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flowshare.agents.handler.chains import Chains
 from flowshare.agents.handler.outcomes import Outcome
 from flowshare.agents.handler.retry_headers import RetryOrigin
 from flowshare.agents.handler.values import Decoder
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.lazy_records import LazyRecords
 from flowshare.protocol.messages import TopicPartition
 
@@ -58,6 +62,7 @@ class Chunk:
         "agent",
         "arrived",
         "attempts",
+        "chains",
         "deadline",
         "decode",
         "decode_key",
@@ -107,6 +112,8 @@ class Chunk:
         self.decode_key = decode_key
         self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
+        self.chains: Chains | None = None
+        """What waits for a record before it; None: nothing does."""
         self.accepted: list[int] = []
         self.others: list[tuple[DecodedRecord, Outcome]] = []
         self.plain_bytes = 0
@@ -130,6 +137,13 @@ class Chunk:
         self._counts = _other_counts(records, self._count)
         self.attempts: dict[int, int] = {}
         """Attempt by offset, kept for an observer only."""
+
+    def keep_order(self, order: KeyOrder) -> None:
+        """Of the records of each key all but the first wait from now on. For a chunk that nobody else has yet."""
+        chains = Chains(self.records[::-1], order.hash_of)
+        if chains.waiting:
+            self.chains = chains
+            self.records = chains.first(self.records)
 
     def open(self) -> bool:
         """Read the next records where none are left to be begun; whether there are any. Any thread, but not two."""
@@ -163,7 +177,8 @@ class Chunk:
     @property
     def waiting(self) -> int:
         """Records that no handler has begun. Any thread."""
-        return len(self.records) + sum(unread.lazy.waiting for unread in tuple(self._unread))
+        chained = 0 if self.chains is None else self.chains.waiting
+        return len(self.records) + chained + sum(unread.lazy.waiting for unread in tuple(self._unread))
 
     def attempt(self, offset: int) -> int:
         """How often this record was delivered, this time included."""

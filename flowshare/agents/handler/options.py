@@ -8,6 +8,7 @@ from typing import Any, Final, TypedDict
 
 from flowshare.agents.handler.batch import Batch
 from flowshare.agents.handler.errors import OptionError, refuse_unknown
+from flowshare.agents.handler.order import CHAIN, Order, order_setting, parse_order
 from flowshare.agents.handler.rate_limit import RateLimit, parse_rate
 from flowshare.agents.handler.retry import Retry, Seconds, count, exception_types, seconds
 from flowshare.agents.handler.sinks import agent_sinks, several
@@ -39,6 +40,7 @@ class AgentArguments(TypedDict, total=False):
     middleware: Any
     max_in_flight: int | None
     priority: str | None
+    order: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,9 @@ class AgentOptions:
         ahead; None: as the group is set (no limit).
     priority: what comes first when there is both, `redeliveries`, `new` records, or `mixed`: both by turns. None: as
         the group is set (redeliveries).
+    order: `"key"`: records of one key run one after the other, in the log's order, each when the one before is
+        settled; `fs.Header(name)`: the same by a header's value. Records without it run in any order. None: as the
+        group is set (all in any order).
     """
 
     group: str | None = None
@@ -82,6 +87,7 @@ class AgentOptions:
     middleware: tuple[Callable[..., Any], ...] = ()
     max_in_flight: int | None = None
     priority: str | None = None
+    order: Order = None
 
     @classmethod
     def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:
@@ -121,6 +127,16 @@ class AgentOptions:
         More than Kafka's 2,000: fast handlers finish that many before an acknowledgement is answered.
         """
         return min(LOCKS_MAX, max(LOCKS_MIN, 4 * self.records_at_once))
+
+    @property
+    def key_order(self) -> str | None:
+        """share.key.order of the group; None: there is no order, and it is not set."""
+        return order_setting(self.order)
+
+    @property
+    def chain(self) -> int:
+        """Records of one key to fetch in a row; one with outputs ends a chain, as they are confirmed first."""
+        return 1 if self.sink else CHAIN
 
     @property
     def auto_offset_reset(self) -> str:
@@ -194,4 +210,5 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "middleware": several,
     "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
     "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
+    "order": parse_order,
 }

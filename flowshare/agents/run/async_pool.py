@@ -118,10 +118,14 @@ class TaskPool(TaskBasedPool):
 
     async def start(self) -> None:
         """Make the tasks."""
-        self._call = make_call(self.agent, self)
+        self._call = self.make_call()
         self._last: list[Runner | None] = [None]
         """The runner that was last at work, as far as runners said."""
         await super().start()
+
+    def make_call(self) -> Callable[[Held], Awaitable[Any]]:
+        """What a record is handled by."""
+        return make_call(self.agent, self)
 
     async def work(self, runner: Runner) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,12 @@ from flowshare.agents.run.pool import Environment, Held, Runner
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.handler.chunk import Chunk
     from flowshare.clock import TimerHandle
 
 _ACCEPT = Outcome(OutcomeKind.ACCEPT)
+Said = BaseException | None
+"""What a batch handler said of one record; None: nothing."""
 
 
 class BatchPool(TaskBasedPool):
@@ -80,12 +83,17 @@ class BatchPool(TaskBasedPool):
             return None
         count = 0
         for chunk in self.queue:
-            count += chunk.waiting
+            count += self.startable(chunk)
             if count >= self._batch.size:
                 return 0.0
         return self.queue[0].arrived + self._batch.within_s - self.clock.monotonic()
 
-    def _take(self) -> list[Held]:
+    def startable(self, chunk: Chunk) -> int:
+        """Records of this chunk that a batch could take."""
+        return chunk.waiting
+
+    def take(self) -> list[Held]:
+        """The records of a batch, which are begun now."""
         taken: list[Held] = []
         while self.queue and len(taken) < self._batch.size:
             chunk = self.queue[0]
@@ -101,7 +109,7 @@ class BatchPool(TaskBasedPool):
         while not self.stopping:
             due_s = self._due_s()
             closed = self.clock.monotonic() > self.permit.until_s
-            taken = self._take() if due_s is not None and due_s <= 1e-6 and not closed else []
+            taken = self.take() if due_s is not None and due_s <= 1e-6 and not closed else []
             if not taken:
                 if closed:
                     self.permit.wanted = True
@@ -115,7 +123,7 @@ class BatchPool(TaskBasedPool):
             self.arm()
             current.set(taken[0])
             before = copy_context()
-            held, records = self._decode(taken)
+            held, records = self.decode(taken)
             result, error = None, None
             if held:
                 try:  # here, not further in: awaiting what ended by a GeneratorExit closes all coroutines on the way
@@ -135,7 +143,8 @@ class BatchPool(TaskBasedPool):
             return
         self.spawn(runner)
 
-    def _decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
+    def decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
+        """What the handler gets, and of which records; the others are decided."""
         held: list[Held] = []
         records: list[BatchRecord[Any]] = []
         for chunk, record in taken:
@@ -163,8 +172,12 @@ class BatchPool(TaskBasedPool):
                 accepted, error = self._accepted(result)
             except BaseException as unencodable:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
                 error = unencodable
+        self.settle(held, records.outcomes, accepted, error)
+
+    def settle(self, held: list[Held], said: Sequence[Said], accepted: Outcome, error: BaseException | None) -> None:
+        """Finish these: as the handler said of each, else with the error, else as `accepted`."""
         logged: Outcome | None = None
-        for (chunk, record), decided in zip(held, records.outcomes, strict=True):
+        for (chunk, record), decided in zip(held, said, strict=True):
             if decided is not None:
                 outcome = self.failed(chunk, record, decided)
             elif error is None:

@@ -1,8 +1,9 @@
 """The pool: `concurrency` runners that run one agent's handler, fed with chunks, handing back outcomes in bulk.
 
 Three kinds share this base: `async def` handlers in long-lived tasks (`async_pool`), `def` handlers in threads
-(`thread_pool`), batch handlers (`batch_pool`). Whichever finishes records appends to the chunk's lists and calls
-`mark`; once per loop iteration everything finished goes to the service loop in one call.
+(`thread_pool`), batch handlers (`batch_pool`), and each of them again for agents with an order (`in_order`). Whichever
+finishes records appends to the chunk's lists and calls `mark`; once per loop iteration everything finished goes to the
+service loop in one call.
 """
 
 from __future__ import annotations
@@ -363,9 +364,12 @@ def make_pool(agent: ShareAgent, environment: Environment) -> Pool:
     """The pool for this agent's kind of handler."""
     from flowshare.agents.run.async_pool import TaskPool
     from flowshare.agents.run.batch_pool import BatchPool
+    from flowshare.agents.run.in_order import OrderedBatchPool, OrderedTaskPool, OrderedThreadPool
     from flowshare.agents.run.thread_pool import ThreadPool
 
+    in_order = agent.options.order is not None
     if agent.options.batch is not None:
-        return BatchPool(agent, environment)
-    kind = TaskPool if agent.is_async or environment.inline_threads else ThreadPool
-    return kind(agent, environment)
+        return (OrderedBatchPool if in_order else BatchPool)(agent, environment)
+    if agent.is_async or environment.inline_threads:
+        return (OrderedTaskPool if in_order else TaskPool)(agent, environment)
+    return (OrderedThreadPool if in_order else ThreadPool)(agent, environment)

@@ -347,7 +347,7 @@ class SessionCore:
                 continue
             most = node.fetches_max(plan, part)
             size = max(1, part // most) if plan.records_max > 0 else plan.records_max
-            each = plan if size == plan.records_max else plan._replace(records_max=size)
+            each = plan.part(size)
             for _ in range(most - node.sends("fetch")):
                 if node.plan is not None or node.rest_until_s is not None:
                     break

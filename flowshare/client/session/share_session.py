@@ -83,6 +83,17 @@ class Plan(NamedTuple):
     mode: AcquireMode
     beside: bool = False
     """Whether a server may be asked for a part beside a fetch that it has parked (`Node.fetches_max`)."""
+    heads: int = 0
+    """In a group with an order: how many of the records may begin a key; 0: all."""
+    chain: int = 1
+    """How many records of one key may come in a row."""
+
+    def part(self, records_max: int) -> Plan:
+        """What one of several fetches asks for, so many records at most."""
+        if records_max == self.records_max:
+            return self
+        heads = max(1, self.heads * records_max // self.records_max) if self.heads else 0
+        return self._replace(records_max=records_max, heads=heads)
 
 
 NOTHING: Final = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
@@ -363,6 +374,8 @@ class Node:
             acquire_mode=int(plan.mode),
             partitions=partition_requests(added, riding),
             forgotten=forgotten,
+            heads=plan.heads,
+            chain=plan.chain,
         )
         self.send(kind, request, now_s, plan=plan, acks=riding, partitions=session.partitions)
 

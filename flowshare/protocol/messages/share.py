@@ -88,6 +88,10 @@ class ShareFetchRequest(Request["ShareFetchResponse"]):
     partitions: tuple[SharePartitionRequest, ...] = ()
     forgotten: tuple[TopicPartition, ...] = ()
     version: int = 2
+    heads: int = 0
+    """In a group with an order: of max_records at most so many begin a key; 0: max_records (flowshare's own)."""
+    chain: int = 1
+    """Each of them may be followed by the key's next records, so many with itself (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

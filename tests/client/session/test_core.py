@@ -591,6 +591,36 @@ def test_who_writes_acquires_at_once_is_asked_for_one_fetch_at_a_time(kind, requ
     assert sizes(beside(steps)) == [PLAN.records_max]
 
 
+def ordered(steps, records_max, heads):
+    """What is sent for so many records of so many keys: (records, keys, records of one key in a row) of each fetch."""
+    plan = PLAN._replace(records_max=records_max, heads=heads, chain=16, beside=True)
+    steps.core.ask(plan, steps.now_s)
+    requests = [one.request for one in steps.said(c.SendRequest)]
+    return [(one.max_records, one.heads, one.chain) for one in requests]
+
+
+def test_a_fetch_says_how_many_keys_to_begin_and_how_many_records_of_one_may_follow(server):
+    assert ordered(server, 100, 7) == [(100, 7, 16)]
+
+
+def test_fetches_that_share_what_is_asked_for_share_its_keys(worker):
+    trickled(worker)
+
+    assert ordered(worker, 100, 7) == [(50, 3, 16)] * 2
+
+
+def test_a_fetch_that_has_a_part_of_one_key_asks_for_one(worker):
+    trickled(worker)
+
+    assert ordered(worker, 16, 1) == [(8, 1, 16)] * 2
+
+
+def test_a_fetch_without_an_order_says_nothing_of_keys(server):
+    request = server.fetching().request
+
+    assert (request.heads, request.chain) == (0, 1)
+
+
 def test_both_fetches_of_a_connection_that_is_lost_end_with_nothing(worker):
     trickled(worker)
     assert len(beside(worker)) == 2

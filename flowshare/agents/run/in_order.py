@@ -1,0 +1,166 @@
+"""The pools of agents with an order: when a handler has ended in an accept, the next record of its key may be begun.
+
+They are kinds of their own, so that the others ask nothing of a record that has no order. What a record's end means for
+those behind it is in `agents.handler.chains`: here is only when one of them goes on. Whoever ran the record before
+finds it at the top of the queue. A record that ends otherwise is left alone: what waits behind it goes back when that
+is acknowledged, never earlier.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from flowshare.agents.handler.batch import BatchRecord, Records
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.delivery import Delivery
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
+from flowshare.agents.run.async_pool import TaskPool
+from flowshare.agents.run.batch_pool import BatchPool, Said
+from flowshare.agents.run.pool import Held, Pool
+from flowshare.agents.run.thread_pool import ThreadPool
+from flowshare.protocol.decoding import RawRecord
+
+
+class InOrder(Pool):
+    """What the three have in common."""
+
+    def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
+        """Record an outcome, and let the next of its key go on after a plain accept."""
+        super().finish(chunk, record, outcome)
+        if outcome.kind is OutcomeKind.ACCEPT and not outcome.sends:
+            self.go_on(chunk, record)
+
+    def go_on(self, chunk: Chunk, record: RawRecord) -> None:
+        """This one is accepted: what waits behind it is begun next."""
+        if chunk.chains is not None and chunk.chains.go_on(record.offset, chunk.records):
+            self.queue_first(chunk)
+
+    @abc.abstractmethod
+    def queue_first(self, chunk: Chunk) -> None:
+        """This chunk has a record to be begun before all others."""
+
+
+class OrderedTaskPool(InOrder, TaskPool):
+    """Runs `async def` handlers in order."""
+
+    def make_call(self) -> Callable[[Held], Awaitable[Any]]:
+        """The call, and what follows it: most accepts never come to `finish`."""
+        call = super().make_call()
+
+        async def in_order(held: Held) -> Any:
+            result = await call(held)
+            if result is None:  # the accept is noted before anybody else has a turn
+                self.go_on(*held)
+            return result
+
+        return in_order
+
+    def queue_first(self, chunk: Chunk) -> None:
+        """The task that calls this looks at the queue next."""
+        if not self.queue or self.queue[0] is not chunk:
+            self.queue.appendleft(chunk)
+
+
+class OrderedThreadPool(InOrder, ThreadPool):
+    """Runs `def` handlers in order."""
+
+    def queue_first(self, chunk: Chunk) -> None:
+        """The thread that calls this looks at the queue next."""
+        with self._ready:
+            if not self.queue or self.queue[0] is not chunk:
+                self.queue.appendleft(chunk)
+
+
+class OrderedBatchPool(InOrder, BatchPool):
+    """Runs batch handlers in order: a batch has a key's records in a row, as far as there is room in it.
+
+    One of them that is not accepted takes the later ones of its key out of the batch: whatever the handler said of
+    those, they go back unrun with it.
+    """
+
+    def queue_first(self, chunk: Chunk) -> None:
+        """The task that calls this looks at the queue next."""
+        if chunk not in self.queue:  # twice would count twice for a full batch
+            self.queue.appendleft(chunk)
+
+    def startable(self, chunk: Chunk) -> int:
+        """Without what waits behind a record that runs."""
+        return chunk.waiting if chunk.chains is None else chunk.chains.startable(chunk.records)
+
+    def take(self) -> list[Held]:
+        """The records of a batch: behind each what follows it in its key."""
+        taken: list[Held] = []
+        while self.queue and len(taken) < self._batch.size:
+            chunk = self.queue[0]
+            try:
+                record: RawRecord | None = chunk.records.pop()
+            except IndexError:
+                if not chunk.open():
+                    self.queue.popleft()
+                continue
+            while record is not None:
+                taken.append((chunk, record))
+                chains = chunk.chains if len(taken) < self._batch.size else None
+                record = None if chains is None else chains.follow(record.offset)
+        return taken
+
+    def decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
+        """As without an order; what stands behind a record whose value cannot be read is not handled."""
+        stopped = _Stopped()
+        held: list[Held] = []
+        records: list[BatchRecord[Any]] = []
+        for chunk, record in taken:
+            if stopped.has_before(chunk, record):
+                continue
+            if (value := self.value(chunk, record)) is None:
+                stopped.at(chunk, record)
+                continue
+            held.append((chunk, record))
+            records.append(BatchRecord(value[0], Delivery(chunk, record, self.renew)))  # type: ignore[arg-type]
+        stopped.withdraw()
+        return held, Records(records)
+
+    def settle(self, held: list[Held], said: Sequence[Said], accepted: Outcome, error: BaseException | None) -> None:
+        """As without an order; what stands behind a record that is not accepted goes back with it."""
+        stopped = _Stopped()
+        left: list[Held] = []
+        left_said: list[Said] = []
+        for (chunk, record), one in zip(held, said, strict=True):
+            if stopped.has_before(chunk, record):
+                continue
+            if one is not None or error is not None:
+                stopped.at(chunk, record)
+            left.append((chunk, record))
+            left_said.append(one)
+        stopped.withdraw()
+        super().settle(left, left_said, accepted, error)
+
+
+class _Stopped:
+    """Keys that do not go on within one batch, and their records behind the one that ended it."""
+
+    def __init__(self) -> None:
+        self._behind: dict[tuple[Chunk, int], tuple[int, list[RawRecord]]] = {}
+
+    def at(self, chunk: Chunk, record: RawRecord) -> None:
+        """This one is not accepted."""
+        if chunk.chains is not None and (key := chunk.chains.key(record.offset)):
+            self._behind[chunk, key] = (record.offset, [])
+
+    def has_before(self, chunk: Chunk, record: RawRecord) -> bool:
+        """Whether one before it in its key is not accepted; then it is remembered."""
+        if chunk.chains is None or not self._behind:
+            return False
+        found = self._behind.get((chunk, chunk.chains.key(record.offset)))
+        if found is None:
+            return False
+        found[1].append(record)
+        return True
+
+    def withdraw(self) -> None:
+        """What was remembered goes back with the record before it."""
+        for (chunk, _), (offset, records) in self._behind.items():
+            assert chunk.chains is not None
+            chunk.chains.withdraw(offset, records)

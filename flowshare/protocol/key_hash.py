@@ -1,0 +1,53 @@
+"""What a record's key is to the order of a group: a hash, the same for servers and members.
+
+A server that hands out the first unsettled record of each key only remembers a number for each offset, and members tell
+a key's records apart by the same number. Two keys with one hash wait for each other, which costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flowshare.protocol.decoding import RawRecord
+from flowshare.protocol.headers import crc32c
+
+NO_ORDER: Final = 0
+"""The hash of records that have no key."""
+_BY_KEY: Final = "key"
+_BY_HEADER: Final = "header:"
+
+
+def key_hash(key: bytes | None) -> int:
+    """CRC-32C of a key, 1 where that is 0; 0 for null, which has no order."""
+    return NO_ORDER if key is None else crc32c(key) or 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """What orders the records of a group: their key, or the last header of a name."""
+
+    header: str | None = None
+    """None: the record's key."""
+
+    @classmethod
+    def parse(cls, text: str) -> KeyOrder | None:
+        """The group setting `share.key.order`: `key`, `header:<name>`; empty: None, no order. Raises: ValueError."""
+        if not text:
+            return None
+        if text == _BY_KEY:
+            return cls()
+        name = text.removeprefix(_BY_HEADER)
+        if name == text or not name or name != name.strip():
+            raise ValueError(f"an order is 'key' or 'header:<name>', or empty for none, not {text!r}")
+        return cls(name)
+
+    def hash_of(self, record: RawRecord) -> int:
+        """The hash of what orders this record; 0: it has no order."""
+        if self.header is None:
+            return key_hash(record.key)
+        found: bytes | None = None
+        for name, value in record.headers:
+            if name == self.header:
+                found = value
+        return key_hash(found)

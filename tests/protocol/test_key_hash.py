@@ -1,0 +1,50 @@
+"""The number that a record's key is to the order of a group."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from flowshare.protocol.headers import crc32c
+from flowshare.protocol.key_hash import KeyOrder, key_hash
+
+
+def record(key=None, *headers):
+    return SimpleNamespace(key=key, headers=list(headers))
+
+
+def test_a_key_is_its_checksum_and_none_is_zero():
+    assert key_hash(None) == 0
+    assert key_hash(b"123456789") == 0xE3069283 == crc32c(b"123456789")
+
+
+def test_no_key_has_the_hash_of_none():
+    assert crc32c(b"") == 0
+    assert key_hash(b"") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "order"), [("", None), ("key", KeyOrder()), ("header:customer", KeyOrder("customer"))]
+)
+def test_a_setting_is_an_order(text, order):
+    assert KeyOrder.parse(text) == order
+
+
+@pytest.mark.parametrize("text", ["keys", "header:", "header: x", "Key", "header"])
+def test_another_setting_is_an_error(text):
+    with pytest.raises(ValueError, match="an order is 'key' or 'header:<name>'"):
+        KeyOrder.parse(text)
+
+
+def test_the_key_of_a_record_orders_it():
+    assert KeyOrder().hash_of(record(b"a", ("customer", b"b"))) == key_hash(b"a")
+    assert KeyOrder().hash_of(record(None)) == 0
+
+
+def test_the_last_header_of_the_name_orders_a_record():
+    order = KeyOrder("customer")
+
+    assert order.hash_of(record(b"a", ("customer", b"1"), ("other", b"3"), ("customer", b"2"))) == key_hash(b"2")
+    assert order.hash_of(record(b"a", ("customer", b"1"), ("customer", None))) == 0
+    assert order.hash_of(record(b"a", ("Customer", b"1"))) == 0
