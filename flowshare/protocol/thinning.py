@@ -35,7 +35,7 @@ _crc = struct.Struct(">I")
 class OpenedBatch:
     """One batch, decompressed and read."""
 
-    __slots__ = ("_plain", "header", "records")
+    __slots__ = ("_plain", "_where", "header", "records")
 
     def __init__(self, batch: bytes, header: BatchHeader) -> None:
         """`header` is that of `batch`. Raises: DecodeError."""
@@ -44,6 +44,12 @@ class OpenedBatch:
         self.header = header
         self._plain = plain(batch + PADDING, header)
         self.records: list[RawRecord] = read_plain(self._plain, header)
+        self._where: list[_Span] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes without compression."""
+        return len(self._plain)
 
     def keep(self, indexes: Sequence[int], *, horizon_ms: int | None = None) -> bytes:
         """The batch with the records of these indexes only; `horizon_ms`: the delete horizon it gets, if any.
@@ -56,12 +62,15 @@ class OpenedBatch:
         newest = header.max_timestamp
         if indexes and not header.is_append_time:
             newest = max(self.records[index].timestamp for index in indexes)
-        spans = tuple(_spans(self._plain, len(self.records)))
+        if self._where is None:
+            self._where = list(_spans(self._plain, len(self.records)))
+        spans = self._where
         shift = header.first_timestamp - base
         if shift:
             body = b"".join([_shifted(self._plain[spans[index].begin : spans[index].end], shift) for index in indexes])
         else:
-            body = b"".join([self._plain[spans[index].start : spans[index].end] for index in indexes])
+            rows = _rows(indexes)
+            body = b"".join([self._plain[spans[first].start : spans[last].end] for first, last in rows])
         if attributes & CODEC_MASK:
             body = compress(header.codec, body)
         head = list(HEADER.unpack_from(self._plain))
@@ -70,6 +79,19 @@ class OpenedBatch:
         batch = bytearray(HEADER.pack(*head) + body)
         _crc.pack_into(batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
         return bytes(batch)
+
+
+def _rows(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Rising indexes as rows without a gap, both inclusive."""
+    first = last = -1
+    for index in indexes:
+        if index != last + 1 or first < 0:
+            if first >= 0:
+                yield first, last
+            first = index
+        last = index
+    if first >= 0:
+        yield first, last
 
 
 class _Span(NamedTuple):

@@ -49,6 +49,12 @@ class Picked(NamedTuple):
         """How many records."""
         return sum(last - first + 1 for first, last, _ in self.ranges)
 
+    def split(self, offset: int) -> tuple[Picked, Picked]:
+        """What is before an offset, and the rest."""
+        before = tuple(one._replace(last=min(one.last, offset - 1)) for one in self.ranges if one.first < offset)
+        behind = tuple(one._replace(first=max(one.first, offset)) for one in self.ranges if one.last >= offset)
+        return Picked(self.hold_id, before), Picked(self.hold_id, behind)
+
 
 NOTHING: Final = Picked(0, ())
 

@@ -181,6 +181,8 @@ class GroupConfig:
     max_in_flight: int | None = None
     """None: no limit."""
     delivery_priority: str = "redeliveries"
+    key_order: str = ""
+    """`key`, `header:<name>`, or empty: no order."""
     group_max_size: int = 200
 
     @classmethod

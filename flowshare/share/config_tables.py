@@ -1,8 +1,8 @@
 """The tables of settings: Kafka's names, defaults and bounds (KIP-932, KIP-1191, KIP-1240), and flowshare's own few.
 
 `config.py` reads values through them. Flowshare's own: `share.partition.max.window`, `share.dead.letter.on`,
-`share.retention.ms`, `share.paused`, `share.max.in.flight`, `share.delivery.priority`, `share.acquire.durable`,
-`group.share.return.grace.ms`.
+`share.retention.ms`, `share.paused`, `share.max.in.flight`, `share.delivery.priority`, `share.key.order`,
+`share.acquire.durable`, `group.share.return.grace.ms`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from flowshare.share.settings import Setting, by_name, read_flag, read_number, read_offset_reset, read_text, read_word
+from flowshare.share.settings import (
+    Setting,
+    by_name,
+    read_flag,
+    read_key_order,
+    read_number,
+    read_offset_reset,
+    read_text,
+    read_word,
+)
 from flowshare.share.types import Priority
 
 FLAG: Final[Mapping[str, bool]] = {"true": True, "false": False}
@@ -386,6 +395,15 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         tuple(str(priority) for priority in Priority),
         "What is delivered first: redeliveries, new records (redeliveries when there are none, or the window is full), "
         "or mixed: both by turns.",
+    ),
+    Setting(
+        name="share.key.order",
+        field="key_order",
+        default="",
+        doc="What orders records: those of one key, or of one value of a header, are delivered one after the other; "
+        "empty: nothing does. It changes while the group has no members and nothing of it is in flight.",
+        words={"key": "key", "header:<name>": None, "nothing": ""},
+        read=read_key_order,
     ),
 )
 """Name -> setting of a share group. Where the server has a default and bounds of its own, those count."""

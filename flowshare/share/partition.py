@@ -206,6 +206,11 @@ class SharePartition:
         assert self._window.heads is not None, "the share-partition has no order"
         return self._window.heads
 
+    @property
+    def available_count(self) -> int:
+        """Offsets in the window that wait for a member."""
+        return self._window.tally[AVAILABLE]
+
     def has_free_heads(self) -> bool:
         """Whether the first record of a key waits for a member."""
         window = self._window

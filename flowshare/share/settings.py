@@ -188,6 +188,14 @@ def read_offset_reset(setting: Setting, text: str) -> Any:
     return read_word(setting, text)
 
 
+def read_key_order(setting: Setting, text: str) -> Any:
+    """`key`, `header:` with a name, or nothing: no order."""
+    header, colon, name = text.partition(":")
+    if text in ("", "key") or (header == "header" and colon and name and name == name.strip()):
+        return text
+    raise setting.refuse(text)
+
+
 def text_of(value: object) -> str:
     """A value as it is written in a config: `true`, `30000`, …"""
     if isinstance(value, bool):

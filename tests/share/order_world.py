@@ -405,6 +405,7 @@ class OrderWorld:
         picked = partition.pick(member, records_max=wanted, heads_max=heads_max, chain=self.chain, now_ms=self.now_ms)
         if not picked.ranges:
             return
+        self.attempts.update((o, count) for first, last, count in picked.ranges for o in range(first, last + 1))
         until_ms, life = self.now_ms + self.limits.lock_duration_ms, (self.life, self.sessions[member])
         self.at(self.dice.randint(0, 3), lambda: self.confirm(member, picked, until_ms, life))
 
@@ -419,7 +420,6 @@ class OrderWorld:
         gone = [offset for offset in offsets if offset not in self.hash_of and offset not in closed]
         got = self.partition.confirm(member, picked, missing=gone)
         self.settled.update(gone)
-        self.attempts.update((o, count) for first, last, count in got.ranges for o in range(first, last + 1))
         if got.update is not None:
             found = [offset for first, last, _ in got.ranges for offset in range(first, last + 1)]
             self.write(got.update, lambda written: self.delivered(member, found, until_ms, life, written))

@@ -360,6 +360,8 @@ class _Visit:
                 bytes_each,
                 with_records,
                 self._waiter,
+                min(request.heads, left),
+                request.chain,
             )
             try:
                 taken = await owner.take(want)

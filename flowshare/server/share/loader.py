@@ -69,6 +69,7 @@ class Loader:
             living=living(),
             now_ms=self._clock.steady_ms(),
             log_epoch=stored.state.log_epoch,
+            ordered=bool(config.key_order),
         )
         journal = Journal(key, stored, updates_max=self._updates_max)
         where = f"group={key.group_id} topic={topic.name} partition={key.partition}"

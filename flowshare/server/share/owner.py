@@ -14,7 +14,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.core_errors import CoreError, UnknownTopicOrPartition
+from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
 from flowshare.server.runtime.waiting import Alarm, WaitQueue
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from flowshare.log.base import ReadResult, StateStore
     from flowshare.server.runtime.state import Journal, ShareKey
     from flowshare.server.runtime.waiting import Waiter
+    from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
     from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
+    from flowshare.share.acquire import Acquisition
+    from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
     from flowshare.share.partition import SharePartition
     from flowshare.share.types import AcquiredRange, AcquireMode, PartitionUpdate
@@ -54,6 +57,9 @@ class Want(NamedTuple):
     bytes_max: int
     with_records: bool
     waiter: Waiter
+    heads: int = 0
+    """Where there is an order: so many keys may be begun (0: as many as records), and so long is a chain."""
+    chain: int = 1
 
 
 class Taken(NamedTuple):
@@ -84,8 +90,12 @@ class PartitionOwner:
         durable_acquire: bool,
         on_archiving: Callable[[PartitionOwner], None],
         kafka: CuttableLog | None = None,
+        opened: OpenedLog | None = None,
     ) -> None:
+        """opened: where the group has an order by key."""
         self.key = key
+        self._opened = opened
+        self._placing = asyncio.Lock()
         self.partition = partition
         self.log = log
         self.config = config
@@ -115,6 +125,8 @@ class PartitionOwner:
     def stop(self) -> None:
         """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
         self.closed = True
+        if self._opened is not None:
+            self._opened.forget()
         self.guard.close()
         self._queue.wake_all()
         self._alarm.ring()
@@ -163,6 +175,8 @@ class PartitionOwner:
 
         Raises: UnknownTopicId, LogError, UnknownTopicOrPartition when no longer served here.
         """
+        if self._opened is not None:
+            return await self._take_ordered(want, self._opened)
         for _ in range(READ_TRIES):
             if not self.has_work():
                 return NOTHING
@@ -200,6 +214,8 @@ class PartitionOwner:
         Raises: UnknownTopicId
         """
         partition = self.partition
+        if partition.ordered:
+            return enough
         offset = partition.next_fetch_offset(self._end())
         if offset < partition.end_offset:
             return enough
@@ -339,8 +355,7 @@ class PartitionOwner:
     def _has_records(self) -> bool:
         if self.closed:
             return False
-        end = self._end()
-        return self.partition.next_fetch_offset(end) < end
+        return self.partition.has_records(self._end())
 
     def _turned_away(self) -> Taken:
         """Limits leave nothing for a member now: look again when the group, or who is before it, may have left some."""
@@ -356,6 +371,78 @@ class PartitionOwner:
         if self.closed:
             raise UnknownTopicOrPartition(f"share-partition {self.key} is not loaded")
 
+    # In the order of keys: place until enough is free, pick, read what was picked.
+
+    async def _take_ordered(self, want: Want, opened: OpenedLog) -> Taken:
+        if not want.with_records:
+            raise InvalidRequest(
+                f"group {self.key.group_id} delivers in the order of keys (share.key.order): ranges of offsets without "
+                "their records are not to be had of it; give what reads it a group of its own"
+            )
+        heads = min(want.heads or want.records_max, want.records_max)
+        try:
+            while self.has_work() and self.partition.available_count < heads:
+                if not await self._place_more(want, opened):
+                    break
+        except OffsetOutOfRange:
+            if not self.follow_log_start():
+                self.guard.out_of_range()
+            return NOTHING
+        if not self.has_work() or want.waiter.abandoned:
+            return NOTHING
+        now_ms = self._clock.steady_ms()
+        picked = self.partition.pick(
+            want.member_id, records_max=want.records_max, heads_max=heads, chain=want.chain, now_ms=now_ms
+        )
+        self._alarm.ring()  # a new deadline
+        if not picked.ranges:
+            return self._turned_away()
+        return await self._read_picked(want, opened, picked)
+
+    async def _place_more(self, want: Want, opened: OpenedLog) -> bool:
+        """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
+        offset = self.partition.next_place_offset(self._end())
+        if offset < 0:
+            return False
+        async with self._placing:
+            if offset != self.partition.next_place_offset(self._end()):
+                return True  # somebody else did meanwhile
+            batches, epoch = await opened.keys(offset, committed=self._committed)
+            self._check_open()
+            if want.waiter.abandoned or not self.guard.trusts(epoch):
+                return False
+            if offset != self.partition.next_place_offset(self._end()):
+                return True
+            update = self.partition.place(batches, log_epoch=epoch)
+        if update is not None:
+            self._writer.keep(update)
+            self._alarm.ring()
+        return offset != self.partition.next_place_offset(self._end())
+
+    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked) -> Taken:
+        """Read what was picked, and hand it out; what the answer has no room for goes back. Raises: as `take`."""
+        partition = self.partition
+        try:
+            read = await opened.records(picked.ranges, committed=self._committed, bytes_max=want.bytes_max)
+            self._check_open()
+        except OffsetOutOfRange:
+            partition.put_back(picked)
+            if not self.follow_log_start():
+                self.guard.out_of_range()
+            return NOTHING
+        except BaseException:
+            partition.put_back(picked)
+            raise
+        if want.waiter.abandoned:
+            partition.put_back(picked)
+            self.nudge()
+            return NOTHING
+        if read.end >= 0:
+            picked, rest = picked.split(read.end)
+            partition.put_back(rest)
+        acquisition = partition.confirm(want.member_id, picked, missing=read.missing)
+        return self._handed(acquisition, read.records)
+
     def _acquire(self, want: Want, offset: int, read: ReadResult) -> Taken:
         acquisition = self.partition.acquire(
             want.member_id,
@@ -369,6 +456,11 @@ class PartitionOwner:
             now_ms=self._clock.steady_ms(),
         )
         ranges = acquisition.ranges
+        records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
+        return self._handed(acquisition, records)
+
+    def _handed(self, acquisition: Acquisition, records: bytes) -> Taken:
+        ranges = acquisition.ranges
         for taken in ranges:
             count = taken.last - taken.first + 1
             self._stats.records_acquired += count
@@ -377,15 +469,17 @@ class PartitionOwner:
                 self.redeliveries += count
         durable = None
         update = acquisition.update
-        if update is not None and (self._durable_acquire or update.log_epoch >= 0):
+        # Where there is an order, what was finished before is durable before what comes after it leaves.
+        if update is not None and (self._durable_acquire or update.log_epoch >= 0 or self._opened is not None):
             durable = self._writer.add(update)
         self._alarm.ring()  # there is something to write, or a new deadline
-        records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
         return Taken(ranges, records, durable if ranges else None)
 
     def _cut(self, end: int, epoch: int) -> None:
         if self.closed:
             return
+        if self._opened is not None:
+            self._opened.forget()
         update = cut(self.partition, end, epoch, stats=self._stats, where=self._where)
         if update is not None:
             self._writer.cut(end, update)

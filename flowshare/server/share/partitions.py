@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import CoreError, StateCorrupt, UnknownTopicId, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed
+from flowshare.protocol.key_hash import KeyOrder
 from flowshare.server.runtime.failures import Refused, failure
 from flowshare.server.runtime.state import PREFIX, ShareKey, key_of
+from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.server.share.owner import PartitionOwner
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.quotas import Quotas
@@ -76,6 +78,7 @@ class Partitions:
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._quotas = Quotas()
+        self._opened_batches = OpenedBatches()
         self._closed = False
         self._kafka = kafka
         storage.on_append(self._appended)
@@ -215,6 +218,9 @@ class Partitions:
         """The group's config has changed."""
         config = self._duties.config_of(group_id)
         for owner in self.owners(group_id):
+            if owner.config.key_order != config.key_order:
+                owner.stop()  # loaded anew at the next fetch, when what it has decided is written
+                continue
             owner.configure(config)
             self._quotas.follow(owner)
             owner.nudge()
@@ -294,11 +300,13 @@ class Partitions:
         config = self._duties.config_of(key.group_id)
         loaded = await self._loader.load(key, topic, config, living=lambda: self._duties.living(key.group_id))
         self._stats.loads += 1
+        log = PartitionLog(self._storage, topic=topic.name, topic_id=key.topic_id, partition=key.partition)
+        order = KeyOrder.parse(config.key_order)
         owner = PartitionOwner(
             key,
             partition=loaded.partition,
             journal=loaded.journal,
-            log=PartitionLog(self._storage, topic=topic.name, topic_id=key.topic_id, partition=key.partition),
+            log=log,
             store=self._storage,
             clock=self._clock,
             stats=self._stats,
@@ -306,6 +314,7 @@ class Partitions:
             durable_acquire=self._durable_acquire,
             on_archiving=self._on_archiving,
             kafka=self._kafka,
+            opened=None if order is None else OpenedLog(log, order, self._opened_batches, key),
         )
         owner.configure(owner.config)
         self._quotas.follow(owner)

@@ -146,6 +146,9 @@ class StateWriter:
     def _not_written(self, steps: list[_Step], error: LogError, *, closing: bool) -> None:
         logger.error("share-partition state could not be written: %s %s", error, self._where)
         self._stats.failed_state_writes += 1
+        if self._partition.ordered:  # a chain is settled in order, or not at all
+            behind, self._queue = self._queue, []
+            steps = [*steps, *behind]
         self._fail(steps, error)
         if closing:
             self.retry_at_ms = None

@@ -1,0 +1,223 @@
+"""The log of a share-partition whose records come in the order of their keys: opened, and thinned to what was picked.
+
+A leader without an order reads batch headers only. Here each batch is opened once to learn the keys of its records, and
+kept for a while, because what is free of it is handed out soon. A member is sent the picked records of a batch and not
+the batch: else each pick would send it whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.garbage import collector_paused
+from flowshare.protocol.headers import BatchHeader, DecodeError, frames
+from flowshare.protocol.thinning import OpenedBatch
+from flowshare.share.heads import KeyedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.log.base import ReadResult
+    from flowshare.protocol.key_hash import KeyOrder
+    from flowshare.server.share.partition_log import PartitionLog
+    from flowshare.share.types import AcquiredRange
+
+logger = logging.getLogger(__name__)
+
+KEPT_BYTES_MAX: Final = 64 << 20
+"""Of all opened batches of a process, about, without compression."""
+RECORD_BYTES: Final = 200
+"""What a record that was read takes beside its bytes, about."""
+PLACE_RECORDS: Final = 2_000
+"""Records whose keys are learnt at once, about: a millisecond's work."""
+PLACE_BYTES: Final = 1 << 20
+"""Bytes that are read at once to learn keys."""
+
+
+class Kept(NamedTuple):
+    """A batch as it lies in the log, opened. batch: None: it cannot be opened, and goes out whole. offsets: of its
+    records, rising."""
+
+    raw: bytes
+    header: BatchHeader
+    batch: OpenedBatch | None
+    offsets: list[int]
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        plain = 0 if self.batch is None else self.batch.size
+        return len(self.raw) + plain + RECORD_BYTES * len(self.offsets)
+
+
+class OpenedBatches:
+    """The batches of all ordered share-partitions that were opened last."""
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[object, int], Kept] = OrderedDict()
+        self._bases: dict[object, list[int]] = {}
+
+    def add(self, log: object, kept: Kept) -> None:
+        """Keep a batch of a log; what was not used for longest makes room."""
+        key = (log, kept.header.base_offset)
+        if key in self._kept:
+            self._drop(key)
+        self._kept[key] = kept
+        self._bytes += kept.size
+        insort(self._bases.setdefault(log, []), kept.header.base_offset)
+        while self._bytes > self._bytes_max and len(self._kept) > 1:
+            self._drop(next(iter(self._kept)))
+
+    def find(self, log: object, offset: int) -> Kept | None:
+        """The batch that holds an offset."""
+        bases = self._bases.get(log, [])
+        at = bisect_right(bases, offset) - 1
+        if at < 0:
+            return None
+        key = (log, bases[at])
+        kept = self._kept[key]
+        if kept.header.last_offset < offset:
+            return None
+        self._kept.move_to_end(key)
+        return kept
+
+    def forget(self, log: object) -> None:
+        """Keep nothing of a log: it was cut, or is served here no more."""
+        for base in tuple(self._bases.get(log, ())):
+            self._drop((log, base))
+
+    def _drop(self, key: tuple[object, int]) -> None:
+        self._bytes -= self._kept.pop(key).size
+        bases = self._bases[key[0]]
+        del bases[bisect_left(bases, key[1])]
+        if not bases:
+            del self._bases[key[0]]
+
+
+class Thinned(NamedTuple):
+    """What was read of picked records. end: those from this offset on are for later, there was no room for their bytes;
+    −1: all were read. missing: not in the log any more, rising."""
+
+    records: bytes
+    missing: list[int]
+    end: int
+
+
+class OpenedLog:
+    """One share-partition's. owner: what names it among all whose batches are kept."""
+
+    def __init__(self, log: PartitionLog, order: KeyOrder, batches: OpenedBatches, owner: object) -> None:
+        self._log = log
+        self._order = order
+        self._batches = batches
+        self._owner = owner
+        self._told = False
+
+    def forget(self) -> None:
+        """What was read may be something else by now."""
+        self._batches.forget(self._owner)
+
+    async def keys(self, offset: int, *, committed: bool) -> tuple[list[KeyedBatch], int]:
+        """The keys of the records from `offset` on, about `PLACE_RECORDS`, and the log's leader epoch there.
+
+        Transaction markers, and what was aborted if only `committed` counts, have no records. Raises: as
+        `PartitionLog.read`.
+        """
+        read = await self._log.read(offset, records_max=PLACE_RECORDS, bytes_max=PLACE_BYTES, committed=committed)
+        aborted = sorted(read.aborted)
+        return [self._keyed(kept, aborted) for kept in self._open(read)], read.leader_epoch
+
+    def _keyed(self, kept: Kept, aborted: Sequence[tuple[int, int]]) -> KeyedBatch:
+        first, last = kept.header.base_offset, kept.header.last_offset
+        at = bisect_right(aborted, (first, 1 << 63)) - 1
+        if kept.header.is_control or (at >= 0 and aborted[at][0] <= first <= aborted[at][1]):
+            return KeyedBatch(first, last, ())
+        if kept.batch is None:
+            return KeyedBatch(first, last, None)
+        hash_of = self._order.hash_of
+        return KeyedBatch(first, last, kept.offsets, [hash_of(record) for record in kept.batch.records])
+
+    async def records(self, ranges: Sequence[AcquiredRange], *, committed: bool, bytes_max: int) -> Thinned:
+        """The records of picked ranges, in batches thinned to them; one batch at least, whatever its size.
+
+        Raises: as `PartitionLog.read`.
+        """
+        wanted = [offset for first, last, _ in ranges for offset in range(first, last + 1)]
+        pieces: list[bytes] = []
+        missing: list[int] = []
+        size = at = 0
+        while at < len(wanted):
+            kept = await self._find(wanted[at], committed=committed)
+            if kept is None:
+                missing.append(wanted[at])
+                at += 1
+                continue
+            until = bisect_right(wanted, kept.header.last_offset, at)
+            piece = self._thinned(kept, wanted[at:until], missing)
+            if pieces and size + len(piece) > bytes_max:
+                return Thinned(b"".join(pieces), missing, wanted[at])
+            pieces.append(piece)
+            size += len(piece)
+            at = until
+        return Thinned(b"".join(pieces), missing, -1)
+
+    async def _find(self, offset: int, *, committed: bool) -> Kept | None:
+        kept = self._batches.find(self._owner, offset)
+        if kept is not None:
+            return kept
+        self._open(await self._log.read(offset, records_max=1, bytes_max=PLACE_BYTES, committed=committed))
+        return self._batches.find(self._owner, offset)
+
+    def _open(self, read: ReadResult) -> list[Kept]:
+        """Open all that was read, and keep it."""
+        opened: list[Kept] = []
+        records = read.records
+        with collector_paused():
+            for header in frames(records, partial_tail=True):
+                kept = self._batches.find(self._owner, header.base_offset)
+                if kept is None or kept.header.base_offset != header.base_offset or kept.header.crc != header.crc:
+                    kept = self._opened(records[header.position : header.position + header.size], header)
+                    self._batches.add(self._owner, kept)
+                opened.append(kept)
+        return opened
+
+    def _opened(self, raw: bytes, header: BatchHeader) -> Kept:
+        header = header._replace(position=0)
+        try:
+            batch = OpenedBatch(raw, header)
+        except (DecodeError, MemoryError) as error:
+            self._tell(header, error)
+            return Kept(raw, header, None, [])
+        return Kept(raw, header, batch, [record.offset for record in batch.records])
+
+    def _tell(self, header: BatchHeader, error: BaseException) -> None:
+        if self._told:
+            return
+        self._told = True
+        logger.error(
+            "topic=%s partition=%d: the batch at offsets %d..%d cannot be opened, so nobody knows its keys: it is "
+            "handed out when all before it is settled, and nothing passes it until it is: %s",
+            self._log.topic,
+            self._log.partition,
+            header.base_offset,
+            header.last_offset,
+            str(error) or "out of memory",
+        )
+
+    def _thinned(self, kept: Kept, wanted: Sequence[int], missing: list[int]) -> bytes:
+        if kept.batch is None or list(wanted) == kept.offsets:
+            return kept.raw
+        indexes: list[int] = []
+        offsets = kept.offsets
+        for offset in wanted:
+            at = bisect_left(offsets, offset)
+            if at < len(offsets) and offsets[at] == offset:
+                indexes.append(at)
+            else:
+                missing.append(offset)
+        return kept.batch.keep(indexes) if indexes else b""
