@@ -21,6 +21,7 @@ __all__ = [
     "DEAD_LETTER_TOPIC",
     "EMBEDDED_CONFIGS",
     "GROUP_CONFIGS",
+    "KEY_ORDER",
     "SERVER_CONFIGS",
     "ConfigValue",
     "GroupConfig",
@@ -34,6 +35,7 @@ DEAD_LETTER_CONFIGS: Final = frozenset(
     {DEAD_LETTER_TOPIC, "errors.deadletterqueue.copy.record.enable", "share.dead.letter.on"}
 )
 """Settings that decide which records are copied where: who changes one is answerable for all of them."""
+KEY_ORDER: Final = "share.key.order"
 DEAD_LETTER_BY: Final = "errors.deadletterqueue.named.by"
 """Beside a group's stored settings: host and principal of who is answerable for its dead letters. It cannot be set."""
 

@@ -299,6 +299,7 @@ def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
         "share.paused": "false",
         "share.max.in.flight": "0",
         "share.delivery.priority": "redeliveries",
+        "share.key.order": "",
     }
     assert values == kafka | own
 
@@ -307,6 +308,17 @@ def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
 def test_a_mistyped_setting_names_the_nearest(name):
     with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
         GroupConfig.parse({name[:-1]: "1"}, EMBEDDED)
+
+
+@pytest.mark.parametrize("order", ["", "key", "header:customer"])
+def test_records_are_ordered_by_key_or_by_a_header_or_not_at_all(order):
+    assert GroupConfig.parse({"share.key.order": order}, EMBEDDED).key_order == order
+
+
+@pytest.mark.parametrize("order", ["value", "header", "header:", "header: customer", "keys"])
+def test_another_order_is_refused_with_those_that_there_are(order):
+    with pytest.raises(InvalidConfig, match=r"share\.key\.order is .*; allowed: key or header:<name> or nothing"):
+        GroupConfig.parse({"share.key.order": order}, EMBEDDED)
 
 
 def test_the_assignor_switch_follows_the_server():

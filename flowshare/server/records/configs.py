@@ -19,6 +19,7 @@ from flowshare.protocol.messages.base import Response
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
+from flowshare.share.config import KEY_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -91,6 +92,7 @@ class ConfigApis(Family):
         if request.resource_type == GROUP:
             if not 0 < len(request.resource.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
+            self._check_order(request.resource, request.configs)
             await self._configs.alter(
                 request.resource, request.configs, validate_only=request.validate_only, by=request.by
             )
@@ -111,6 +113,21 @@ class ConfigApis(Family):
         if self._alter_topic is None:
             raise InvalidTopic("topics are left to Kafka: use Kafka's own tools with the brokers' address")
         await self._alter_topic(request.resource, request.configs)
+
+    def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
+        """A group's order may change when nothing was handed out in the old one. Raises: Refused."""
+        if KEY_ORDER not in changes or (changes[KEY_ORDER] or "").strip() == self._configs.acting(group_id).key_order:
+            return
+        group = self._service.coordinator.groups.get(group_id)
+        members = 0 if group is None else len(group.members)
+        in_flight = sum(owner.in_flight for owner in self._service.partitions.owners(group_id))
+        if members or in_flight:
+            raise Refused(
+                ErrorCode.NON_EMPTY_GROUP,
+                f"{KEY_ORDER} of group {group_id} cannot change while it has members ({members}) or records in flight "
+                f"({in_flight}): stop all its workers, wait until nothing is held, delayed or on its way to the dead "
+                "letters, and set it again",
+            )
 
     @staticmethod
     def _check_type(resource_type: str) -> None:

@@ -1,0 +1,210 @@
+"""Groups with an order by key at a server: what a fetch brings, from where it is read, and when the order may change."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.log.base import StorageError
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.decoding import decode_all
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import TopicPartition
+from flowshare.testing.clock import settle
+from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
+
+pytestmark = pytest.mark.asyncio
+
+BY_KEY = {**EARLIEST, "share.key.order": "key"}
+
+
+def keyed(keys: str, *, headers: str = "", codec: str = "none") -> bytes:
+    """A batch with a record for each letter: its key ("-": none), or the value of its header `h`; values count up."""
+    builder = BatchBuilder(compression=codec)
+    for number, letter in enumerate(keys):
+        header = [("h", headers[number].encode())] if headers and headers[number] != "-" else []
+        key = None if letter == "-" else letter.encode()
+        assert builder.add(key, str(number).encode(), header, timestamp_ms=1_000)
+    return builder.build()
+
+
+def values(answer) -> list[str]:
+    """Values of the records in an answer."""
+    return [record.value.decode() for part in answer.partitions for record in decode_all(part.records)]
+
+
+def taken(answer) -> list[tuple[int, int, int]]:
+    return [tuple(part) for partition in answer.partitions for part in partition.acquired]
+
+
+async def test_a_fetch_brings_the_first_record_of_each_key_and_no_bytes_of_others() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aabab-"))
+        answer = await w.member("m").fetch(at)
+
+    assert ranges(answer) == [(0, 0, 1), (2, 2, 1), (5, 5, 1)]
+    assert values(answer) == ["0", "2", "5"]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "lz4", "zstd", "snappy"])
+async def test_batches_are_thinned_whatever_their_compression(codec: str) -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab", codec=codec))
+        answer = await w.member("m").fetch(at)
+
+    assert values(answer) == ["0", "2"]
+
+
+async def test_records_are_ordered_by_a_header() -> None:
+    async with world(configs={**EARLIEST, "share.key.order": "header:h"}) as w:
+        at = await w.log(keyed("abcd", headers="xx-y"))
+        answer = await w.member("m").fetch(at)
+
+    assert values(answer) == ["0", "2", "3"]
+
+
+async def test_a_fetch_that_waits_is_woken_by_the_settling_of_a_head() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aaa"))
+        m, n = w.member("m"), w.member("n")
+        await m.fetch(at)
+        assert taken(await n.fetch(at)) == []
+        waiting = await parked(n.fetch(max_wait_ms=60_000))
+        await m.acknowledge({at: [accept(0)]})
+
+        assert ranges(await waiting) == [(1, 1, 1)]
+
+
+async def test_a_member_that_can_is_given_chains_of_the_keys_that_it_begins() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("abacaa"))
+        answer = await w.member("m").fetch(at, heads=2, chain=3)
+
+    assert ranges(answer) == [(0, 2, 1), (4, 4, 1)]
+    assert values(answer) == ["0", "1", "2", "4"]
+
+
+async def test_a_chain_is_acknowledged_in_order_or_refused() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aaa"))
+        m = w.member("m")
+        await m.fetch(at, heads=1, chain=3)
+        early = await m.acknowledge({at: [accept(1)]})
+        right = await m.acknowledge({at: [accept(0, 1)]})
+
+    assert early.partitions[0].error is ErrorCode.INVALID_RECORD_STATE
+    assert right.partitions[0].error is ErrorCode.NONE
+
+
+async def test_a_write_that_fails_takes_what_was_decided_behind_it_along() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m = w.member("m")
+        await m.fetch(at, heads=1, chain=2)
+        gate = w.storage
+
+        async def fail(*_: object) -> None:
+            raise StorageError("no space left")
+
+        gate.before_write = fail
+        first = await m.acknowledge({at: [accept(0)]})
+        gate.before_write = None
+        second = await m.acknowledge({at: [accept(1)]})
+
+    assert first.partitions[0].error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert second.partitions[0].error is ErrorCode.INVALID_RECORD_STATE
+
+
+async def test_a_rejected_head_lets_its_key_go_on_and_a_released_one_does_not() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aabb"))
+        m = w.member("m")
+        await m.fetch(at)
+        answer = await m.fetch(acks={at: [reject(0), release(2)]})
+
+    assert ranges(answer) == [(1, 1, 1), (2, 2, 2)]
+
+
+async def test_a_lost_connection_frees_no_head_before_its_lock_lapses() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m, n = w.member("m"), w.member("n")
+        await m.fetch(at)
+        await m.connection.close()
+        await settle()
+        before = taken(await n.fetch(at))
+        await w.clock.advance(31)
+
+        assert (before, ranges(await n.fetch())) == ([], [(0, 0, 2), (2, 2, 2)])
+
+
+async def test_a_session_that_is_closed_gives_its_heads_back_at_once() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m, n = w.member("m"), w.member("n")
+        await m.fetch(at)
+        await m.acknowledge({}, epoch=-1)
+
+        assert ranges(await n.fetch(at)) == [(0, 0, 2), (2, 2, 2)]
+
+
+@pytest.mark.parametrize("how", ["restart", "die"])
+async def test_a_new_leader_learns_the_keys_again_and_hands_out_nothing_out_of_turn(how: str) -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aabcb"))
+        m = w.member("m")
+        await m.fetch(at)
+        await m.acknowledge({at: [accept(2)]})
+        await getattr(w, how)()
+        first = taken(await w.member("n").fetch(at))
+        await w.clock.advance(31)
+        later = taken(await w.member("o").fetch(at))
+
+    assert (first, later) == ([(4, 4, 1)], [(0, 0, 2), (3, 4, 2)])
+
+
+async def test_what_an_answer_has_no_room_for_goes_back_and_costs_no_delivery() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        await w.produce(keyed("cd"))
+        m = w.member("m")
+        first = await m.fetch(at, max_bytes=80)
+        second = await m.fetch()
+
+    assert (ranges(first), ranges(second)) == ([(0, 1, 1)], [(2, 3, 1)])
+
+
+async def test_a_group_with_an_order_gives_no_ranges_without_their_records() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        answer = await w.member("m").fetch(at, max_bytes=0)
+
+    (partition,) = answer.partitions
+    assert partition.error is ErrorCode.INVALID_REQUEST
+    assert "share.key.order" in partition.message
+
+
+async def test_the_order_does_not_change_while_records_are_held_or_members_are_there() -> None:
+    async with world() as w:
+        at, m = await w.held(keyed("aa"), joined=True)
+        held = await w.configure({"share.key.order": "key"})
+        await m.acknowledge({at: [release(0, 1)]}, epoch=-1)
+        joined = await w.configure({"share.key.order": "key"})
+        same = await w.configure({"share.key.order": ""})
+        await m.heartbeat(epoch=-1)
+        free = await w.configure({"share.key.order": "key"})
+        answer = await w.member("n").fetch(at)
+
+    assert [one.error for one in (held, joined)] == [ErrorCode.NON_EMPTY_GROUP] * 2
+    assert "stop all its workers" in held.message
+    assert [one.error for one in (same, free)] == [ErrorCode.NONE] * 2
+    assert ranges(answer) == [(0, 0, 2)]
+
+
+async def test_what_retention_takes_away_holds_up_nothing() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        await w.produce(keyed("ab"))
+        await w.storage.delete_records("t", 0, 3)
+        answer = await w.member("m").fetch(at)
+
+    assert ranges(answer) == [(3, 4, 1)]
