@@ -59,7 +59,7 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python -m tests.client.session.mutants
 
 bench: setup  ## figures, printed
-	@for b in core server log agent beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@for b in core server log agent order beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 40 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done

@@ -23,6 +23,8 @@ from flowshare.clock import LoopClock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from flowshare.client.producer.producer import Message
+
 CLEAR_TRIES = 50
 
 
@@ -42,8 +44,10 @@ def embedded_url() -> Iterator[str]:
             shutil.rmtree(path)  # says what is in the way
 
 
-def fill(url: str, topic: str, values: Iterable[bytes], *, partitions: int = 1, batch_size: int = 100_000) -> None:
-    """Create a topic and produce values into it, keyless, in batches of about `batch_size`."""
+def fill(
+    url: str, topic: str, values: Iterable[bytes | Message], *, partitions: int = 1, batch_size: int = 100_000
+) -> None:
+    """Create a topic and produce values (without keys) or messages into it, in batches of about `batch_size`."""
 
     async def main() -> None:
         clock = LoopClock()

@@ -1,4 +1,4 @@
-"""Groups with an order by key at a server: what a fetch brings, from where it is read, and when the order may change."""
+"""Groups with an order by key at a server: what a fetch brings, what it is read from, when the order may change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from flowshare.log.base import StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import TopicPartition
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
 
