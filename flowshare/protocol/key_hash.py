@@ -6,12 +6,16 @@ a key's records apart by the same number. Two keys with one hash wait for each o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import google_crc32c
 
 from flowshare.protocol.decoding import RawRecord
 from flowshare.protocol.headers import crc32c
 
+_crc32c: Callable[[bytes], int] = google_crc32c.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 NO_ORDER: Final = 0
 """The hash of records that have no key."""
 _BY_KEY: Final = "key"
@@ -41,6 +45,13 @@ class KeyOrder:
         if name == text or not name or name != name.strip():
             raise ValueError(f"an order is 'key' or 'header:<name>', or empty for none, not {text!r}")
         return cls(name)
+
+    def hashes_of(self, records: Sequence[RawRecord]) -> list[int]:
+        """The hash of each record, as `hash_of`."""
+        if self.header is not None:
+            return [self.hash_of(record) for record in records]
+        keys = [record.key for record in records]
+        return [NO_ORDER if key is None else _crc32c(key) or 1 for key in keys]
 
     def hash_of(self, record: RawRecord) -> int:
         """The hash of what orders this record; 0: it has no order."""

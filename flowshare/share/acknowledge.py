@@ -32,6 +32,8 @@ from flowshare.share.types import (
 )
 from flowshare.share.window import COUNT_HIGH, Fence, Window, merged
 
+_TOO_EARLY: Final = "comes after one of its key that is not settled"
+_ACCEPT: Final = int(AcknowledgeType.ACCEPT)
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _TYPES: Final = len(AcknowledgeType)
@@ -247,7 +249,7 @@ def _plan(
             renewed.append((first, last))
             continue
         release = kind == _RELEASE
-        for low, high, delivered in _in_order(window, first, last, release=release):
+        for low, high, delivered in _in_order(window, first, last, kind):
             count = delivered - 1 if release and batch.unrun else delivered
             at_limit = count >= after.delivery_count_max
             state = (after.at_limit if at_limit else after.below_limit)[kind]
@@ -258,19 +260,24 @@ def _plan(
                 window.heads.ends(low, high)
 
 
-def _in_order(window: Window, first: int, last: int, *, release: bool) -> Iterator[tuple[int, int, int]]:
-    """As `window.counted`; of a chain each by itself, because whether one may be settled depends on the one before.
+def _in_order(window: Window, first: int, last: int, kind: int) -> Iterator[tuple[int, int, int]]:
+    """As `window.counted`; of a chain each by itself, because whether one may be settled depends on the one before. If
+    all are accepted it does only on those before the first.
 
     Raises: InvalidRecordState
     """
     heads = window.heads
     if heads is None or not heads.chained:
         yield from window.counted(first, last)
-        return
-    for low, high, waits in heads.pieces(first, last):
-        if waits and not release and not heads.may_end(low):
-            raise InvalidRecordState(f"offset {low} comes after one of its key that is not settled")
-        yield from window.counted(low, high)
+    elif kind == _ACCEPT:
+        if (early := heads.too_early(first, last)) >= 0:
+            raise InvalidRecordState(f"offset {early} {_TOO_EARLY}")
+        yield from window.counted(first, last)
+    else:
+        for low, high, waits in heads.pieces(first, last):
+            if waits and kind != _RELEASE and not heads.may_end(low):
+                raise InvalidRecordState(f"offset {low} {_TOO_EARLY}")
+            yield from window.counted(low, high)
 
 
 def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from flowshare.share.acquire import BATCH_MAX, HOLE_MAX, Acquisition, vanish
-from flowshare.share.heads import Heads, KeyedBatch
+from flowshare.share.heads import SETTLED, Heads, KeyedBatch
 from flowshare.share.types import (
     ACQUIRED,
     ARCHIVING,
@@ -198,23 +198,21 @@ def _learn_one(window: Window, heads: Heads, offset: int, key: int) -> None:
 
 
 def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask, now_ms: int) -> Picked:
-    """Acquire free heads in log order, then what may follow them in chains. The records are to be read, then `confirm`.
+    """Acquire free heads in log order, and with chains what follows them. The records are to be read, then `confirm`.
 
     Nothing of it is written yet, and nothing but a reload forgets it: `put_back` undoes it.
     """
     if ask.alone >= 0:
-        taken = [(ask.alone, ask.alone, window.count(ask.alone))]
+        pieces = [(ask.alone, ask.alone, window.count(ask.alone))]
+    elif ask.chain > 1:
+        pieces = _with_chains(window, heads, limits, ask)
     else:
-        taken = _free_heads(window, heads, limits, ask)
-    pieces = [(first, last, count + 1) for first, last, count in taken]
-    if ask.chain > 1 and ask.alone < 0:
-        room = ask.records - sum(last - first + 1 for first, last, _ in taken)
-        pieces += _chains(window, heads, taken, ask.chain, room)
+        pieces = _free_heads(window, heads, limits, ask)
     if not pieces:
         return NOTHING
-    for first, last, count in taken:
+    for first, last, count in pieces:
         window.set_count(first, last, count + 1)
-        window.put(first, last, AVAILABLE, ACQUIRED)
+        window.put(first, last, window.states[first - window.base], ACQUIRED)
     ranges = _joined(pieces)
     size = sum(last - first + 1 for first, last, _ in ranges)
     hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, ranges[0].first, ranges[-1].last, size)
@@ -257,33 +255,93 @@ def _without(first: int, last: int, without: Collection[int]) -> Iterator[tuple[
         yield first, last
 
 
-def _chains(
-    window: Window, heads: Heads, taken: Sequence[tuple[int, int, int]], most: int, room: int
-) -> list[tuple[int, int, int]]:
-    """Acquire what follows those of `taken` that were never delivered: of all of them one, then of all a second…"""
-    if room <= 0:
-        return []
-    news = [offset for first, last, count in taken if not count for offset in range(first, last + 1)]
-    rows = [[offset, *heads.followers(offset, min(most - 1, room))] for offset in news if heads.leads(offset)]
-    found: list[tuple[int, int, int]] = []
-    for depth in range(1, most):
-        for row in rows:
-            if depth < len(row) and len(found) < room:
-                offset = row[depth]
-                heads.chain(row[depth - 1], offset)
-                window.set_count(offset, offset, 1)
-                window.put(offset, offset, BLOCKED, ACQUIRED)
-                found.append((offset, offset, 1))
-    return found
+def _with_chains(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[tuple[int, int, int]]:
+    """Free heads and, as they come in the log, what follows them, so that a batch goes out in one piece if it can.
+
+    What follows takes no room of heads that may be begun. When there are no more of these, the next one of each key is
+    taken, then the second of each…
+    """
+    taken: list[tuple[int, int, int]] = []
+    chains = _Chains(window, heads, ask.chain)
+    spare, begun, at = ask.records - min(ask.records, ask.heads or ask.records), 0, 0
+    for first, last, count in _free_heads(window, heads, limits, ask):
+        if at and spare > 0:
+            spare -= chains.take_between(at, first - 1, spare, taken)
+        taken.append((first, last, count))
+        begun += last - first + 1
+        at = last + 1
+        if not count:
+            chains.lead(first, last)
+    chains.take_next(ask.records - begun - chains.size, taken)
+    return taken
+
+
+class _Chains:
+    """What may follow the records that one pick has taken: offset -> the one before it, and its place in its chain."""
+
+    def __init__(self, window: Window, heads: Heads, most: int) -> None:
+        self._window = window
+        self._heads = heads
+        self._most = most
+        self._next: dict[int, tuple[int, int]] = {}
+        self.size = 0
+        """How many were taken."""
+
+    def lead(self, first: int, last: int) -> None:
+        """These heads were taken."""
+        window, following = self._window, self._heads.following
+        for offset, far in enumerate(following[first - window.base : last + 1 - window.base], first):
+            if far:
+                self._next[offset + far] = offset, 1
+
+    def take_between(self, first: int, last: int, room: int, taken: list[tuple[int, int, int]]) -> int:
+        """Take what may follow within `first`..`last`, and return how many."""
+        if not self._next:
+            return 0
+        size = 0
+        for offset in range(first, last + 1):
+            if offset in self._next and size < room:
+                size += self._take(offset, taken)
+        return size
+
+    def take_next(self, room: int, taken: list[tuple[int, int, int]]) -> None:
+        """Take of each chain the next one, again and again, as long as there is room."""
+        while room > 0 and self._next:
+            for offset in sorted(self._next):
+                if room > 0:
+                    room -= self._take(offset, taken)
+            if room <= 0:
+                return
+
+    def _take(self, offset: int, taken: list[tuple[int, int, int]]) -> int:
+        """Take an offset if it may be; 1 if it was."""
+        window = self._window
+        before, place = self._next.pop(offset)
+        at = offset - window.base
+        far = self._heads.following[at]
+        if window.states[at] in SETTLED:
+            if far:
+                self._next[offset + far] = before, place
+            return 0
+        if place >= self._most or window.states[at] != BLOCKED or window.counts[at]:
+            return 0
+        self._heads.chain(before, offset)
+        taken.append((offset, offset, 0))
+        self.size += 1
+        if far:
+            self._next[offset + far] = offset, place + 1
+        return 1
 
 
 def _joined(pieces: list[tuple[int, int, int]]) -> tuple[AcquiredRange, ...]:
+    """Pieces with the delivery counts that they had, as ranges with those that they have now."""
     pieces.sort()
     ranges: list[AcquiredRange] = []
-    for first, last, count in pieces:
-        before = ranges[-1] if ranges else None
-        if before is not None and before.last + 1 == first and before.delivery_count == count:
-            ranges[-1] = AcquiredRange(before.first, last, count)
+    for first, last, before_this in pieces:
+        count = before_this + 1
+        previous = ranges[-1] if ranges else None
+        if previous is not None and previous.last + 1 == first and previous.delivery_count == count:
+            ranges[-1] = AcquiredRange(previous.first, last, count)
         else:
             ranges.append(AcquiredRange(first, last, count))
     return tuple(ranges)

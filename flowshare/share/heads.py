@@ -93,6 +93,14 @@ class Heads:
         before = self._before(offset)
         return before is None or before in self.ending
 
+    def too_early(self, first: int, last: int) -> int:
+        """The first of `first`..`last` that may not be settled even if all of them are; −1: there is none."""
+        for offset in self.within(first, last):
+            before = self._before(offset)
+            if before is not None and before < first and before not in self.ending:
+                return offset
+        return -1
+
     def _before(self, offset: int) -> int | None:
         """The unsettled one before an offset in its chain."""
         window, before = self._window, self.chained.get(offset)
@@ -120,23 +128,6 @@ class Heads:
                 first = offset + 1
         if first <= last:
             yield first, last, False
-
-    def leads(self, offset: int) -> bool:
-        """Whether something of its key was placed behind an offset."""
-        return self.following[offset - self._window.base] != 0
-
-    def followers(self, offset: int, most: int) -> list[int]:
-        """What may be acquired together with a head that was never delivered, at most so many, in order."""
-        window, found = self._window, list[int]()
-        while len(found) < most and (far := self.following[offset - window.base]):
-            offset += far
-            at = offset - window.base
-            if window.states[at] in SETTLED:
-                continue
-            if window.states[at] != BLOCKED or window.counts[at]:
-                break
-            found.append(offset)
-        return found
 
     # -- placing
 
@@ -226,8 +217,7 @@ class Heads:
             hashes[at] = 0
             if self.chained and self.waits(at + base):
                 continue
-            far = following[at]
-            if far:
+            if following[at]:
                 self._release(at + base, key)
             else:
                 del self.tails[key]
@@ -237,11 +227,13 @@ class Heads:
     def _release(self, offset: int, key: int) -> None:
         """The head of a key is settled: the next one that is not becomes the head."""
         window = self._window
-        base, states = window.base, window.states
-        self._unchain(offset)
+        base, states, chained = window.base, window.states, self.chained
+        if chained:
+            self._unchain(offset)
         while far := self.following[offset - base]:
             offset += far
-            self._unchain(offset)
+            if chained:
+                self._unchain(offset)
             at = offset - base
             if states[at] not in SETTLED:
                 if states[at] == BLOCKED:

@@ -166,7 +166,7 @@ def test_nothing_is_held_beside_what_runs_when_no_handler_ends():
 
 
 @pytest.mark.parametrize(
-    ("keys", "records"), [(1, 16), (5, 80), (20, 256), (300, 300)], ids=["one", "some", "many", "more than chains"]
+    ("keys", "records"), [(1, 16), (5, 80), (20, 256), (300, 600)], ids=["one", "some", "many", "more than chains"]
 )
 def test_there_is_room_for_a_chain_behind_each_key_up_to_a_limit(keys, records):
     assert Ordered(16).size.asked(keys, None) == Asked(records, keys, 16)

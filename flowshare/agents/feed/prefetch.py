@@ -44,7 +44,8 @@ soon."""
 AHEAD_KEYS_S: Final = 0.02
 """The same where there is an order: a key that waits here cannot be begun elsewhere."""
 CHAINED_MAX: Final = 256
-"""Records that a fetch asks for with an order, unless that many keys are wanted."""
+"""Records that a fetch asks for with an order, unless half as many keys are wanted: as many may follow as are begun, so
+that whole batches can be had."""
 STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
 BUFFER_MAX: Final = 8_000
@@ -272,7 +273,7 @@ class KeyFetchSize(FetchSize):
 
     def asked(self, count: int, records_max: int | None) -> Asked:
         """So many keys, and room for chains behind them."""
-        records = count if self._chain == 1 else max(count, min(self._chain * count, CHAINED_MAX))
+        records = count if self._chain == 1 else max(2 * count, min(self._chain * count, CHAINED_MAX))
         if records_max is not None:
             count, records = min(count, records_max), min(records, records_max)
         return Asked(records, count, self._chain)

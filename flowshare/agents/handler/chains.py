@@ -37,10 +37,10 @@ class Chains:
 
     __slots__ = ("_behind", "_hashes", "_lock", "_unrunnable", "waiting")
 
-    def __init__(self, records: Sequence[RawRecord], hash_of: Callable[[RawRecord], int]) -> None:
+    def __init__(self, records: Sequence[RawRecord], hashes_of: Callable[[Sequence[RawRecord]], list[int]]) -> None:
         """records: in offset order; those that may be begun are `first`'s.
 
-        hash_of: of a record's key; 0: it has none.
+        hashes_of: of records' keys; 0: it has none.
         """
         self._lock = threading.Lock()
         self._behind: dict[int, list[RawRecord]] = {}
@@ -49,8 +49,8 @@ class Chains:
         self.waiting = 0
         """Records that wait for the one before them. Any thread."""
         keys: dict[int, list[RawRecord]] = {}
-        for record in records:
-            if (number := hash_of(record)) != NO_ORDER:
+        for record, number in zip(records, hashes_of(records), strict=True):
+            if number != NO_ORDER:
                 keys.setdefault(number, []).append(record)
         for number, found in keys.items():
             if len(found) > 1:

@@ -140,7 +140,7 @@ class Chunk:
 
     def keep_order(self, order: KeyOrder) -> None:
         """Of the records of each key all but the first wait from now on. For a chunk that nobody else has yet."""
-        chains = Chains(self.records[::-1], order.hash_of)
+        chains = Chains(self.records[::-1], order.hashes_of)
         if chains.waiting:
             self.chains = chains
             self.records = chains.first(self.records)

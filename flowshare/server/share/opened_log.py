@@ -139,8 +139,7 @@ class OpenedLog:
             return KeyedBatch(first, last, ())
         if kept.batch is None:
             return KeyedBatch(first, last, None)
-        hash_of = self._order.hash_of
-        return KeyedBatch(first, last, kept.offsets, [hash_of(record) for record in kept.batch.records])
+        return KeyedBatch(first, last, kept.offsets, self._order.hashes_of(kept.batch.records))
 
     async def records(self, ranges: Sequence[AcquiredRange], *, committed: bool, bytes_max: int) -> Thinned:
         """The records of picked ranges, in batches thinned to them; one batch at least, whatever its size.
