@@ -211,8 +211,9 @@ def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask,
     if not pieces:
         return NOTHING
     for first, last, count in pieces:
-        window.set_count(first, last, count + 1)
-        window.put(first, last, window.states[first - window.base], ACQUIRED)
+        if window.states[first - window.base] == AVAILABLE:  # else `_Chains` has done it
+            window.set_count(first, last, count + 1)
+            window.put(first, last, AVAILABLE, ACQUIRED)
     ranges = _joined(pieces)
     size = sum(last - first + 1 for first, last, _ in ranges)
     hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, ranges[0].first, ranges[-1].last, size)
@@ -326,6 +327,10 @@ class _Chains:
         if place >= self._most or window.states[at] != BLOCKED or window.counts[at]:
             return 0
         self._heads.chain(before, offset)
+        window.states[at] = ACQUIRED  # as `put` would, at the price of one for each record
+        window.counts[at] = 1
+        window.tally[BLOCKED] -= 1
+        window.tally[ACQUIRED] += 1
         taken.append((offset, offset, 0))
         self.size += 1
         if far:

@@ -237,7 +237,10 @@ class Heads:
             at = offset - base
             if states[at] not in SETTLED:
                 if states[at] == BLOCKED:
-                    window.put(offset, offset, BLOCKED, AVAILABLE)
+                    states[at] = AVAILABLE  # as `put` would, at the price of one for each record
+                    window.tally[BLOCKED] -= 1
+                    window.tally[AVAILABLE] += 1
+                    window.offer(offset)
                 return
             self.hashes[at] = 0
         del self.tails[key]
