@@ -17,7 +17,7 @@ _MODULES = {
     "flowshare.agents.app.app": "App",
     "flowshare.agents.faust.models": "Record",
     "flowshare.agents.handler.batch": "Batch BatchRecord Records",
-    "flowshare.agents.handler.delivery": "Delivery current_delivery",
+    "flowshare.agents.handler.delivery": "Delivery Fence current_delivery",
     "flowshare.agents.handler.order": "Header",
     "flowshare.agents.handler.outcomes": "Reject Release",
     "flowshare.agents.handler.retry": "Retry exponential",
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.batch import BatchRecord as BatchRecord
     from flowshare.agents.handler.batch import Records as Records
     from flowshare.agents.handler.delivery import Delivery as Delivery
+    from flowshare.agents.handler.delivery import Fence as Fence
     from flowshare.agents.handler.delivery import current_delivery as current_delivery
     from flowshare.agents.handler.order import Header as Header
     from flowshare.agents.handler.outcomes import Reject as Reject

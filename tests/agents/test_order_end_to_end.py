@@ -61,6 +61,34 @@ def of_keys(count: int) -> list[tuple[str, int]]:
     return [(KEYS[number % len(KEYS)], number) for number in range(count)]
 
 
+def test_each_delivery_of_a_key_has_a_higher_fence_than_those_before():
+    seen: dict[str, list[fs.Fence]] = defaultdict(list)
+
+    def handler(value: int, delivery: fs.Delivery) -> None:
+        assert delivery.fence is not None
+        seen[delivery.key].append(delivery.fence)
+        if value % 7 == delivery.attempt:
+            raise ValueError("once more")
+
+    run(handler, of_keys(60))
+
+    told = [fence for fences in seen.values() for fence in fences]
+    assert len(told) > 60
+    assert len(set(told)) == len(told)
+    assert all(fences == sorted(fences) for fences in seen.values())
+
+
+def test_without_an_order_there_is_no_fence():
+    seen: list[fs.Fence | None] = []
+
+    def handler(value: int, delivery: fs.Delivery) -> None:
+        seen.append(delivery.fence)
+
+    run(handler, of_keys(1), order=None)
+
+    assert seen == [None]
+
+
 @pytest.mark.parametrize("concurrency", [1, 3, 16])
 def test_records_of_each_key_run_one_after_the_other(concurrency: int):
     journal = Journal()

@@ -21,6 +21,7 @@ from flowshare.protocol.kafka import module, read_request, request_body, request
 from flowshare.protocol.messages.share import MOVED, NO_LEADER
 from flowshare.protocol.share_codec import (
     CHAIN_MAX,
+    FENCE_TAG,
     ORDER_TAG,
     decode_acknowledge,
     decode_fetch,
@@ -503,6 +504,28 @@ def test_unknown_errors_tagged_fields_and_null_records_of_an_answer_are_read():
     assert [(part.partition, part.records, part.acquired) for part in found.partitions] == [
         (3, b"", (AcquiredRange(5, 6, 1),))
     ]
+
+
+def fenced(*, fence=None):
+    part = m.FetchedPartition(topic_id=T1, partition=0, acquired=(AcquiredRange(3, 4, 1),), fence=fence)
+    return m.ShareFetchResponse(partitions=(part,))
+
+
+@pytest.mark.parametrize("fence", [(1_700_000_000_000, 0), (1, 2**62), None])
+def test_a_fence_comes_back(fence):
+    frame = encode_fetched(9, 2, fenced(fence=fence))
+
+    assert decode_fetched(frame[4:]).partitions[0].fence == fence
+
+
+@pytest.mark.parametrize("field", [b"", varint(1), varint(1) + varint(2) + b"x", varint(2**63) + varint(1)])
+def test_a_fence_that_cannot_be_read_is_an_error(field):
+    frame = encode_fetched(9, 2, fenced(fence=(1, 2)))
+    mark = tagged({FENCE_TAG: varint(1) + varint(2)})
+    assert frame.count(mark) == 1
+
+    with pytest.raises(DecodeError, match="fence"):
+        decode_fetched(frame.replace(mark, tagged({FENCE_TAG: field}))[4:])
 
 
 def test_a_delivery_count_that_the_wire_cannot_say_is_told_as_the_highest():

@@ -8,6 +8,7 @@ from flowshare.log.base import StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import AlterShareGroupOffsetsRequest
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
 
@@ -159,6 +160,54 @@ async def test_a_new_leader_learns_the_keys_again_and_hands_out_nothing_out_of_t
         later = taken(await w.member("o").fetch(at))
 
     assert (first, later) == ([(4, 4, 1)], [(0, 0, 2), (3, 4, 2)])
+
+
+def fences(answer) -> list[tuple[int, int]]:
+    """Of each record in an answer."""
+    found = []
+    for part in answer.partitions:
+        generation, serial = part.fence
+        first = part.acquired[0].first
+        found += [(generation, serial + at - first) for low, high, _ in part.acquired for at in range(low, high + 1)]
+    return found
+
+
+@pytest.mark.parametrize("how", ["restart", "die"])
+async def test_fences_rise_with_every_delivery_and_every_leader(how: str) -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aabcb"))
+        m = w.member("m")
+        told = fences(await m.fetch(at))
+        await m.acknowledge({at: [accept(0), release(2, 2)]})
+        told += fences(await m.fetch(at))
+        await m.acknowledge({at: [release(0, 4)]}, epoch=-1)
+        await getattr(w, how)()
+        await w.clock.advance(31)
+        told += fences(await w.member("n").fetch(at))
+
+    assert len(told) == 8
+    assert told == sorted(set(told))
+
+
+async def test_fences_rise_over_a_reset_even_when_the_clock_is_set_back() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("a"))
+        m = w.member("m")
+        before = fences(await m.fetch(at))
+        await m.acknowledge({}, epoch=-1)
+        w.clock.set_wall(-86_400)
+        await w.admin.send(AlterShareGroupOffsetsRequest(group_id="g", offsets={("t", 0): 0}))
+        after = fences(await w.member("n").fetch(at))
+
+    assert before < after
+
+
+async def test_a_group_without_an_order_has_no_fence() -> None:
+    async with world(configs=EARLIEST) as w:
+        at = await w.log(keyed("a"))
+        answer = await w.member("m").fetch(at)
+
+    assert [part.fence for part in answer.partitions] == [None]
 
 
 async def test_what_an_answer_has_no_room_for_goes_back_and_costs_no_delivery() -> None:

@@ -133,6 +133,7 @@ class Reader:
             generation=part.generation,
             arrived=now,
             unread=unread,
+            fence=part.fence,
         )
 
     def _lazy(self, part: Fetched) -> LazyRecords | None:

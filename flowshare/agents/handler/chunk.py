@@ -66,6 +66,7 @@ class Chunk:
         "deadline",
         "decode",
         "decode_key",
+        "fence",
         "generation",
         "lost",
         "others",
@@ -94,8 +95,9 @@ class Chunk:
         origins: Mapping[int, RetryOrigin] | None = None,
         unread: Unread | None = None,
         decode_key: Decoder | None = None,
+        fence: tuple[int, int] | None = None,
     ) -> None:
-        """decode, decode_key: of values and keys; None: they are bytes.
+        """decode, decode_key: of values and keys; None: they are bytes. fence: as `Fetched.fence`.
 
         origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s. unread:
         instead of records.
@@ -110,6 +112,7 @@ class Chunk:
         self._origins = origins
         self.decode = decode
         self.decode_key = decode_key
+        self.fence = fence
         self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
         self.chains: Chains | None = None

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.errors import UndecodableValue
@@ -41,6 +41,17 @@ class EventualResult(Generic[T]):
     def done(self) -> bool:
         """Whether it is known."""
         return self._future.done()
+
+
+class Fence(NamedTuple):
+    """Where a delivery stands among all of its share-partition: two compare as their records were handed out.
+
+    generation: of the load by a leader, rising (milliseconds since 1970, and above the last one whatever the clock
+        says). serial: within it. No two deliveries have the same.
+    """
+
+    generation: int
+    serial: int
 
 
 class Delivery:
@@ -118,6 +129,18 @@ class Delivery:
     def attempt(self) -> int:
         """How often the record was delivered, this time included."""
         return self._chunk.attempt(self._record.offset)
+
+    @property
+    def fence(self) -> Fence | None:
+        """What the handler's effects can be guarded with, in an agent with an `order`; None without one.
+
+        A later delivery of a key has a higher fence than all before it. So a store that keeps the highest one of a key
+        and refuses what comes with a lower one is safe from a handler whose process stood still past its lock.
+        """
+        if self._chunk.fence is None:
+            return None
+        generation, shift = self._chunk.fence
+        return Fence(generation, self._record.offset + shift)
 
     @property
     def id(self) -> str:

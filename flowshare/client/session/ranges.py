@@ -21,7 +21,8 @@ class Fetched(NamedTuple):
     `records` are whole record batches that may hold more than was acquired: only offsets inside `acquired` are this
     member's, and each of them is to be acknowledged, with GAP where there is no record. `lock_deadline` is when the
     first lock may lapse, in the clock's monotonic seconds. `generation` is the connection's number: hand it to
-    `acknowledge`, and what was held over a connection that is gone is not acknowledged by mistake.
+    `acknowledge`, and what was held over a connection that is gone is not acknowledged by mistake. `fence`:
+    generation of the load, and what is added to an offset for its serial number; None: the group has no order.
     """
 
     topic: str
@@ -31,6 +32,7 @@ class Fetched(NamedTuple):
     acquired: tuple[AcquiredRange, ...]
     lock_deadline: float
     generation: int
+    fence: tuple[int, int] | None = None
 
     @property
     def tp(self) -> TopicPartition:

@@ -469,7 +469,8 @@ class Node:
                 generation = self.owner.custody.took(self.node_id, tp, part.acquired)
                 if generation is not None:
                     name = self.owner.name_of(part.topic_id)
-                    fetched.append(Fetched(name, *tp, part.records, part.acquired, deadline_s, generation))
+                    fence = None if part.fence is None else (part.fence[0], part.fence[1] - part.acquired[0].first)
+                    fetched.append(Fetched(name, *tp, part.records, part.acquired, deadline_s, generation, fence))
             if part.error is not ErrorCode.NONE:
                 refused.append(part)
         if fetched:

@@ -104,6 +104,9 @@ class FetchedPartition(Response):
     acquired: tuple[AcquiredRange, ...] = ()
     current_leader: tuple[int, int] = NO_LEADER
     """Node and leader epoch, told when the partition is led elsewhere."""
+    fence: tuple[int, int] | None = None
+    """In a group with an order: generation of the load, and serial number of the first acquired record; one that is n
+    offsets behind it has one that is n higher. Never used again (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

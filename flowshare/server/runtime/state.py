@@ -4,6 +4,7 @@ A share-partition has one snapshot and the updates made after it, each under its
 
     s/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes> 0x00                snapshot
     s/ …                                                                                  0x01 <number, 8 bytes> update
+    s/ …                                                                                  0x02             generation
 
 Every 500 updates (share.coordinator.snapshot.update.records.per.snapshot) a snapshot is written and the updates it
 replaces are deleted in the same atomic write, so that a reader never sees one without the other.
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PREFIX: Final = b"s/"
 SNAPSHOT: Final = b"\x00"
 UPDATE: Final = b"\x01"
+GENERATION: Final = b"\x02"
+"""Of a group with an order: the number of the last load, 8 bytes. It outlives a reset of the offsets."""
 GROUP_ID_BYTES_MAX: Final = 1_024
 """Longest group id; it is part of the keys."""
 _LENGTH: Final = struct.Struct(">H")
@@ -73,11 +76,13 @@ def key_of(stored: bytes) -> ShareKey:
 
 
 class StoredState(NamedTuple):
-    """What the store holds of one share-partition: the state with all updates applied, and the updates' numbers."""
+    """What the store holds of one share-partition: the state with all updates applied, the updates' numbers, and the
+    generation of who loaded it last (0: nobody did in an order)."""
 
     state: PartitionState
     first_number: int
     next_number: int
+    generation: int = 0
 
 
 async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
@@ -88,9 +93,18 @@ async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
         return None
     if entries[0][0] != prefix + SNAPSHOT:
         raise StateCorrupt(f"state of {key} has updates but no snapshot")
+    generation = 0
+    if entries[-1][0] == prefix + GENERATION:
+        (generation,) = _NUMBER.unpack(entries[-1][1])
+        entries = entries[:-1]
     numbers = [_NUMBER.unpack(name[len(prefix) + 1 :])[0] for name, _ in entries[1:]]
     state = replay(decode_state(entries[0][1]), [decode_update(value) for _, value in entries[1:]])
-    return StoredState(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0)
+    return StoredState(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0, generation)
+
+
+def generation_write(key: ShareKey, generation: int) -> Write:
+    """The write that makes `generation` the last one that was given out."""
+    return key.prefix + GENERATION, _NUMBER.pack(generation)
 
 
 async def delete_state(store: StateStore, keys: Sequence[ShareKey]) -> list[Write]:

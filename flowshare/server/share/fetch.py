@@ -211,6 +211,7 @@ class ShareFetching(Family):
                     ack_message=ack_message,
                     records=taken.records,
                     acquired=taken.ranges,
+                    fence=taken.fence,
                     current_leader=leader.current,
                 )
             )

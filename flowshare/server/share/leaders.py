@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from flowshare.log.base import UnknownTopic
-from flowshare.server.runtime.state import ShareKey, delete_state, initial_writes
+from flowshare.server.runtime.state import GENERATION, ShareKey, delete_state, initial_writes
 
 if TYPE_CHECKING:
     import uuid
@@ -156,6 +156,7 @@ class LocalLeaders:
             writes = dict(await delete_state(self._store, known))
             for key, state in states.items():
                 if state is not None:
+                    writes.pop(key.prefix + GENERATION, None)
                     writes.update(initial_writes(key, state))
             yield list(writes.items())
             for key, state in states.items():

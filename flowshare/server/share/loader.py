@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.server.runtime.state import Journal, ShareKey, StoredState, Write, initial_writes, read_state
+from flowshare.server.runtime.state import (
+    Journal,
+    ShareKey,
+    StoredState,
+    Write,
+    generation_write,
+    initial_writes,
+    read_state,
+)
 from flowshare.server.share.partition_log import cut, kept
 from flowshare.share.partition import SharePartition
 from flowshare.share.types import PartitionState
@@ -28,10 +36,14 @@ UNRESOLVED = -1
 
 
 class LoadedPartition(NamedTuple):
-    """A share-partition with the journal that goes on writing its state."""
+    """A share-partition with the journal that goes on writing its state.
+
+    generation: where there is an order: higher than that of any load before, and durable; 0: there is none.
+    """
 
     partition: SharePartition
     journal: Journal
+    generation: int
 
 
 class Loader:
@@ -78,7 +90,14 @@ class Loader:
         log_start = self._storage.offsets(topic.name, key.partition).log_start
         if log_start > partition.start_offset:
             partition.move_log_start(log_start)
-        return LoadedPartition(partition, journal)
+        generation = await self._generation(key, stored.generation) if config.key_order else 0
+        return LoadedPartition(partition, journal, generation)
+
+    async def _generation(self, key: ShareKey, last: int) -> int:
+        """The next one: the time, so that it rises even where what was stored is gone, but always above the last."""
+        generation = max(last + 1, self._clock.now_ms())
+        await self._storage.write([generation_write(key, generation)])
+        return generation
 
     async def _kept(self, topic: Topic, partition: int, state: PartitionState) -> tuple[int, int]:
         """Up to where what was acquired is in the log still, and under which leader epoch. Raises: LogError."""

@@ -63,11 +63,16 @@ class Want(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError."""
+    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
+
+    fence: where there is an order: the load's generation, and the serial number of the first record; one that is n
+    offsets behind it has one that is n higher.
+    """
 
     ranges: tuple[AcquiredRange, ...] = ()
     records: bytes = b""
     durable: asyncio.Future[None] | None = None
+    fence: tuple[int, int] | None = None
 
 
 NOTHING: Final = Taken()
@@ -91,9 +96,13 @@ class PartitionOwner:
         on_archiving: Callable[[PartitionOwner], None],
         kafka: CuttableLog | None = None,
         opened: OpenedLog | None = None,
+        generation: int = 0,
     ) -> None:
-        """opened: where the group has an order by key."""
+        """opened: where the group has an order by key. generation: of this load, see `Taken.fence`."""
         self.key = key
+        self._generation = generation
+        self._serial = 0
+        """Of the next record that is acquired; never used again within the generation."""
         self._opened = opened
         self._placing = asyncio.Lock()
         self.partition = partition
@@ -473,7 +482,15 @@ class PartitionOwner:
         if update is not None and (self._durable_acquire or update.log_epoch >= 0 or self._opened is not None):
             durable = self._writer.add(update)
         self._alarm.ring()  # there is something to write, or a new deadline
-        return Taken(ranges, records, durable if ranges else None)
+        return Taken(ranges, records, durable if ranges else None, self._fence(ranges))
+
+    def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
+        """See `Taken.fence`; for as many serial numbers as the ranges, and what is between them, are long."""
+        if self._opened is None or not ranges:
+            return None
+        serial = self._serial
+        self._serial += ranges[-1].last - ranges[0].first + 1
+        return self._generation, serial
 
     def _cut(self, end: int, epoch: int) -> None:
         if self.closed:

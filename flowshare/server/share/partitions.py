@@ -309,6 +309,7 @@ class Partitions:
             key,
             partition=loaded.partition,
             journal=loaded.journal,
+            generation=loaded.generation,
             log=log,
             store=self._storage,
             clock=self._clock,
